@@ -291,10 +291,14 @@ def checked(argv: Sequence[str]) -> list[str]:
         )
     command = [os.fsdecode(item) for item in argv]
     if not command or not command[0]:
-        raise PolicyError("the command is empty", fix='give at least a program: wrap(["true"])')
+        raise PolicyError(
+            "the command is empty",
+            fix='give at least a program: wrap(["true"])',
+            why="there would be nothing to run",
+        )
     for item in command:
         if "\0" in item:
-            raise PolicyError(f"{item!r} has a NUL in it", why="no argument can hold one")
+            raise PolicyError(f"{item!r} has a NUL in it", why="no argument can hold one", fix="take it out")
     return command
 
 

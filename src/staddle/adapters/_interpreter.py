@@ -83,7 +83,11 @@ class Interpreter:
             failure, said = self._terminal.failure, (line or b"") + self._unread
             self._end()
             why = failure or said.decode("utf-8", "replace")[-500:]
-            raise SandboxLost(f"{self._python} did not start in the sandbox", why=why)
+            raise SandboxLost(
+                f"{self._python} did not start in the sandbox",
+                why=why,
+                fix="run it once with sb.exec, and read what it prints",
+            )
 
     def _answer(self, name: str, timeout: float | None) -> CellResult:
         until = None if timeout is None else time.monotonic() + timeout

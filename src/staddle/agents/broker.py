@@ -140,7 +140,11 @@ class ShellBroker:
             if self._heard is not None:
                 self._heard(request.pid)
             if len(self._threads) > _MOST_COMMANDS:
-                raise InvalidCall(f"more than {_MOST_COMMANDS} commands at once")
+                raise InvalidCall(
+                    f"more than {_MOST_COMMANDS} commands at once",
+                    why="each holds a process and its output",
+                    fix="wait for some to end, or end some",
+                )
             self._prepare(request)
             spawned, flows = self._start(request)
             RelayedCommand(streams, spawned, flows, lambda _: self._bring_out(request)).attend()

@@ -115,7 +115,11 @@ def _parsed(path: str, content: bytes | None) -> dict[str, Any]:
             f"{path} is not plain JSON", why=str(error), fix="it may have comments: paste what --print shows"
         ) from None
     if not isinstance(settings, dict):
-        raise InvalidCall(f"{path} is not a JSON object")
+        raise InvalidCall(
+            f"{path} is not a JSON object",
+            why="the agent keeps its settings in one",
+            fix="correct the file, or move it away",
+        )
     return settings
 
 
@@ -177,7 +181,9 @@ def install(what: InstallPlan) -> None:
     home = home_of(what.agent)
     if os.path.exists(f"{home}/{RECORD}"):
         raise InvalidCall(
-            f"staddle is installed for {what.agent} already", fix=f"staddle agent {what.agent} --remove"
+            f"staddle is installed for {what.agent} already",
+            fix=f"staddle agent {what.agent} --remove",
+            why="its settings name it",
         )
     os.makedirs(home, 0o700, exist_ok=True)
     serve = [sys.executable, "-m", "staddle", "agent", what.agent, *what.words, "--serve"]
@@ -207,7 +213,11 @@ def remove(agent: CodingAgent) -> list[str]:
         with open(f"{home}/{RECORD}", "rb") as file:
             record = json.load(file)
     except FileNotFoundError:
-        raise InvalidCall(f"staddle is not installed for {agent.title}") from None
+        raise InvalidCall(
+            f"staddle is not installed for {agent.title}",
+            why="its settings do not name it",
+            fix="staddle agent NAME --install",
+        ) from None
     for entry in record["files"]:
         path = entry["path"]
         before = None if entry["before"] is None else base64.b64decode(entry["before"])

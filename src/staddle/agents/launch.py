@@ -94,7 +94,9 @@ def run_with_mcp(
     extra = way.words("", list(server))
     if not extra:
         raise InvalidCall(
-            f"{agent.title} cannot be started with other tools", fix="use --install, or another --way"
+            f"{agent.title} cannot be started with other tools",
+            fix="use --install, or another --way",
+            why="its tools are set in its settings only",
         )
     return _attended([program, *extra, *words], environment)
 
@@ -107,7 +109,9 @@ def _settings(path: str) -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise InvalidCall(f"{path} is not JSON", why="it has comments, or is damaged") from None
+        raise InvalidCall(
+            f"{path} is not JSON", why="it has comments, or is damaged", fix="correct it, or move it away"
+        ) from None
     return found if isinstance(found, dict) else {}
 
 

@@ -61,7 +61,11 @@ def serve(agent: CodingAgent, pid: int, open_sandbox: Callable[[str], Sandbox]) 
         with open(read, "rb") as answer:
             said = answer.read(_LONGEST_ERROR).decode("utf-8", "replace")
     if said != "ready":
-        raise StaddleError("the sandbox of this agent could not be opened", why=said or "its process ended")
+        raise StaddleError(
+            "the sandbox of this agent could not be opened",
+            why=said or "its process ended",
+            fix="run `staddle doctor`, and read what the agent's log says",
+        )
     print(home)
     return 0
 
@@ -157,7 +161,11 @@ def _parent(pid: int) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b") ")[2].split()[1])
     except FileNotFoundError:
-        raise InvalidCall(f"there is no process {pid}") from None
+        raise InvalidCall(
+            f"there is no process {pid}",
+            why="it has ended long ago, or was never started here",
+            fix="list the processes first",
+        ) from None
 
 
 def _is_alive(home: str) -> bool:

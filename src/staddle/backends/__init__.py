@@ -156,7 +156,9 @@ def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> Non
 def _with_layers(name: str) -> str:
     """Where changes go to a layer, it is the one backend that has them, or none: never the host instead."""
     if name not in ("auto", _LAYERED):
-        raise PolicyNotEnforceable(f"the {name} backend has no layers", fix=f"use {_LAYERED}")
+        raise PolicyNotEnforceable(
+            f"the {name} backend has no layers", fix=f"use {_LAYERED}", why="it shows directories as they are"
+        )
     return _LAYERED
 
 

@@ -228,7 +228,9 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
             os.close(read)
         if isinstance(error, OSError):
             why = error.strerror or str(error)
-            raise LaunchFailed("the sandbox could not be prepared", why=why) from error
+            raise LaunchFailed(
+                "the sandbox could not be prepared", why=why, fix="`staddle doctor` tries every step"
+            ) from error
         raise
 
 
@@ -263,7 +265,9 @@ def _start_here(
     try:
         gateway = CommandGateway(asked.gateway)
     except NotStarted as failure:
-        raise LaunchFailed("the command did not start", why=str(failure)) from None
+        raise LaunchFailed(
+            "the command did not start", why=str(failure), fix="`staddle doctor` tries every step"
+        ) from None
     gateway_log.started_here(gateway.pid)
     try:
         return start_here(asked, prepare, gateway)

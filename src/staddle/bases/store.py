@@ -75,7 +75,11 @@ def remove(name: str) -> None:
     checked_name(name)
     here = directory()
     if not os.path.isdir(f"{here}/{name}"):
-        raise BaseError(f"there is no base {name!r}", fix="`staddle base ls` lists them")
+        raise BaseError(
+            f"there is no base {name!r}",
+            fix="`staddle base ls` lists them",
+            why="none was imported under that name",
+        )
     gone = f"{here}/.{os.urandom(8).hex()}"
     os.rename(f"{here}/{name}", gone)
     delete(gone)
@@ -154,6 +158,7 @@ def _refuse_taken(here: str, name: str) -> None:
         raise BaseError(
             f"there is a base {name!r} already",
             fix=f"choose another name, or `staddle base rm {name}` first",
+            why="names are given once",
         )
 
 
@@ -205,7 +210,11 @@ def _opened(archive: str, place: str, bounds: UnpackBounds) -> IO[bytes]:
     try:
         file = open(archive, "rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
-        raise BaseError(f"{archive!r} cannot be read", why=error.strerror or str(error)) from None
+        raise BaseError(
+            f"{archive!r} cannot be read",
+            why=error.strerror or str(error),
+            fix="name an archive that you can read",
+        ) from None
     head = file.read(4)
     file.seek(0)
     if not head.startswith((_GZIP, _ZSTD)):

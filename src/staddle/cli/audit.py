@@ -68,7 +68,9 @@ def main(words: Sequence[str]) -> int:
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115 - closed with us
     except OSError as error:
-        raise StaddleError(f"{path!r} cannot be read", why=error.strerror or str(error)) from error
+        raise StaddleError(
+            f"{path!r} cannot be read", why=error.strerror or str(error), fix="name a file that you can read"
+        ) from error
     whole = True
     kept: list[object] = []
     for found in read(_followed(file) if parsed.on("follow") else file):

@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
     if parsed.words:
-        raise UsageError(f"staddle doctor takes no argument {parsed.words[0]!r}")
+        raise UsageError(f"staddle doctor takes no argument {parsed.words[0]!r}", fix="leave it out")
     if parsed.on("profile"):
         from ..containers.advice import profile
 

@@ -124,7 +124,7 @@ def _number(text: str | None, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--{name} {text!r} is not a number")
+        raise UsageError(f"--{name} {text!r} is not a number", fix="write digits, as in 4")
     return int(text)
 
 

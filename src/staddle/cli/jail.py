@@ -95,7 +95,9 @@ def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Pa
     both = {**first.options}
     for name, values in rest.options.items():
         if name in both and name not in many:
-            raise UsageError(f"--{name} is given twice", why="only one value can hold")
+            raise UsageError(
+                f"--{name} is given twice", why="only one value can hold", fix="leave one of them out"
+            )
         both[name] = [*both.get(name, ()), *values]
     return Parsed(both, (first.words[0], *rest.words), rest.dashed)
 
@@ -122,7 +124,7 @@ def _create(parsed: Parsed) -> int:
 
 def _list(parsed: Parsed) -> int:
     if parsed.words:
-        raise UsageError(f"staddle jail ls takes no argument {parsed.words[0]!r}")
+        raise UsageError(f"staddle jail ls takes no argument {parsed.words[0]!r}", fix="leave it out")
     found = Workspace.list()
     if parsed.on("json"):
         _print_json([_data(item) for item in found])
@@ -223,7 +225,7 @@ def _reap(parsed: Parsed) -> int:
     from ..jail.workspace import RETENTION, reap
 
     if parsed.words:
-        raise UsageError(f"staddle jail reap takes no argument {parsed.words[0]!r}")
+        raise UsageError(f"staddle jail reap takes no argument {parsed.words[0]!r}", fix="leave it out")
     retention = dict(RETENTION)
     for state in ("published", "failed", "stopped", "prepared"):
         given = parsed.one(state)

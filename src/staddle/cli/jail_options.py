@@ -74,10 +74,16 @@ def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
             data = tomllib.loads(file.read(_LARGEST).decode())
     except FileNotFoundError:
         if "STADDLE_JAIL_CONFIG" in os.environ:
-            raise UsageError(f"there is no file {path!r}", why="STADDLE_JAIL_CONFIG says so") from None
+            raise UsageError(
+                f"there is no file {path!r}",
+                why="STADDLE_JAIL_CONFIG says so",
+                fix="make it, or unset STADDLE_JAIL_CONFIG",
+            ) from None
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: this is not TOML", why=str(error)) from None
+        raise UsageError(
+            f"{path}: this is not TOML", why=str(error), fix="correct the file; docs/jail-tasks.md shows one"
+        ) from None
     known = {option.name: option for option in every if option.name not in _ONLY_SAID}
     return {name: _values(path, name, value, known) for name, value in data.items() if value is not False}
 

@@ -125,7 +125,7 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
 def attach(workspace: Workspace, parsed: Parsed) -> int:
     """The agent's conversation, continued by a person."""
     if parsed.words:
-        raise UsageError(f"staddle jail attach takes no argument {parsed.words[0]!r}")
+        raise UsageError(f"staddle jail attach takes no argument {parsed.words[0]!r}", fix="leave it out")
     last = workspace.last_session(parsed.one("agent"))
     if last is None:
         raise UsageError(
@@ -286,7 +286,9 @@ def _key(parsed: Parsed) -> str | None:
         raise UsageError("--key-env and --key-file are both given", fix="leave one of them out")
     if name is not None:
         if not os.environ.get(name):
-            raise UsageError(f"--key-env {name}: the variable is not set, or empty")
+            raise UsageError(
+                f"--key-env {name}: the variable is not set, or empty", fix="export it, or use --key-file"
+            )
         return os.environ[name]
     if file is not None:
         with open(file, encoding="utf-8", errors="surrogateescape") as opened:

@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"--yes {unknown[0]!r} names no tool that asks", fix="choose commit or allow_host")
     most = parsed.one("sandboxes") or "32"
     if not (most.isdigit() and int(most)):
-        raise UsageError(f"--sandboxes {most!r} is not a number above 0")
+        raise UsageError(f"--sandboxes {most!r} is not a number above 0", fix="write digits, as in 8")
     port = parsed.one("http")
     if port is not None and not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise UsageError(f"--http {port!r} is not a port", fix="choose a number, 0 for any free port")

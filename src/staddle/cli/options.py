@@ -82,7 +82,9 @@ def parse(words: Sequence[str], table: Iterable[Option], command: str) -> Parsed
             value = words[at]
             at += 1
         if option.name in found and not option.many:
-            raise UsageError(f"--{option.name} is given twice", why="only one value can hold")
+            raise UsageError(
+                f"--{option.name} is given twice", why="only one value can hold", fix="leave one of them out"
+            )
         found.setdefault(option.name, []).append(value)
     return Parsed(found, tuple(words[at:]), False)
 
@@ -97,7 +99,9 @@ def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> 
         part = parse(rest, table, command)
         for name, values in part.options.items():
             if name in found and name not in many:
-                raise UsageError(f"--{name} is given twice", why="only one value can hold")
+                raise UsageError(
+                    f"--{name} is given twice", why="only one value can hold", fix="leave one of them out"
+                )
             found.setdefault(name, []).extend(values)
         if part.dashed or not part.words:
             return Parsed(found, (*others, *part.words), part.dashed)
@@ -267,7 +271,9 @@ def _identity(before: Identity, given: list[str]) -> Identity:
             known = ", ".join(f"{field}=" for field in Identity._fields)
             raise UsageError(f"--identity {text!r} says nothing about an identity", fix=f"use {known}")
         if key in said:
-            raise UsageError(f"--identity {key} is given twice", why="only one value can hold")
+            raise UsageError(
+                f"--identity {key} is given twice", why="only one value can hold", fix="leave one of them out"
+            )
         said[key] = _number(value, f"--identity {key}") if key in ("uid", "gid") else value
     # What follows from a name, its home, does so again for another one.
     kept = {"uid": before.uid, "host": before.host, "user": before.user}
@@ -336,12 +342,12 @@ def _decimal(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is not a number") from None
+        raise UsageError(f"{option} {text!r} is not a number", fix="write it as in 1.5") from None
 
 
 def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{option} {text!r} is not a whole number")
+        raise UsageError(f"{option} {text!r} is not a whole number", fix="write digits only")
     return int(text)
 
 
@@ -350,7 +356,7 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
     line, words = parsed.one("command"), list(parsed.words)
     if line is not None:
         if "\0" in line:
-            raise UsageError("the script has a NUL in it", why="no argument can hold one")
+            raise UsageError("the script has a NUL in it", why="no argument can hold one", fix="take it out")
         return ["bash", "-c", line, "bash", *words], None
     if not words:
         raise UsageError(

@@ -30,6 +30,7 @@ def run(parsed: Parsed) -> int:
         raise UsageError(
             "--output-cap needs --json here",
             why="what is printed in a layered sandbox is passed through as it comes",
+            fix="add --json, or leave --output-cap out",
         )
     try:
         argv, script = command_from(parsed)

@@ -74,7 +74,11 @@ def main(words: Sequence[str]) -> int:
             f"staddle shell takes no argument {parsed.words[0]!r}", fix="to run a command: staddle run --"
         )
     if parsed.on("output-cap") and not parsed.on("json"):
-        raise UsageError("--output-cap needs --json", why="a shell's output is passed through as it comes")
+        raise UsageError(
+            "--output-cap needs --json",
+            why="a shell's output is passed through as it comes",
+            fix="add --json, or leave --output-cap out",
+        )
     with _opened(parsed) as sandbox:
         say_gaps(sandbox.enforced)
         seconds = sandbox.policy.limits.timeout if parsed.on("timeout") else None

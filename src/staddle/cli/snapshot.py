@@ -61,7 +61,10 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("command"):
         return _run_and_save(parsed)
     if parsed.on("workspace") or parsed.on("policy"):
-        raise UsageError("--workspace and --policy need -c SCRIPT")
+        raise UsageError(
+            "--workspace and --policy need -c SCRIPT",
+            fix="add -c SCRIPT, or name a kept sandbox without them",
+        )
     name, labels = named(parsed, "snapshot")
     if len(labels) > 1:
         raise UsageError("there is more than one label", fix="put it in quotes")
@@ -111,7 +114,11 @@ def _run_and_save(parsed: Parsed) -> int:
         try:
             sandbox.snapshot().save(path, progress=report)
         except OSError as error:
-            raise LayerError(f"{path!r} cannot be written", why=error.strerror or str(error)) from None
+            raise LayerError(
+                f"{path!r} cannot be written",
+                why=error.strerror or str(error),
+                fix="name a file in a directory that you can write",
+            ) from None
         finally:
             over()
     return 0
@@ -123,7 +130,11 @@ def _save(name: str, label: str | None, path: str) -> int:
     try:
         kept.saved(label).save(path, progress=report)
     except OSError as error:
-        raise LayerError(f"{path!r} cannot be written", why=error.strerror or str(error)) from None
+        raise LayerError(
+            f"{path!r} cannot be written",
+            why=error.strerror or str(error),
+            fix="name a file in a directory that you can write",
+        ) from None
     finally:
         over()
         kept.close()
@@ -188,7 +199,11 @@ def _load(kept: PersistentWorkspace, path: str) -> Drift:
     try:
         snapshot = Snapshot.load(path, progress=report)
     except OSError as error:
-        raise LayerError(f"{path!r} cannot be read", why=error.strerror or str(error)) from None
+        raise LayerError(
+            f"{path!r} cannot be read",
+            why=error.strerror or str(error),
+            fix="name a file that `staddle snapshot --save` wrote",
+        ) from None
     finally:
         over()
     try:

@@ -41,7 +41,11 @@ class EnvironmentBase(ABC):
     ) -> None:
         self._audit: CommandAudit | None = None
         if on_unavailable not in ("refuse", "record"):
-            raise PolicyError(f"on_unavailable is {on_unavailable!r}", fix="say 'refuse' or 'record'")
+            raise PolicyError(
+                f"on_unavailable is {on_unavailable!r}",
+                fix="say 'refuse' or 'record'",
+                why="there is no such choice",
+            )
         for each in (rules, policy.rules):
             if each is not None:
                 each.ready()
@@ -86,7 +90,9 @@ class EnvironmentBase(ABC):
         """
         if isinstance(args, str | bytes):
             raise PolicyError(
-                "args is a list of arguments, not one string", fix=f"wrong: {args!r}  right: [{args!r}]"
+                "args is a list of arguments, not one string",
+                fix=f"wrong: {args!r}  right: [{args!r}]",
+                why="splitting it would be guessing",
             )
         seconds = self._seconds(timeout)
         kept = commands.size(output_limit, self._policy.limits.output)
@@ -95,7 +101,10 @@ class EnvironmentBase(ABC):
             argv = self._checked_argv(commands.words((command, *args)))
             if cancel is not None and cancel.is_set():
                 raise CommandCancelled(
-                    "the command was cancelled before it started", result=CommandResult("", "", 128 + 9)
+                    "the command was cancelled before it started",
+                    result=CommandResult("", "", 128 + 9),
+                    why="its `cancel` event was set already",
+                    fix="clear the event for the next command",
                 )
             bounds = commands.CommandBounds(seconds, kept, cancel)
             if self._audit is None:

@@ -265,4 +265,8 @@ def _find_anywhere(plan: Plan, env: Mapping[str, str], program: str) -> None:
 
     at = os.path.join(plan.cwd, program) if "/" in program else program
     if shutil.which(at, path=env.get("PATH", os.defpath)) is None:
-        raise CommandNotFound(f"there is no program {program!r}")
+        raise CommandNotFound(
+            f"there is no program {program!r}",
+            why="it is in no directory of the PATH inside",
+            fix="give its full path, and grant it with policy.with_read()",
+        )

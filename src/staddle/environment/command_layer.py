@@ -90,6 +90,7 @@ def _refuse_mounts(directory: str) -> None:
                 raise LayerError(
                     f"there can be no layer over {directory!r}",
                     why=f"something is mounted at {os.fsdecode(place)!r}",
+                    fix="choose a directory without mounts in it, or on_unavailable='record'",
                 )
 
 

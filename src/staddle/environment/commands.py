@@ -34,14 +34,22 @@ def seconds(timeout: object, from_policy: float | None) -> float | None:
     if timeout is None:
         return from_policy
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise PolicyError(f"timeout is {timeout!r}", why="it is not a positive number of seconds")
+        raise PolicyError(
+            f"timeout is {timeout!r}",
+            why="it is not a positive number of seconds",
+            fix="give a number above 0, or None for the policy's",
+        )
     return timeout
 
 
 def size(limit: object, from_policy: int | None) -> int | None:
     """The number of bytes kept of a stream: `limit`, else the policy's."""
     if isinstance(limit, bool) or not isinstance(limit, int):
-        raise PolicyError(f"output_limit is {limit!r}", why="it is not a number of bytes")
+        raise PolicyError(
+            f"output_limit is {limit!r}",
+            why="it is not a number of bytes",
+            fix="give a whole number, 0 for the policy's",
+        )
     return limit if limit > 0 else from_policy
 
 
@@ -53,7 +61,9 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
             os.fsencode(word)
         except UnicodeError:
             raise PolicyError(
-                f"the argument {word!r} cannot be passed to a program", why="it has half a character in it"
+                f"the argument {word!r} cannot be passed to a program",
+                why="it has half a character in it",
+                fix="pass bytes through os.fsdecode()",
             ) from None
     return found
 
@@ -115,14 +125,28 @@ def run(
     if failure:
         # Nothing of the command's ran, so this is the launcher's own word.
         said = shown(result.stderr.strip()[-500:])
-        raise LaunchFailed("the command did not start", why=f"{failure}: {said}" if said else failure)
+        raise LaunchFailed(
+            "the command did not start",
+            why=f"{failure}: {said}" if said else failure,
+            fix="`staddle doctor` tries what this host can do",
+        )
     by_limit = () if limit is None else (Event("violation", limit.limit, limit.sentence),)
     found = (*by_limit, *wrapped.violations(), *afterwards())
     result = result.replace(violations=tuple(secrets.event(event) for event in found))
     if ending == "timeout":
-        raise CommandTimeout(f"the command was ended after {timeout:g} seconds", result=result)
+        raise CommandTimeout(
+            f"the command was ended after {timeout:g} seconds",
+            result=result,
+            why="its time was up",
+            fix="give it more with timeout=, or in limits.timeout",
+        )
     if ending == "cancelled":
-        raise CommandCancelled("the command was cancelled", result=result)
+        raise CommandCancelled(
+            "the command was cancelled",
+            result=result,
+            why="its `cancel` event was set",
+            fix="run it again with an event that is not set",
+        )
     return result
 
 

@@ -52,7 +52,9 @@ def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Itera
     """The argument list that runs `cmd` bounded by the globs below `anchor`; refuses bad globs now."""
     if isinstance(cmd, str | bytes) or not cmd:
         raise PolicyError(
-            "a command is a list of arguments", fix=f'wrong: {cmd!r}  right: ["bash", "-c", "..."]'
+            "a command is a list of arguments",
+            fix=f'wrong: {cmd!r}  right: ["bash", "-c", "..."]',
+            why="splitting a text would be guessing",
         )
     globs = parse_globs(writable_paths).globs
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
@@ -124,10 +126,16 @@ def _variables() -> dict[str, str]:
 
 def _parsed(args: list[str]) -> tuple[str, list[str], list[str]]:
     if args[:1] != ["--"] or "--" not in args[2:]:
-        raise PolicyError("usage: -- ANCHOR GLOB... -- COMMAND ARG...")
+        raise PolicyError(
+            "usage: -- ANCHOR GLOB... -- COMMAND ARG...",
+            why="there are not two `--` among the arguments",
+            fix="leave the command line as wrap_bash_command() made it",
+        )
     cut = args.index("--", 2)
     if not args[cut + 1 :]:
-        raise PolicyError("there is no command after the second --")
+        raise PolicyError(
+            "there is no command after the second --", why="nothing could be started", fix="give a command"
+        )
     return args[1], args[2:cut], args[cut + 1 :]
 
 

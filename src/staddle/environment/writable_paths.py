@@ -81,7 +81,7 @@ def validate_writable_paths(
     root = os.path.realpath(process_cwd)
     asked = os.path.join(root, working_dir)
     if "\0" in asked:
-        raise PolicyError(f"working_dir is {asked!r}", why="no path can hold a NUL")
+        raise PolicyError(f"working_dir is {asked!r}", why="no path can hold a NUL", fix="take it out")
     where = os.path.realpath(asked)
     if not covers(root, where) or _is_circle(asked):
         raise PathEscape(
@@ -271,7 +271,9 @@ def refuse_replaced(root: int, path: str) -> None:
         fd = open_without_symlinks(path, os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         raise PathEscape(
-            f"the working directory {path!r} is gone", why=os.strerror(error.errno or 0)
+            f"the working directory {path!r} is gone",
+            why=os.strerror(error.errno or 0),
+            fix="make it again, and a new environment for it",
         ) from None
     try:
         there, ours = os.fstat(fd), os.fstat(root)

@@ -40,15 +40,27 @@ def relative(path: AnyPath) -> str:
         )
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise PathEscape(f"{text!r} has a .. in it", why="it could leave the working directory")
+        raise PathEscape(
+            f"{text!r} has a .. in it",
+            why="it could leave the working directory",
+            fix="name the file without it",
+        )
     if "\0" in text:
-        raise PolicyError(f"{text!r} has a NUL in it", why="no path can hold one")
+        raise PolicyError(f"{text!r} has a NUL in it", why="no path can hold one", fix="take it out")
     try:
         os.fsencode(text)
     except UnicodeError:
-        raise PolicyError(f"{text!r} is no path", why="it has half a character in it") from None
+        raise PolicyError(
+            f"{text!r} is no path",
+            why="it has half a character in it",
+            fix="pass bytes through os.fsdecode()",
+        ) from None
     if not parts or text.endswith(("/", "/.")):
-        raise PathNotAllowed(f"{text!r} names a directory, not a file", fix="name a file")
+        raise PathNotAllowed(
+            f"{text!r} names a directory, not a file",
+            fix="name a file",
+            why="it ends in a slash, or is the directory itself",
+        )
     return "/".join(parts)
 
 
@@ -286,7 +298,9 @@ def _refuse_special(mode: int, path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise PathNotAllowed(f"{path!r} is not a regular file", why="it is a pipe, a socket or a device")
+        raise PathNotAllowed(
+            f"{path!r} is not a regular file", why="it is a pipe, a socket or a device", fix="name a file"
+        )
 
 
 def _take_over(fd: int, before: os.stat_result) -> None:

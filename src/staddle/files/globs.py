@@ -98,7 +98,11 @@ def _tokens(text: str) -> list[object]:
         if char == "\\":
             at += 1
             if at == len(text):
-                raise PolicyError(f"{text!r} ends in a backslash", why="there is nothing for it to quote")
+                raise PolicyError(
+                    f"{text!r} ends in a backslash",
+                    why="there is nothing for it to quote",
+                    fix="write \\\\ for a backslash in a name",
+                )
             char = text[at]
             found.append(("=", char))
         else:
@@ -117,7 +121,11 @@ def _class(text: str, at: int) -> tuple[Class, int]:
         if text[at : at + 1] == "-" and text[at + 1 : at + 2] != "]":
             high, at = _member(text, at + 1)
         if high < low:
-            raise PolicyError(f"{text!r} has the range {low}-{high}", why="it is the wrong way round")
+            raise PolicyError(
+                f"{text!r} has the range {low}-{high}",
+                why="it is the wrong way round",
+                fix="write the lower letter first",
+            )
         ranges.append((low, high))
     return Class(negated, tuple(ranges)), at + 1
 
@@ -222,11 +230,17 @@ class Glob:
         self.head = tuple(Segment(part) for part in parts[:cut])
         self.tail = tuple(Segment(part) for part in parts[cut + 1 :])
         if self.deep and any(segment.literal is None for segment in self.head):
-            raise PolicyError(f"{text!r} has a wildcard before **", fix="write one glob for each directory")
+            raise PolicyError(
+                f"{text!r} has a wildcard before **",
+                fix="write one glob for each directory",
+                why="it would have to look into every directory",
+            )
         if any(segment.literal == ".." for segment in (*self.head, *self.tail)):
             raise _escape(text, "it has a .. segment")
         if any(segment.literal == "." for segment in (*self.head, *self.tail)):
-            raise PolicyError(f"{text!r} has a quoted . as a segment", why="no file has that name")
+            raise PolicyError(
+                f"{text!r} has a quoted . as a segment", why="no file has that name", fix="leave it out"
+            )
 
     @property
     def literal(self) -> str | None:
@@ -263,7 +277,9 @@ def _fit(segments: Iterable[Segment], names: Iterable[str]) -> bool:
 def _parts(text: str) -> list[str]:
     """The segments of a well-formed glob. `.` and doubled slashes mean nothing and are dropped."""
     if not isinstance(text, str):
-        raise PolicyError(f"{text!r} is not a glob", why="it is not a string")
+        raise PolicyError(
+            f"{text!r} is not a glob", why="it is not a string", fix="write it as text, as in 'src/**'"
+        )
     if text.startswith(("/", "~")):
         raise _escape(text, "it is not relative to the working directory")
     if text.startswith("\\") or (
@@ -276,15 +292,23 @@ def _parts(text: str) -> list[str]:
     if not text.strip() or not parts:
         raise PolicyError(f"the glob {text!r} is empty", why="it names nothing", fix="say ** for everything")
     if "\0" in text:
-        raise PolicyError(f"{text!r} has a NUL in it", why="no name can hold one")
+        raise PolicyError(f"{text!r} has a NUL in it", why="no name can hold one", fix="take it out")
     if "{" in text or "}" in text:
         raise PolicyError(
             f"{text!r} has a brace", why="alternatives are not supported", fix="write two globs"
         )
     if any(DEEP in part and part != DEEP for part in parts):
-        raise PolicyError(f"{text!r} has ** glued to text", fix="let ** stand between slashes")
+        raise PolicyError(
+            f"{text!r} has ** glued to text",
+            fix="let ** stand between slashes",
+            why="it stands for whole directories",
+        )
     if parts.count(DEEP) > 1:
-        raise PolicyError(f"{text!r} has more than one **", fix="write one glob for each case")
+        raise PolicyError(
+            f"{text!r} has more than one **",
+            fix="write one glob for each case",
+            why="two of them could match in too many ways",
+        )
     return parts
 
 

@@ -168,7 +168,9 @@ class Cluster:
                 why=f"its keeper on node {keeper.node[:8]} is gone: {keeper.lost}",
                 fix="what ran may have run in part; create another one",
             )
-        return FleetError(f"{what}: Ray failed", why=_first_line(error))
+        return FleetError(
+            f"{what}: Ray failed", why=_first_line(error), fix="look at `ray status` and Ray's logs"
+        )
 
     def _fail(self, error: FleetLost) -> None:
         """Nothing more can be asked of this fleet."""
@@ -290,7 +292,9 @@ class Cluster:
         self._ended.set()
         lost = self.error
         if lost is None:
-            self.error = closed = FleetLost("the fleet is closed", fix="make another one")
+            self.error = closed = FleetLost(
+                "the fleet is closed", fix="make another one", why="close() was called"
+            )
             self.placement.close(closed)
             self._stop_keepers()
         self._watcher.join(5)

@@ -192,7 +192,11 @@ def read_tree(directory: str, put: Callable[[str, bytes], object]) -> Manifest:
     try:
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise InvalidCall(f"{directory!r} cannot be read", why=error.strerror or "") from error
+        raise InvalidCall(
+            f"{directory!r} cannot be read",
+            why=error.strerror or "",
+            fix="name a directory that you can read",
+        ) from error
     try:
         _read_directory(root, "", packer, rows, left_out)
     finally:
@@ -202,7 +206,11 @@ def read_tree(directory: str, put: Callable[[str, bytes], object]) -> Manifest:
         TreeEntry(e.path, e.kind, e.mode, e.size, e.digest, e.target, _joined(pieces)) for e, pieces in rows
     )
     if len(entries) > MOST_ENTRIES:
-        raise InvalidCall(f"{directory!r} has {len(entries)} entries", why=f"at most {MOST_ENTRIES} travel")
+        raise InvalidCall(
+            f"{directory!r} has {len(entries)} entries",
+            why=f"at most {MOST_ENTRIES} travel",
+            fix="send a smaller directory, or mount it on the machines",
+        )
     return Manifest(entries, tuple(left_out))
 
 

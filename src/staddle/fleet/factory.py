@@ -37,7 +37,9 @@ class SandboxFactory:
         for name in self.defaults:
             if name not in (*OPTIONS, "workspace"):
                 raise InvalidCall(
-                    f"a sandbox of a fleet has no option {name!r}", fix=f"choose {', '.join(OPTIONS)}"
+                    f"a sandbox of a fleet has no option {name!r}",
+                    fix=f"choose {', '.join(OPTIONS)}",
+                    why="it is made on another machine",
                 )
 
     # ------------------------------------------------------------ specs
@@ -51,14 +53,18 @@ class SandboxFactory:
         for name in options:
             if name not in OPTIONS:
                 raise InvalidCall(
-                    f"a sandbox of a fleet has no option {name!r}", fix=f"choose {', '.join(OPTIONS)}"
+                    f"a sandbox of a fleet has no option {name!r}",
+                    fix=f"choose {', '.join(OPTIONS)}",
+                    why="it is made on another machine",
                 )
         if options.get("mode") == "bind":
             raise InvalidCall(
                 "mode is 'bind'", why="all sandboxes of a node share one copy", fix='say "overlay"'
             )
         if not isinstance(options.get("policy", Policy()), Policy):
-            raise InvalidCall(f"policy is {options['policy']!r}", fix="say Policy.agent()")
+            raise InvalidCall(
+                f"policy is {options['policy']!r}", fix="say Policy.agent()", why="it is not a Policy"
+            )
         sent, source = await self._snapshot(snapshot)
         tree = await self._tree(workspace if workspace is not None or source is None else source.tree)
         base = options.get("base")
@@ -85,7 +91,9 @@ class SandboxFactory:
         source = getattr(snapshot, "sandbox", None)
         if not isinstance(source, RemoteSandbox):
             raise InvalidCall(
-                f"snapshot is {snapshot!r}", fix="give a Snapshot, one of a fleet, or a file's path"
+                f"snapshot is {snapshot!r}",
+                fix="give a Snapshot, one of a fleet, or a file's path",
+                why="it is none of these",
             )
         return await source.export(snapshot.number), source
 
@@ -203,7 +211,9 @@ class SandboxFactory:
         """Be as at a snapshot of the same sandbox."""
         if source is not target:
             raise InvalidCall(
-                "the snapshot is of another sandbox", fix="say fleet.create(snapshot=…) for a new one from it"
+                "the snapshot is of another sandbox",
+                fix="say fleet.create(snapshot=…) for a new one from it",
+                why="it is none of these",
             )
         await target.restore_number(number)
 

@@ -44,9 +44,17 @@ class _FleetFace:
         **defaults: Any,
     ) -> None:
         if isinstance(lease, bool) or not isinstance(lease, int | float) or not lease >= 2:
-            raise InvalidCall(f"lease is {lease!r}", fix="give a number of seconds, at least 2")
+            raise InvalidCall(
+                f"lease is {lease!r}",
+                fix="give a number of seconds, at least 2",
+                why="it is not a time, or too short a one",
+            )
         if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
-            raise InvalidCall(f"warm is {warm!r}", fix="give a number of sandboxes, 0 for none")
+            raise InvalidCall(
+                f"warm is {warm!r}",
+                fix="give a number of sandboxes, 0 for none",
+                why="it is not a whole number",
+            )
         if logs is not None:
             os.makedirs(logs, mode=0o700, exist_ok=True)
         settings = FleetSettings(

@@ -249,7 +249,11 @@ class Keeper:
         kind, _, which = path.partition(":")
         allowed = {"": SANDBOX, "files": FILES, "session": SESSION, "process": PROCESS}.get(kind, frozenset())
         if method not in allowed:
-            raise InvalidCall(f"a sandbox of a fleet has no {method!r} here")
+            raise InvalidCall(
+                f"a sandbox of a fleet has no {method!r} here",
+                why="it needs this program's own memory or descriptors",
+                fix="use run, exec, start or files",
+            )
         target: Any = kept.sandbox
         if kind == "files":
             target = kept.sandbox.files
@@ -266,7 +270,11 @@ class Keeper:
         """A property of a sandbox, or the state of a session."""
         kept = self._kept(name)
         if what not in PROPERTIES:
-            raise InvalidCall(f"a sandbox of a fleet has no {what!r}")
+            raise InvalidCall(
+                f"a sandbox of a fleet has no {what!r}",
+                why="it is not known on that machine",
+                fix="use what docs/fleet.md lists",
+            )
         return await self._thread(
             lambda: getattr(kept.sandbox.session(session) if session else kept.sandbox, what)
         )

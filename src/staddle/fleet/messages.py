@@ -106,7 +106,11 @@ def portable_error(error: Exception, *, foreign: bool = False) -> Exception:
         return _bare(error)
     if foreign and _is_picklable(error):
         return _bare(error)
-    return FleetError(f"{type(error).__name__} in a keeper", why=str(error)[:2000])
+    return FleetError(
+        f"{type(error).__name__} in a keeper",
+        why=str(error)[:2000],
+        fix="see the log of the machine that it was on",
+    )
 
 
 def _bare(error: Exception) -> Exception:

@@ -40,9 +40,17 @@ class FleetLimits:
         named |= {f"tenants[{name!r}]": value for name, value in self.tenants.items()}
         for name, value in named.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidCall(f"{name} is {value!r}", fix="give a number of sandboxes, at least 1")
+                raise InvalidCall(
+                    f"{name} is {value!r}",
+                    fix="give a number of sandboxes, at least 1",
+                    why="it is not a whole number from 1 on",
+                )
         if isinstance(self.waiting, bool) or not isinstance(self.waiting, int) or self.waiting < 0:
-            raise InvalidCall(f"waiting is {self.waiting!r}", fix="give a number of requests, 0 for none")
+            raise InvalidCall(
+                f"waiting is {self.waiting!r}",
+                fix="give a number of requests, 0 for none",
+                why="it is not a whole number",
+            )
 
     def of(self, tenant: str) -> int | None:
         """The most sandboxes of that tenant."""
@@ -294,4 +302,8 @@ class Placement:
 
 
 def _node_lost(node: str) -> SandboxLost:
-    return SandboxLost(f"node {node[:8]} has left the fleet", fix="fork from a snapshot that was saved")
+    return SandboxLost(
+        f"node {node[:8]} has left the fleet",
+        fix="fork from a snapshot that was saved",
+        why="its machine went down, or was taken out",
+    )

@@ -73,7 +73,7 @@ class RemoteSandbox:
     def actor(self) -> Any:
         """The keeper, to be called. SandboxClosed and SandboxLost when there is nothing to call."""
         if self.closed:
-            raise SandboxClosed("the sandbox is closed", fix="create another one")
+            raise SandboxClosed("the sandbox is closed", fix="create another one", why="close() was called")
         if self.cluster.error is not None:
             raise self.cluster.error
         if self.keeper.lost:
@@ -120,7 +120,11 @@ class RemoteSandbox:
         check = options.pop("check", False)
         given = checked_options(options)
         if "on_stdout" in given or "on_stderr" in given:
-            raise InvalidCall("exec in a fleet calls nothing while it runs", fix="use run, or stream")
+            raise InvalidCall(
+                "exec in a fleet calls nothing while it runs",
+                fix="use run, or stream",
+                why="callbacks cannot travel with it",
+            )
         words = argv if isinstance(argv, str) else list(argv)
         ref = self.actor.call.remote(self.name, "", "exec", (words,), given)
         return self._ran(await self._interruptible(ref, ""), check)
@@ -162,7 +166,11 @@ class RemoteSandbox:
             function, decoder = hear[kind]
             if function is not None and (text := decoder.decode(data)):
                 function(text)
-        raise SandboxLost(f"sandbox {self.name} gave no result", why="its keeper ended the stream")
+        raise SandboxLost(
+            f"sandbox {self.name} gave no result",
+            why="its keeper ended the stream",
+            fix="run it again; sb.alive says whether the sandbox is there",
+        )
 
     def stream_of(self, command: str, session: str, options: dict[str, Any]) -> Any:
         """Begin a stream: a generator of Ray."""
@@ -259,7 +267,11 @@ class RemoteSandbox:
         """Unpack the tar that is read from `f` into the directory `path`; see `Sandbox.upload_tar`."""
         data = f.read(_MOST_TAR + 1)
         if len(data) > _MOST_TAR:
-            raise InvalidCall(f"the tar has more than {_MOST_TAR} bytes", fix="send it in parts")
+            raise InvalidCall(
+                f"the tar has more than {_MOST_TAR} bytes",
+                fix="send it in parts",
+                why="it travels as one message",
+            )
         await self.reply(self.actor.upload.remote(self.name, data, os.fsdecode(path)))
 
     async def download_tar(
@@ -322,7 +334,11 @@ class RemoteSandbox:
                 "there is no directory to commit to", why="the sandbox has no workspace", fix="say to="
             )
         if on_conflict not in ("refuse", "overwrite"):
-            raise InvalidCall(f"on_conflict is {on_conflict!r}", fix='say "refuse" or "overwrite"')
+            raise InvalidCall(
+                f"on_conflict is {on_conflict!r}",
+                fix='say "refuse" or "overwrite"',
+                why="there is no such choice",
+            )
         sent = await self.export()
         chosen = _listed(paths)
         options = {"on_conflict": on_conflict, "allow": allow, "allow_protected": allow_protected}
@@ -416,7 +432,9 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if value is not None or name in ("timeout",)}
     for name, why in _LOCAL.items():
         if name in given:
-            raise InvalidCall(f"{name} does not work in a fleet", why=why)
+            raise InvalidCall(
+                f"{name} does not work in a fleet", why=why, fix="do it on the machine itself, with a Sandbox"
+            )
     stdin = given.get("stdin")
     if stdin is not None and hasattr(stdin, "read"):
         given["stdin"] = stdin.read()

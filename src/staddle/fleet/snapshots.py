@@ -68,4 +68,8 @@ def write_file(path: str, manifest: content.Manifest, packs: Callable[[str], byt
             whole.update(part)
             out.write(part)
     if whole.hexdigest() != entry.digest:
-        raise TransferFailed("a snapshot did not arrive as it was sent", fix="take and send it again")
+        raise TransferFailed(
+            "a snapshot did not arrive as it was sent",
+            fix="take and send it again",
+            why="its checksum is another one",
+        )

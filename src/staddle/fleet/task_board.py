@@ -56,7 +56,11 @@ class TaskBoard:
 
     def __init__(self, items: Iterable[Any], *, ordered: bool, retries: int, window: int) -> None:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidCall(f"retries is {retries!r}", fix="give a number, 0 for at most once")
+            raise InvalidCall(
+                f"retries is {retries!r}",
+                fix="give a number, 0 for at most once",
+                why="it is not a whole number",
+            )
         self._items: Iterator[Any] = iter(items)
         self._ordered, self._retries, self._window = ordered, retries, max(1, window)
         self._again: deque[_MapTask] = deque()

@@ -53,11 +53,15 @@ class TaskMap:
         self._work, self._options = work, checked_options(command_options)
         if self._options and not self._is_command:
             raise InvalidCall(
-                "a function has no timeout= or other options of a command", fix="give them to run"
+                "a function has no timeout= or other options of a command",
+                fix="give them to run",
+                why="these are for the command that it would run",
             )
         if not self._is_command and not callable(work):
             raise InvalidCall(
-                f"map({work!r}, …)", fix="give a command, or a function of a sandbox and an item"
+                f"map({work!r}, …)",
+                fix="give a command, or a function of a sandbox and an item",
+                why="it is neither a text nor a function",
             )
         self._code: TaskCode | None = None
         self._spec: SandboxSpec | None = None
@@ -215,5 +219,9 @@ def _slots(cluster: Cluster, concurrency: int | None) -> int:
     if concurrency is None:
         return max(2, int(2 * cluster.ray.cluster_resources().get("CPU", 1)))
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise InvalidCall(f"concurrency is {concurrency!r}", fix="give a number of sandboxes, at least 1")
+        raise InvalidCall(
+            f"concurrency is {concurrency!r}",
+            fix="give a number of sandboxes, at least 1",
+            why="it is not a whole number from 1 on",
+        )
     return concurrency

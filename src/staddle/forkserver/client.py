@@ -82,7 +82,9 @@ class SandboxProcess:
         """
         workspace = layers.get(WORKSPACE_PATH)
         if self._owner is None or (workspace is not None and self._place is None):
-            raise LaunchFailed("there is nothing to be shown", why="the sandbox has ended")
+            raise LaunchFailed(
+                "there is nothing to be shown", why="the sandbox has ended", fix="open another one"
+            )
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != WORKSPACE_PATH}
         if self._owner.take(view, workspace, others, [socket], alone=True) is None:
@@ -161,7 +163,11 @@ def open_sandbox(
                 break
             _discard(found, home)
         else:
-            raise LaunchFailed("the sandbox could not be made", why="its first process is killed")
+            raise LaunchFailed(
+                "the sandbox could not be made",
+                why="its first process is killed",
+                fix="see whether memory has run out (dmesg), and try again",
+            )
         if found is not None:
             with _registry:
                 server.live += 1
@@ -169,7 +175,11 @@ def open_sandbox(
             return SandboxProcess(found, server, config, place)
         _forget(config, server)
     if server.ended:
-        raise LaunchFailed("the sandbox could not be made", why="the fork server has ended, twice")
+        raise LaunchFailed(
+            "the sandbox could not be made",
+            why="the fork server has ended, twice",
+            fix="`staddle doctor` tries what this host can do; STADDLE_DEBUG=1 shows more",
+        )
     raise LaunchFailed(
         "the workspace could not be shown",
         why="what is mounted there changes while the sandbox is made",

@@ -153,7 +153,11 @@ class ForkServerClient:
                 raise
             finally:
                 close_all(cgroup_fds)
-        raise LaunchFailed("the sandbox could not be made", why="its control groups were lost, twice")
+        raise LaunchFailed(
+            "the sandbox could not be made",
+            why="its control groups were lost, twice",
+            fix="see what removes them (systemd, a cleaning job), and try again",
+        )
 
     def _take(
         self, view: Sequence[Operation], request: records.SandboxRequest, extra_fds: Sequence[int]
@@ -295,7 +299,9 @@ def _start(
         if is_of_a_handler(error):
             raise
         raise LaunchFailed(
-            "the fork server could not be started", why=error.strerror or str(error)
+            "the fork server could not be started",
+            why=error.strerror or str(error),
+            fix="`staddle doctor` tries what this host can do",
         ) from error
     finally:
         for fd in opened:

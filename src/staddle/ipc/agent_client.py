@@ -277,7 +277,7 @@ class AgentClient:
 
     def _send(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
-            raise SandboxClosed("the sandbox is closed", fix="open another one")
+            raise SandboxClosed("the sandbox is closed", fix="open another one", why="its agent has ended")
         if self._is_out_of_step:
             self._resynchronize()
         self._is_out_of_step = True  # before it is sent: an interruption from here on leaves that open
@@ -288,7 +288,11 @@ class AgentClient:
                 raise
             if error.errno == 7:  # E2BIG
                 self._is_out_of_step = False
-                raise LaunchFailed("the program could not be started", why=str(error)) from None
+                raise LaunchFailed(
+                    "the program could not be started",
+                    why=str(error),
+                    fix="look at the arguments, and at limits.processes",
+                ) from None
             raise lost() from error
 
     def _resynchronize(self, patience: float = PATIENCE) -> None:

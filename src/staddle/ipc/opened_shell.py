@@ -136,5 +136,9 @@ def refused(message: agent_messages.Message, what: str) -> LaunchFailed | Sandbo
     """The error that an agent answered with, instead of what it was asked for."""
     message.close()
     if message.kind == agent_messages.REFUSED:
-        return LaunchFailed(what, why=message.fields[0].decode("utf-8", "replace"))
+        return LaunchFailed(
+            what,
+            why=message.fields[0].decode("utf-8", "replace"),
+            fix="`staddle doctor` tries what this host can do",
+        )
     return lost("its agent answered something else than it was asked")

@@ -106,7 +106,9 @@ class Agent(Value):
             )
         if value.startswith("-") or "\0" in value or (mark and not value):
             raise PolicyError(
-                f"the {field} {value!r} cannot be passed on", why="it is empty or like an option"
+                f"the {field} {value!r} cannot be passed on",
+                why="it is empty or like an option",
+                fix="write it without a leading dash",
             )
         return [word.replace(mark, value) if mark else word for word in words]
 

@@ -153,7 +153,11 @@ def locate(repository: str) -> tuple[str, str]:
     directory = os.path.realpath(directory)
     common = os.path.realpath(os.path.join(directory, text(f"{directory}/commondir").strip() or "."))
     if not all(os.path.isdir(f"{common}/{name}") for name in ("objects", "refs")) or not head(directory):
-        raise GitRefused(f"{repository!r} is not a git repository", fix="name one that has a commit")
+        raise GitRefused(
+            f"{repository!r} is not a git repository",
+            fix="name one that has a commit",
+            why="it has no .git, or no commit",
+        )
     return directory, common
 
 
@@ -215,11 +219,18 @@ class Git:
                 capture_output=True,
             )
         except subprocess.TimeoutExpired:
-            raise GitFailed(f"git {command} was ended", why=f"it took more than {PATIENCE:g} s") from None
+            raise GitFailed(
+                f"git {command} was ended",
+                why=f"it took more than {PATIENCE:g} s",
+                fix="see what keeps git busy there, and try again",
+            ) from None
         if done.returncode:
             said = done.stderr[-2000:].decode("utf-8", "backslashreplace").strip()
             raise GitFailed(
-                f"git {command} ended with {done.returncode}", why=repr(said), status=done.returncode
+                f"git {command} ended with {done.returncode}",
+                why=repr(said),
+                status=done.returncode,
+                fix="see what git says there, without staddle",
             )
         output: bytes = done.stdout
         return output

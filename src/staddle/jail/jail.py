@@ -46,7 +46,9 @@ def new_jail(backend: str, runner: Runner | None = None) -> ConfinedJail:
     name = ALIASES.get(backend, backend)
     if name not in (*backends.NAMES, "auto"):
         known = ", ".join((*backends.NAMES, *ALIASES, "auto"))
-        raise UnknownBackend(f"there is no jail backend {backend!r}", why=f"staddle knows {known}")
+        raise UnknownBackend(
+            f"there is no jail backend {backend!r}", why=f"staddle knows {known}", fix="choose one of them"
+        )
     return ConfinedJail(name, runner or wrap)
 
 
@@ -73,6 +75,7 @@ class ConfinedJail(Jail):
                 why=getattr(done, "why", "") or "see what it printed",
                 status=done.returncode,
                 output=output,
+                fix="run it with run() to see its output, or look at error.output",
             )
         return output
 
@@ -97,6 +100,7 @@ class ConfinedJail(Jail):
                     why=f"it had {opts.timeout:g} s",
                     status=124,
                     output=late.output or b"",
+                    fix="give it more time with RunOpts(timeout=…)",
                 ) from None
             if done.returncode < 0:
                 done.returncode = 128 - done.returncode

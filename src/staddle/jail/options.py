@@ -61,20 +61,34 @@ class RunOpts(Value):
                 )
             self._set(name, tuple(os.fsdecode(item) for item in given))
         if not self.command:
-            raise PolicyError("the command is empty", fix="give at least a program")
+            raise PolicyError(
+                "the command is empty", fix="give at least a program", why="there would be nothing to run"
+            )
         variables(self.env)
         if self.api_key is not None:
             _checked_key(self.api_key)
         self._set("timeout", Limits(timeout=self.timeout).timeout)  # a text such as 2m is understood
         commit_identity(self.author)
         if self.commit is not None and (not self.commit.strip() or "\0" in self.commit):
-            raise PolicyError("the commit message is empty, or has a NUL in it", fix="say what was done")
+            raise PolicyError(
+                "the commit message is empty, or has a NUL in it",
+                fix="say what was done",
+                why="git would refuse it",
+            )
         if isinstance(self.agent, str):
             self._set("agent", agent_named(self.agent))
         if not (self.agent is None or isinstance(self.agent, Agent)):
-            raise PolicyError(f"agent is {self.agent!r}", why="it is neither a name nor an Agent")
+            raise PolicyError(
+                f"agent is {self.agent!r}",
+                why="it is neither a name nor an Agent",
+                fix="say agent='claude', or make an Agent",
+            )
         if not (self.cancel is None or hasattr(self.cancel, "is_set")):
-            raise PolicyError(f"cancel is {self.cancel!r}", why="it is not a threading.Event")
+            raise PolicyError(
+                f"cancel is {self.cancel!r}",
+                why="it is not a threading.Event",
+                fix="say cancel=threading.Event()",
+            )
 
     def __repr__(self) -> str:
         # Values may be secrets, and a repr ends up in logs.
@@ -142,10 +156,14 @@ def variables(texts: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             # Not shown: half of a mistyped secret would be in the message.
-            raise PolicyError(f"variable {position + 1} of env has no '='", fix='write "NAME=value"')
+            raise PolicyError(
+                f"variable {position + 1} of env has no '='",
+                fix='write "NAME=value"',
+                why="a variable is a name and a value",
+            )
         checked_name(name, "env")
         if "\0" in value:
-            raise PolicyError(f"env cannot set {name!r}", why="its value has a NUL in it")
+            raise PolicyError(f"env cannot set {name!r}", why="its value has a NUL in it", fix="take it out")
         found[name] = value
     return dict(checked(found))
 
@@ -153,5 +171,7 @@ def variables(texts: Iterable[str]) -> dict[str, str]:
 def _checked_key(key: object) -> None:
     if not isinstance(key, str) or not key or "\0" in key:
         raise PolicyError(
-            "the API key cannot be passed on", why="it is empty, has a NUL in it, or is not text"
+            "the API key cannot be passed on",
+            why="it is empty, has a NUL in it, or is not text",
+            fix="give the key as text",
         )

@@ -87,7 +87,9 @@ class PtyLaunch:
             code = self._process.returncode
         failure = never_started(self._launch) if code > 0 else None
         if failure:
-            raise LaunchFailed("the command did not start", why=failure)
+            raise LaunchFailed(
+                "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
+            )
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:

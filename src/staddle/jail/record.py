@@ -47,13 +47,16 @@ class WorkspaceRecord(Value):
         """The same in another state, or WorkspaceError when there is no way from here to there."""
         if state not in TRANSITIONS:
             raise WorkspaceError(
-                f"there is no state {state!r}", fix=f"choose one of {', '.join(TRANSITIONS)}"
+                f"there is no state {state!r}",
+                fix=f"choose one of {', '.join(TRANSITIONS)}",
+                why="a workspace has one of these",
             )
         if state not in TRANSITIONS[self.state]:
             ways = " or ".join(TRANSITIONS[self.state]) or "nothing else"
             raise WorkspaceError(
                 f"the workspace {self.name} cannot become {state}",
                 why=f"it is {self.state}, which can become {ways}",
+                fix="run in it, or publish() it, in that order",
             )
         return self.replace(state=state, changed=time.time())
 
@@ -72,7 +75,11 @@ def read(directory: str) -> WorkspaceRecord:
             raise ValueError(f"it says {record.state!r} for a state")
         return record
     except FileNotFoundError:
-        raise WorkspaceError(f"there is no workspace at {directory!r}") from None
+        raise WorkspaceError(
+            f"there is no workspace at {directory!r}",
+            why="its record is not there",
+            fix="Workspace.list() has those that are",
+        ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise WorkspaceError(
             f"the workspace at {directory!r} cannot be read", why=str(error), fix="reap it"

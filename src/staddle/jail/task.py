@@ -44,13 +44,21 @@ class Task(Value):
             value = getattr(self, name)
             if not isinstance(value, str) or "\0" in value:
                 raise PolicyError(
-                    f"the {name} of a task is {value!r}", why="it is no text, or has a NUL in it"
+                    f"the {name} of a task is {value!r}",
+                    why="it is no text, or has a NUL in it",
+                    fix="give one line of text",
                 )
             if name != "prompt" and not value.isprintable():
-                raise PolicyError(f"the {name} of a task is {value!r}", fix="write it on one line")
+                raise PolicyError(
+                    f"the {name} of a task is {value!r}",
+                    fix="write it on one line",
+                    why="it has a line end in it",
+                )
         if self.session.startswith("-"):
             raise PolicyError(
-                f"the session of a task is {self.session!r}", why="an agent would take it for an option"
+                f"the session of a task is {self.session!r}",
+                why="an agent would take it for an option",
+                fix="write it without a leading dash",
             )
 
 
@@ -67,7 +75,11 @@ def read(directory: str) -> Task:
     except FileNotFoundError:
         return Task()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, PolicyError) as error:
-        raise WorkspaceError(f"the task of {directory!r} cannot be read", why=str(error)) from None
+        raise WorkspaceError(
+            f"the task of {directory!r} cannot be read",
+            why=str(error),
+            fix="remove the file, or write it again with update_task()",
+        ) from None
 
 
 def write(directory: str, task: Task, common: str) -> None:

@@ -44,7 +44,11 @@ def commit_identity(author: str | None = None) -> dict[str, str]:
     address, end, left = rest.partition(">")
     good = name.strip() and address.strip() and end and not left.strip() and "<" not in address
     if not good or not author.isprintable():
-        raise PolicyError(f"the author {author!r} is no identity", fix='write "Name <address>"')
+        raise PolicyError(
+            f"the author {author!r} is no identity",
+            fix='write "Name <address>"',
+            why="git writes a name and an address into every commit",
+        )
     return {key: (name if key.endswith("NAME") else address).strip() for key in IDENTITY}
 
 
@@ -179,7 +183,9 @@ class Workspace:
         """Change the title, prompt or session of its task; the reference and its repository stay."""
         if changes.keys() - {"title", "prompt", "session"}:
             raise WorkspaceError(
-                f"{', '.join(sorted(changes))} cannot be changed", fix="make another workspace"
+                f"{', '.join(sorted(changes))} cannot be changed",
+                fix="make another workspace",
+                why="it says what the workspace is",
             )
         changed = self.task.replace(**changes)
         tasks.write(self.directory, changed, self.common)
@@ -323,6 +329,7 @@ class Workspace:
                 raise WorkspaceError(
                     f"the workspace {self.name} has uncommitted changes",
                     fix="commit_all() them, or remove(force=True)",
+                    why="they would be lost",
                 )
             worktree.erase(self.directory, self.common, self.name)
 
@@ -383,7 +390,9 @@ def reap(
     unknown = set(retention) - set(records.TRANSITIONS)
     if unknown:
         raise WorkspaceError(
-            f"there is no state {sorted(unknown)[0]!r}", fix=f"choose among {', '.join(records.TRANSITIONS)}"
+            f"there is no state {sorted(unknown)[0]!r}",
+            fix=f"choose among {', '.join(records.TRANSITIONS)}",
+            why="a workspace has one of these",
         )
     moment = time.time() if now is None else now
     gone = []

@@ -27,11 +27,19 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
     except GitFailed:
         possible = False
     if not possible:
-        raise WorkspaceError(f"{branch!r} cannot be the name of a branch")
+        raise WorkspaceError(
+            f"{branch!r} cannot be the name of a branch",
+            why="git refuses it",
+            fix="use letters, digits and dashes",
+        )
     try:
         found = git.run("rev-parse", "--verify", "--end-of-options", f"{base}^{{commit}}")
     except GitFailed as error:
-        raise WorkspaceError(f"the base {base!r} is no commit of {repository!r}", why=error.why) from None
+        raise WorkspaceError(
+            f"the base {base!r} is no commit of {repository!r}",
+            why=error.why,
+            fix="name a branch, a tag or a commit",
+        ) from None
     commit = found.decode().split()[-1]
     try:
         git.run("update-ref", f"refs/heads/{branch}", commit, "0" * len(commit))
@@ -91,7 +99,11 @@ def install_index(source: str, admin: str) -> None:
     try:
         directory = open_without_symlinks(admin, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise GitRefused(f"{admin!r} cannot be written", why=error.strerror or str(error)) from None
+        raise GitRefused(
+            f"{admin!r} cannot be written",
+            why=error.strerror or str(error),
+            fix="become the owner of the repository, or copy it",
+        ) from None
     try:
         name = f"index.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

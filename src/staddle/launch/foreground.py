@@ -150,7 +150,9 @@ class _Attended:
         finally:
             self._restore()
         if failure and not self._timed_out and self._caught is None:
-            raise LaunchFailed("the command did not start", why=failure)
+            raise LaunchFailed(
+                "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
+            )
         duration = time.monotonic() - self._began
         cap = self._cap
         dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))

@@ -89,7 +89,11 @@ def _popen_class(launch: Launch) -> type[subprocess.Popen[Any]]:
 
 def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
     """The error of a launcher that the kernel did not start."""
-    return LaunchFailed(f"{launch.argv[0]!r} could not be started", why=error.strerror or str(error))
+    return LaunchFailed(
+        f"{launch.argv[0]!r} could not be started",
+        why=error.strerror or str(error),
+        fix="`staddle doctor` tries what this host can do",
+    )
 
 
 def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
@@ -211,9 +215,13 @@ def complete(
     if failure and not ending:
         if secrets is not None:
             failure = secrets.text(failure)
-        raise LaunchFailed("the command did not start", why=failure)
+        raise LaunchFailed(
+            "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
+        )
     if ending == "cancelled":
-        raise CommandCancelled("the command was cancelled", why="somebody asked for its end")
+        raise CommandCancelled(
+            "the command was cancelled", why="somebody asked for its end", fix="run it again"
+        )
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
     if ending:
         raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)

@@ -43,7 +43,9 @@ def find_program(plan: Plan, name: str) -> str:
         try:
             is_file = os.path.isfile(place)
         except ValueError as error:
-            raise CommandNotFound(f"{name!r} cannot be a program", why=str(error)) from None
+            raise CommandNotFound(
+                f"{name!r} cannot be a program", why=str(error), fix="name a program, or its path"
+            ) from None
         if not is_file:
             continue
         real = os.path.realpath(place)
@@ -57,7 +59,10 @@ def find_program(plan: Plan, name: str) -> str:
             return place
     if there_but_not_executable:
         raise CommandNotFound(
-            f"{there_but_not_executable!r} is not executable", why="it has no execute permission", status=126
+            f"{there_but_not_executable!r} is not executable",
+            why="it has no execute permission",
+            status=126,
+            fix="chmod +x it, or name an interpreter in front of it",
         )
     if there_but_hidden:
         raise CommandNotFound(
@@ -74,7 +79,11 @@ def find_program(plan: Plan, name: str) -> str:
             why=looked,
             fix="use a base that has it, or grant it from the host",
         )
-    raise CommandNotFound(f"there is no program {name!r}", why=looked)
+    raise CommandNotFound(
+        f"there is no program {name!r}",
+        why=looked,
+        fix="give its full path, and grant its directory for reading (--read)",
+    )
 
 
 def _in_the_base(plan: Plan, path: str) -> str:

@@ -65,7 +65,11 @@ def _write_all(sink: _Sink, points: Mapping[str, LayerSnapshot], facts: Mapping[
     sink.add(Member("directory", "layers", 0o700))
     for name, point in points.items():
         if not name or "/" in name or name in (".", ".."):
-            raise LayerError(f"{name!r} is no name for a layer")
+            raise LayerError(
+                f"{name!r} is no name for a layer",
+                why="names are letters, digits and dashes",
+                fix="choose another",
+            )
         whole = point.squashed()
         try:
             sink.layer(whole.layers[0].upper if whole.layers else None, f"layers/{name}")
@@ -162,7 +166,11 @@ class _Sink:
             while at < start + length:
                 data = os.pread(fd, min(start + length - at, _CHUNK), at)
                 if not data:
-                    raise LayerError("a file became shorter while it was saved", why="something still writes")
+                    raise LayerError(
+                        "a file became shorter while it was saved",
+                        why="something still writes",
+                        fix="end what writes, and save it again",
+                    )
                 self._write(data)
                 at += len(data)
         self._write(padding(size))

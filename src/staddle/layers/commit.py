@@ -326,7 +326,11 @@ def commit(
     attributes, devices, pipes and sockets are not taken over.
     """
     if len(view.bases) != 1:
-        raise LayerError("there is no single directory to commit to", why=f"the base is {view.bases!r}")
+        raise LayerError(
+            "there is no single directory to commit to",
+            why=f"the base is {view.bases!r}",
+            fix="commit(to=DIRECTORY) writes to one that you name",
+        )
     allowed, created = Allowed(allow), ""
     for _ in range(1 if baseline is None else _MOST_TRIES):
         since = time.time_ns()

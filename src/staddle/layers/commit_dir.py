@@ -191,7 +191,11 @@ def _claimed(home: str) -> tuple[str, int]:
         if os.path.lexists(f"{path}/lock"):
             return path, lock
         os.close(lock)  # a recovery was quicker, and took it for a dead one's
-    raise LayerError(f"nothing can be kept in {home!r}", why="it is being removed all the time")
+    raise LayerError(
+        f"nothing can be kept in {home!r}",
+        why="it is being removed all the time",
+        fix="see what removes it, or set STADDLE_LAYERS to another place",
+    )
 
 
 def _sync(target: int) -> None:

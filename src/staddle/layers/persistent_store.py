@@ -154,7 +154,11 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
             time.sleep(0.01)  # `is_claimed` may be looking, for a moment
         except FileNotFoundError:
             os.close(fd)
-    raise LayerError(f"the kept sandbox {name!r} is removed all the time")
+    raise LayerError(
+        f"the kept sandbox {name!r} is removed all the time",
+        why="another process deletes it as fast as it is made",
+        fix="end that process, and try again",
+    )
 
 
 def _await_users(layers: str, killed: str) -> None:

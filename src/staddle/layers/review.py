@@ -223,7 +223,9 @@ def decided(
             refused.append(conflict)
         elif answer != "overwrite":
             raise InvalidCall(
-                f"on_conflict said {answer!r}", fix="say 'overwrite', 'keep' or 'refuse' for each conflict"
+                f"on_conflict said {answer!r}",
+                fix="say 'overwrite', 'keep' or 'refuse' for each conflict",
+                why="there is no such answer",
             )
     # All are asked about, so that it is known which names were of use.
     held = tuple(item for item in found.held if not allow.has(item.path) and not allow_protected)

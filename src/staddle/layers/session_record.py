@@ -107,7 +107,11 @@ def checked_name(name: object) -> str:
             fix="use letters, digits, '.', '_' and '-', and begin with a letter or a digit",
         )
     if len(name) > LONGEST_NAME:
-        raise LayerError(f"the name {name[:16]!r}... is too long", fix=f"use at most {LONGEST_NAME} letters")
+        raise LayerError(
+            f"the name {name[:16]!r}... is too long",
+            fix=f"use at most {LONGEST_NAME} letters",
+            why="it becomes the name of a directory",
+        )
     return name
 
 
@@ -170,7 +174,11 @@ def make_home(workspace: str | None) -> str:
 def _ours_alone(path: str, mode: int) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise LayerError(f"{path!r} is not a directory of ours alone")
+        raise LayerError(
+            f"{path!r} is not a directory of ours alone",
+            why="others may change what is kept there",
+            fix="set STADDLE_LAYERS to a directory that only you can write",
+        )
     if stat.S_IMODE(found.st_mode) & mode != mode:
         os.chmod(path, stat.S_IMODE(found.st_mode) | mode)
 

@@ -156,7 +156,9 @@ class Store:
     def _new(self) -> Layer:
         with self._lock:
             if self._claim < 0:
-                raise LayerError("the store of layers is closed", fix="make another sandbox")
+                raise LayerError(
+                    "the store of layers is closed", fix="make another sandbox", why="its program is ending"
+                )
             self._serial += 1
             layer = Layer(self, f"{self.path}/{self._serial}")
         try:
@@ -237,7 +239,11 @@ def home_for_copies(workspace: str, usable: Callable[[str], bool] = os.path.isdi
 
     def look_at(place: str) -> None:
         if not usable(place):
-            raise LayerError("its files cannot be shown in a sandbox")
+            raise LayerError(
+                "its files cannot be shown in a sandbox",
+                why="the file system has no id-mapped mounts",
+                fix="use ext4, xfs, btrfs or tmpfs",
+            )
 
     chosen = os.environ.get(VARIABLE, "")
     places = (chosen,) if chosen.startswith("/") else (*PLACES[1:], PLACES[0])
@@ -268,7 +274,11 @@ def _first_home(
         try:
             for workspace in away:
                 if _overlap(home, workspace):
-                    raise LayerError(f"{workspace!r} is in the way")
+                    raise LayerError(
+                        f"{workspace!r} is in the way",
+                        why="layers cannot lie in what they are layers of",
+                        fix="set STADDLE_LAYERS to a directory elsewhere",
+                    )
             look_at(place)
             os.close(_opened(home, 0o711 if traversable else 0o700))
             check(home)
@@ -319,7 +329,11 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
             return f"{home}/{name}", lock
         except (BlockingIOError, FileNotFoundError):
             os.close(lock)  # a sweep was quicker: it took this one for a dead one's
-    raise LayerError(f"no store can be made in {home!r}", why="it is being removed all the time")
+    raise LayerError(
+        f"no store can be made in {home!r}",
+        why="it is being removed all the time",
+        fix="see what removes it, or set STADDLE_LAYERS to another place",
+    )
 
 
 def _trash_abandoned(path: str, home: str) -> bool:
@@ -364,7 +378,11 @@ def can_hold_layers(directory: str) -> None:
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            raise LayerError("no extended attributes there (tmpfs has them from Linux 6.6)") from None
+            raise LayerError(
+                "no extended attributes there (tmpfs has them from Linux 6.6)",
+                why="overlayfs keeps its marks in them",
+                fix="use ext4, xfs or btrfs",
+            ) from None
         os.mknod(f"{probe}/whiteout", stat.S_IFCHR, 0)
         os.unlink(f"{probe}/whiteout")
     finally:
@@ -418,7 +436,11 @@ def _opened(home: str, mode: int) -> int:
         try:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
-                raise LayerError("somebody else has made the directory that would be ours")
+                raise LayerError(
+                    "somebody else has made the directory that would be ours",
+                    why="it has another owner, or others may write it",
+                    fix="remove it, or set STADDLE_LAYERS to a directory that you own",
+                )
             # Another process of ours may need others to pass: that is not taken away again.
             mode |= stat.S_IMODE(found.st_mode) & 0o011
             if stat.S_IMODE(found.st_mode) != mode:
@@ -427,7 +449,11 @@ def _opened(home: str, mode: int) -> int:
         except BaseException:
             os.close(fd)
             raise
-    raise LayerError(f"{home!r} is removed all the time")
+    raise LayerError(
+        f"{home!r} is removed all the time",
+        why="another process deletes it as fast as it is made",
+        fix="see what removes it, or set STADDLE_LAYERS",
+    )
 
 
 def _overlap(home: str, workspace: str) -> bool:

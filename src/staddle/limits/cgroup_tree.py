@@ -85,7 +85,11 @@ class CgroupTree:
             SandboxCgroups(made).close()
             if isinstance(error, OSError):
                 why = error.strerror or str(error)
-                raise LaunchFailed("a control group could not be made", why=why) from error
+                raise LaunchFailed(
+                    "a control group could not be made",
+                    why=why,
+                    fix="see `staddle doctor` about limits, or set Limits.none()",
+                ) from error
             raise
         return group
 

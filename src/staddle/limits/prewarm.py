@@ -62,7 +62,11 @@ class PrewarmedCgroups:
             for cgroup_fd in found:
                 os.close(cgroup_fd)
             if isinstance(error, OSError):
-                raise LaunchFailed("a control group could not be used", why=str(error)) from error
+                raise LaunchFailed(
+                    "a control group could not be used",
+                    why=str(error),
+                    fix="see `staddle doctor` about limits, or try again",
+                ) from error
             raise
         return found
 

@@ -270,7 +270,9 @@ async def kill(
     name = signal.upper().removeprefix("SIG")
     number = getattr(signals.Signals, f"SIG{name}", None)
     if number is None:
-        raise StaddleError(f"there is no signal {signal!r}", fix="use TERM, INT, KILL or HUP")
+        raise StaddleError(
+            f"there is no signal {signal!r}", fix="use TERM, INT, KILL or HUP", why="only these are sent"
+        )
     process.kill(int(number))
     await process.wait(1.0)
     return _row(process)

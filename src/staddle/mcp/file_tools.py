@@ -121,7 +121,11 @@ async def read_file(
     )
     if kind.startswith(("image/", "audio/")):
         if len(data) > MOST_MEDIA:
-            raise StaddleError(f"{path} has {len(data)} bytes", why=f"{MOST_MEDIA} are sent at most")
+            raise StaddleError(
+                f"{path} has {len(data)} bytes",
+                why=f"{MOST_MEDIA} are sent at most",
+                fix="read a part of it, or make a smaller one inside",
+            )
         body = base64.b64encode(data).decode()
         content: ImageContent | AudioContent = (
             ImageContent(type="image", data=body, mime_type=kind)
@@ -184,7 +188,9 @@ async def edit_file(
     found = before.count(old_text)
     if found != expected_count:
         raise StaddleError(
-            f"old_text is {found} times in {path}, not {expected_count}", why=_why(before, old_text, new_text)
+            f"old_text is {found} times in {path}, not {expected_count}",
+            why=_why(before, old_text, new_text),
+            fix="read the file again, and give more of the text around it",
         )
     after = before.replace(old_text, new_text)
     if not dry_run and after != before:
@@ -239,7 +245,11 @@ async def grep(
     if result.exit_code > 1 or str(result.reason) != "exited":
         said = result.stderr.strip().splitlines()
         if not result.stdout:
-            raise StaddleError("the search failed", why=said[-1] if said else str(result.reason))
+            raise StaddleError(
+                "the search failed",
+                why=said[-1] if said else str(result.reason),
+                fix="correct the pattern, or search another directory",
+            )
     lines = [line[:1000] for line in result.stdout.splitlines()]
     return FoundLines(matches=lines[:limit], truncated=len(lines) > limit or result.stdout_truncated)
 

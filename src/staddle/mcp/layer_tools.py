@@ -178,6 +178,7 @@ async def restore(
         raise StaddleError(
             f"there is no snapshot {snapshot!r} of {handle.id!r}",
             why=f"there are: {', '.join(handle.snapshots) or 'none'}",
+            fix="name one of these",
         )
     restored = await handle.sandbox.restore(found)
     return RestoredState(snapshot=snapshot, ended=[each.command for each in restored.ended])
@@ -294,4 +295,8 @@ def _checked(host: str, handle: ServedSandbox) -> None:
     """Refuse what an allow list would refuse: an entry that means nothing."""
     Network.allow(host)
     if handle.sandbox.policy.network == Network.open():
-        raise StaddleError(f"{host} can be reached already", why="the network of this sandbox is open")
+        raise StaddleError(
+            f"{host} can be reached already",
+            why="the network of this sandbox is open",
+            fix="just connect to it",
+        )

@@ -59,7 +59,11 @@ class ServedSandbox:
     def sandbox(self) -> AsyncSandbox:
         """The sandbox itself."""
         if self._sandbox is None:
-            raise StaddleError(f"the sandbox {self.id!r} is not open yet")
+            raise StaddleError(
+                f"the sandbox {self.id!r} is not open yet",
+                why="another request is opening it",
+                fix="wait for that one, and try again",
+            )
         return self._sandbox
 
     @sandbox.setter

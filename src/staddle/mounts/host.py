@@ -168,7 +168,11 @@ _PLAIN_ATTRIBUTES = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 
 def not_built(why: str) -> LaunchFailed:
     """The one thing that goes wrong here."""
-    return LaunchFailed("the sandbox's view of the filesystem could not be built", why=why)
+    return LaunchFailed(
+        "the sandbox's view of the filesystem could not be built",
+        why=why,
+        fix="`staddle doctor` tries every step",
+    )
 
 
 def take(operation: Bind, translation: Translation | None = None, *, private: bool = False) -> int | None:

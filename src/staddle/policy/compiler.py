@@ -262,7 +262,11 @@ def _private(
     that is there.
     """
     if home.place.kind not in ("directory", "missing"):
-        raise PolicyError(f"the home {home.place.path!r} is not a directory", fix="name one that is")
+        raise PolicyError(
+            f"the home {home.place.path!r} is not a directory",
+            fix="name one that is",
+            why="a file or a device is there",
+        )
     inside = home.place.path
     if ":" in inside or "\n" in inside:
         raise PolicyError(

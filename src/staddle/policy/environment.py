@@ -105,7 +105,9 @@ def checked_name(name: object, field: str) -> str:
         why = "it has characters that cannot be passed to a program"
     else:
         return name
-    raise PolicyError(f"{field} names a variable {name!r}", why=why)
+    raise PolicyError(
+        f"{field} names a variable {name!r}", why=why, fix="use letters, digits and underscores"
+    )
 
 
 def is_inherited(name: str, value: str) -> bool:
@@ -125,6 +127,7 @@ def checked_preset(preset: object) -> str:
         raise PolicyError(
             f"there is no environment {preset!r}",
             fix=f"choose one of {', '.join(PRESETS)}; see docs/world.md",
+            why="variables begin in one of three ways",
         )
     return str(preset)
 
@@ -204,7 +207,7 @@ def _checked_value(name: object, value: object, field: str) -> str:
         why = "its value has characters that cannot be passed to a program"
     else:
         return value
-    raise PolicyError(f"{field} cannot set {name!r}", why=why)
+    raise PolicyError(f"{field} cannot set {name!r}", why=why, fix="give text that a program can be passed")
 
 
 def _encodable(text: str) -> bool:

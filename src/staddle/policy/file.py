@@ -117,10 +117,16 @@ def _checked(path: object) -> str:
         name = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
         raise PolicyError(
-            f"{path!r} is not the path of a policy file", fix="give text or a pathlib path"
+            f"{path!r} is not the path of a policy file",
+            fix="give text or a pathlib path",
+            why="a path is text",
         ) from None
     if not name or "\0" in name:
-        raise PolicyError(f"{name!r} is not the path of a policy file", why="it is empty or has a NUL in it")
+        raise PolicyError(
+            f"{name!r} is not the path of a policy file",
+            why="it is empty or has a NUL in it",
+            fix="give the path of a TOML file",
+        )
     return name
 
 

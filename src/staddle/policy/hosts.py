@@ -122,7 +122,11 @@ def canonical(host: str) -> str:
 def checked_port(port: object) -> int:
     """A port number, or PolicyError."""
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise PolicyError(f"{port!r} is not a port", why="ports are whole numbers from 1 to 65535")
+        raise PolicyError(
+            f"{port!r} is not a port",
+            why="ports are whole numbers from 1 to 65535",
+            fix="write one such as 443",
+        )
     return port
 
 

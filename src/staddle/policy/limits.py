@@ -101,7 +101,9 @@ class Limits(Value):
 def parse_size(text: str) -> int:
     """The bytes that "65536", "64K", "64 KB", "1.5G" or "64KiB" say; PolicyError for anything else."""
     if not text:
-        raise PolicyError("a size is empty", fix="write a number of bytes, or one such as 512M")
+        raise PolicyError(
+            "a size is empty", fix="write a number of bytes, or one such as 512M", why="it says nothing"
+        )
     number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     unit = text[len(number) :].lower()
     if unit:
@@ -113,7 +115,11 @@ def parse_size(text: str) -> int:
     if unit not in UNITS:
         raise PolicyError(f"{text!r} is not a size", why="its unit is unknown", fix="use K, M, G or T")
     if len(number) > 20:  # int() refuses very long ones with words of its own
-        raise PolicyError(f"the size {text[:20]}… is too large", fix=f"write at most {LARGEST}")
+        raise PolicyError(
+            f"the size {text[:20]}… is too large",
+            fix=f"write at most {LARGEST}",
+            why="the kernel counts in 63 bits",
+        )
     whole, _, fraction = number.partition(".")
     scale: int = 10 ** len(fraction)
     return int(whole + fraction) * UNITS[unit] // scale
@@ -134,7 +140,11 @@ def parse_duration(text: str) -> float:
     else:
         if text.strip() and not rest:
             return total
-    raise PolicyError(f"{text[:40]!r} is not a time", fix="write seconds, or one such as 90s, 15m or 1h30m")
+    raise PolicyError(
+        f"{text[:40]!r} is not a time",
+        fix="write seconds, or one such as 90s, 15m or 1h30m",
+        why="it is no number with a unit",
+    )
 
 
 def _is_decimal(text: str) -> bool:

@@ -31,11 +31,16 @@ class Network(Value):
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise PolicyError(f"there is no network mode {self.mode!r}", fix=f"use one of {', '.join(MODES)}")
+            raise PolicyError(
+                f"there is no network mode {self.mode!r}",
+                fix=f"use one of {', '.join(MODES)}",
+                why="a network is one of these",
+            )
         if (self.ports and self.mode != "loopback") or bool(self.rules) != (self.mode == "allow"):
             raise PolicyError(
                 f"network mode {self.mode!r} does not go with these ports or rules",
                 fix="make it with Network.deny(), open(), loopback() or allow()",
+                why="ports are for loopback, rules for allow",
             )
 
     @classmethod
@@ -52,7 +57,11 @@ class Network(Value):
     def loopback(cls, ports: Iterable[int] = ()) -> Network:
         """Its own loopback works, and exactly these ports of the host's 127.0.0.1."""
         if isinstance(ports, str | bytes) or not hasattr(ports, "__iter__"):
-            raise PolicyError(f"ports is {ports!r}, not a list", fix="write Network.loopback([8000])")
+            raise PolicyError(
+                f"ports is {ports!r}, not a list",
+                fix="write Network.loopback([8000])",
+                why="one number is no list",
+            )
         from .hosts import checked_port
 
         return cls("loopback", ports=tuple(sorted({checked_port(port) for port in ports})))
@@ -94,7 +103,9 @@ class Network(Value):
         unknown = named - set(MANAGERS)
         if unknown:
             raise PolicyError(
-                f"there is no package manager {sorted(unknown)[0]!r}", fix=f"use {', '.join(MANAGERS)}"
+                f"there is no package manager {sorted(unknown)[0]!r}",
+                fix=f"use {', '.join(MANAGERS)}",
+                why="these are known",
             )
         return cls.allow(*entries(asked), *hosts, dns=dns)
 
@@ -140,9 +151,15 @@ def _nameservers(dns: object) -> tuple[str, ...]:
 def whole_seconds(patience: object) -> int:
     """The time that a decision of `on_connect` may take, checked and rounded up."""
     if isinstance(patience, bool) or not isinstance(patience, int | float):
-        raise PolicyError(f"on_connect_timeout is {patience!r}", why="it is not a number of seconds")
+        raise PolicyError(
+            f"on_connect_timeout is {patience!r}",
+            why="it is not a number of seconds",
+            fix="give a number such as 5",
+        )
     if not 0 < patience <= MOST_PATIENCE:  # nor NaN
         raise PolicyError(
-            f"on_connect_timeout is {patience!r}", why=f"it is more than 0 and at most {MOST_PATIENCE:.0f}"
+            f"on_connect_timeout is {patience!r}",
+            why=f"it is more than 0 and at most {MOST_PATIENCE:.0f}",
+            fix="choose one in that range",
         )
     return -int(-patience // 1)

@@ -46,7 +46,9 @@ def several(items: object, field: str) -> Iterable[object]:
             fix=f"write {field}=[{items!r}]",
         )
     if not hasattr(items, "__iter__") or isinstance(items, dict):
-        raise PolicyError(f"{field} is {items!r}, not a list", fix=f"write {field}=[...]")
+        raise PolicyError(
+            f"{field} is {items!r}, not a list", fix=f"write {field}=[...]", why="it is one thing, or a dict"
+        )
     iterable: Iterable[object] = items
     return iterable
 

@@ -100,9 +100,13 @@ class Policy(Value):
         if toolchains is None:
             toolchains = preset == "agent"
         if not isinstance(toolchains, bool):
-            raise PolicyError(f"toolchains is {toolchains!r}", why="it is neither True nor False")
+            raise PolicyError(
+                f"toolchains is {toolchains!r}", why="it is neither True nor False", fix="say True or False"
+            )
         if not isinstance(nested, bool):
-            raise PolicyError(f"nested is {nested!r}", why="it is neither True nor False")
+            raise PolicyError(
+                f"nested is {nested!r}", why="it is neither True nor False", fix="say True or False"
+            )
         if not isinstance(identity, Identity):
             raise PolicyError(
                 f"identity is {identity!r}", why="it is not an Identity", fix="say Identity(user='ada')"
@@ -116,13 +120,21 @@ class Policy(Value):
         if not isinstance(limits, Limits):
             raise PolicyError(f"limits is {limits!r}", why="it is not a Limits", fix="say Limits(timeout=60)")
         if not isinstance(system, bool):
-            raise PolicyError(f"system is {system!r}", why="it is neither True nor False")
+            raise PolicyError(
+                f"system is {system!r}", why="it is neither True nor False", fix="say True or False"
+            )
         if preset not in presets.NAMES:
             raise PolicyError(
-                f"there is no preset {preset!r}", fix=f"choose one of {', '.join(presets.NAMES)}"
+                f"there is no preset {preset!r}",
+                fix=f"choose one of {', '.join(presets.NAMES)}",
+                why="a policy begins with one of these",
             )
         if preset == "coding-agent" and home is None:
-            raise PolicyError("the preset coding-agent needs a home", fix="say Policy.coding_agent(home)")
+            raise PolicyError(
+                "the preset coding-agent needs a home",
+                fix="say Policy.coding_agent(home)",
+                why="the agent's configuration is in it",
+            )
         super().__init__(
             read=declared_all(read, "read"),
             write=declared_all(write, "write"),
@@ -251,7 +263,11 @@ def _check_rules(rules: object) -> None:
 def _home(home: AnyPath) -> str:
     path = declared(home, "home")
     if ":" in path or "\n" in path:
-        raise PolicyError(f"home is {path!r}", why="/etc/passwd cannot hold ':' or a line end in a path")
+        raise PolicyError(
+            f"home is {path!r}",
+            why="/etc/passwd cannot hold ':' or a line end in a path",
+            fix="choose another directory",
+        )
     return path
 
 

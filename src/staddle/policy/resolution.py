@@ -183,4 +183,8 @@ def _absence(error: OSError, path: str) -> Kind:
         return "missing"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "unreadable"
-    raise PolicyError(f"{path!r} cannot be looked at", why=os.strerror(error.errno or 0)) from None
+    raise PolicyError(
+        f"{path!r} cannot be looked at",
+        why=os.strerror(error.errno or 0),
+        fix="make it readable, or leave it out",
+    ) from None

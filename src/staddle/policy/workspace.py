@@ -124,7 +124,11 @@ def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> 
     alone = compile(by_itself, cwd="/", base=current_directory())
     if not any(grant.directory for grant in alone.grants):
         kind = "is not a directory" if alone.grants else "is denied by the policy"
-        raise PolicyError(f"the workspace {workspace!r} {kind}", fix="name another directory, or deny less")
+        raise PolicyError(
+            f"the workspace {workspace!r} {kind}",
+            fix="name another directory, or deny less",
+            why="a sandbox works in a directory that it can see",
+        )
     return alone
 
 

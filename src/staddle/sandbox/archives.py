@@ -139,7 +139,7 @@ def _unzipped(source: ByteSource) -> ByteSource:
 def _piece(file: ByteSource, size: int) -> bytes:
     data = file.read(size)
     if not isinstance(data, bytes):
-        raise InvalidCall("the tar is a text file", fix='open it with "rb"')
+        raise InvalidCall("the tar is a text file", fix='open it with "rb"', why="a tar is bytes")
     return data
 
 

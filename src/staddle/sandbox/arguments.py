@@ -71,12 +71,18 @@ def arguments(argv: Sequence[str]) -> tuple[str, ...]:
     try:
         words = tuple(argv)
     except TypeError:
-        raise InvalidCall(f"the arguments are {argv!r}", why="that is not a list") from None
+        raise InvalidCall(
+            f"the arguments are {argv!r}", why="that is not a list", fix='write sb.exec(["git", "status"])'
+        ) from None
     if not words or words[0] == "":
-        raise InvalidCall("there is no program to run", fix='write sb.exec(["git", "status"])')
+        raise InvalidCall(
+            "there is no program to run", fix='write sb.exec(["git", "status"])', why="the list is empty"
+        )
     for word in words:
         if not isinstance(word, str):
-            raise InvalidCall(f"the argument {word!r} is not text")
+            raise InvalidCall(
+                f"the argument {word!r} is not text", why="a program gets texts", fix="write str(…) around it"
+            )
         _plain(word, f"the argument {word!r}")
     return words
 
@@ -86,7 +92,11 @@ def seconds(timeout: object) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise InvalidCall(f"timeout is {timeout!r}", why="it is not a number of seconds, nor None")
+        raise InvalidCall(
+            f"timeout is {timeout!r}",
+            why="it is not a number of seconds, nor None",
+            fix="give a number such as 60, or None for no end",
+        )
     if not timeout > 0:  # nor NaN
         raise InvalidCall(f"timeout is {timeout!r}", why="nothing could run in it", fix="use None for no end")
     if timeout > LONGEST_TIMEOUT:
@@ -105,14 +115,22 @@ def input_bytes(stdin: object) -> bytes:
         try:
             return stdin.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise InvalidCall("stdin has characters that no byte stands for", fix="give bytes") from None
+            raise InvalidCall(
+                "stdin has characters that no byte stands for",
+                fix="give bytes",
+                why="it has a lone surrogate in it",
+            ) from None
     if isinstance(stdin, bytes | bytearray | memoryview):
         return bytes(stdin)
     if hasattr(stdin, "read"):  # its content, and never its descriptor: inside it could be opened anew
         data = stdin.read()
         if isinstance(data, bytes | str):
             return input_bytes(data)
-    raise InvalidCall(f"stdin is {stdin!r}", why="it is neither bytes, text nor a file")
+    raise InvalidCall(
+        f"stdin is {stdin!r}",
+        why="it is neither bytes, text nor a file",
+        fix="give bytes, text, or a file that is open for reading",
+    )
 
 
 def size(limit: object) -> int | None:
@@ -157,7 +175,11 @@ def variables(env: object, *, program: bool = False) -> dict[str, str]:
         raise InvalidCall(error.what, why=error.why, fix=error.fix) from None
     for name in () if program else pairs:
         if not (name.isascii() and name.isidentifier()):
-            raise InvalidCall(f"env names a variable {name!r}", why="a shell cannot set one of that name")
+            raise InvalidCall(
+                f"env names a variable {name!r}",
+                why="a shell cannot set one of that name",
+                fix="use letters, digits and underscores",
+            )
     return dict(pairs)
 
 
@@ -166,18 +188,26 @@ def directory(cwd: object) -> str:
     import os
 
     if not isinstance(cwd, str | os.PathLike):
-        raise InvalidCall(f"cwd is {cwd!r}", why="it is not a path")
+        raise InvalidCall(f"cwd is {cwd!r}", why="it is not a path", fix="name a directory inside")
     path = os.fsdecode(cwd)
     if not path:
-        raise InvalidCall("cwd is empty", fix="name a directory inside, or leave it out")
+        raise InvalidCall(
+            "cwd is empty",
+            fix="name a directory inside, or leave it out",
+            why="an empty path is no directory",
+        )
     return _plain(path, "cwd")
 
 
 def _plain(text: str, what: str) -> str:
     if "\0" in text:
-        raise InvalidCall(f"{what} has a NUL in it", why="no program can be given one")
+        raise InvalidCall(f"{what} has a NUL in it", why="no program can be given one", fix="take it out")
     try:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidCall(f"{what} has characters that no byte stands for") from None
+        raise InvalidCall(
+            f"{what} has characters that no byte stands for",
+            why="it has a lone surrogate in it",
+            fix="encode it as UTF-8, or pass bytes through os.fsdecode()",
+        ) from None
     return text

@@ -242,7 +242,9 @@ class CapturedCommand(CommandSpec):
         if callback is None:
             return capture.feed
         if not callable(callback):
-            raise InvalidCall(f"{name} is {callback!r}", why="it cannot be called")
+            raise InvalidCall(
+                f"{name} is {callback!r}", why="it cannot be called", fix="give a function that takes a text"
+            )
         told = TextCallback(callback)
         self._told.append(told)
 
@@ -342,7 +344,15 @@ def command_bytes(command: object) -> bytes:
     try:
         data = command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidCall("the command has characters that no byte stands for", fix="write UTF-8") from None
+        raise InvalidCall(
+            "the command has characters that no byte stands for",
+            fix="write UTF-8",
+            why="it has a lone surrogate in it",
+        ) from None
     if "\0" in command:
-        raise InvalidCall("the command has a NUL in it", why="a shell would silently drop it")
+        raise InvalidCall(
+            "the command has a NUL in it",
+            why="a shell would silently drop it",
+            fix="take it out, or pass it by stdin=",
+        )
     return data

@@ -150,7 +150,9 @@ class SandboxEnvironment(EnvironmentBase):
     def _checked_argv(self, argv: list[str]) -> list[str]:
         if not argv[0] or any("\0" in word for word in argv):
             why = "it has no name, or an argument has a NUL in it"
-            raise PolicyError(f"{argv[0]!r} cannot be run", why=why)
+            raise PolicyError(
+                f"{argv[0]!r} cannot be run", why=why, fix="name a program, and take the NUL out"
+            )
         return super()._checked_argv(list(arguments.arguments(argv)))
 
     def _run(
@@ -237,15 +239,37 @@ class SandboxEnvironment(EnvironmentBase):
         running, outcome = ran
         if running.failure:
             if outcome.exit_code == 127:
-                raise CommandNotFound(f"there is no program {argv[0]!r}")
-            raise LaunchFailed("the command did not start", why=shown(running.failure))
+                raise CommandNotFound(
+                    f"there is no program {argv[0]!r}",
+                    why="it is in no directory of the PATH inside",
+                    fix="give its full path, or install it inside",
+                )
+            raise LaunchFailed(
+                "the command did not start",
+                why=shown(running.failure),
+                fix="look at the program and its permissions",
+            )
         result = commands.result_of(outcome.exit_code, out, err, _violations(outcome))
         if outcome.reason == "timeout":
-            raise CommandTimeout(f"the command was ended after {bounds.timeout:g} seconds", result=result)
+            raise CommandTimeout(
+                f"the command was ended after {bounds.timeout:g} seconds",
+                result=result,
+                why="its time was up",
+                fix="give it more with timeout=, or in limits.timeout",
+            )
         if outcome.reason == "cancelled":
-            raise CommandCancelled("the command was cancelled", result=result)
+            raise CommandCancelled(
+                "the command was cancelled",
+                result=result,
+                why="its `cancel` event was set",
+                fix="run it again with an event that is not set",
+            )
         if outcome.reason == "closed":
-            raise SandboxClosed("the sandbox was closed while the command ran", fix="open another one")
+            raise SandboxClosed(
+                "the sandbox was closed while the command ran",
+                fix="open another one",
+                why="close() was called, or a limit ended it",
+            )
         return result
 
     def __repr__(self) -> str:

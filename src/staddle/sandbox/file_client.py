@@ -238,7 +238,7 @@ class FileClient:
 
     def _started(self) -> _socket.socket:
         if self._closed:
-            raise SandboxClosed("the sandbox is closed", fix="open another one")
+            raise SandboxClosed("the sandbox is closed", fix="open another one", why="close() was called")
         if not _code:
             from ..inside.agent.standalone import file_server_code
 
@@ -271,7 +271,7 @@ class FileClient:
         failure = process.failure if process is not None and process.poll() is not None else ""
         self._let_go()
         if self._closed:
-            return SandboxClosed("the sandbox is closed", fix="open another one")
+            return SandboxClosed("the sandbox is closed", fix="open another one", why="close() was called")
         if not self._agent.alive:
             return lost()
         return SessionError(

@@ -81,7 +81,9 @@ class FileTools:
         """Replace `old` by `new` in a file; how often. InvalidCall unless `old` is there once, or `every`."""
         before, after = (text.encode("utf-8", "surrogateescape") for text in (old, new))
         if not before:
-            raise InvalidCall("the text to replace is empty", fix="use write() or append()")
+            raise InvalidCall(
+                "the text to replace is empty", fix="use write() or append()", why="it is everywhere"
+            )
         content = self.read_bytes(path)
         found = content.count(before)
         if not found or (found > 1 and not every):
@@ -108,7 +110,9 @@ class FileTools:
         Done by the sandbox's own grep. `include` is a glob for names; binary files are left out.
         """
         if not isinstance(pattern, str) or not pattern or "\0" in pattern:
-            raise InvalidCall(f"the pattern is {pattern!r}", why="it is not a text")
+            raise InvalidCall(
+                f"the pattern is {pattern!r}", why="it is not a text", fix="write a glob such as '**/*.py'"
+            )
         inside, name = self._at(path)
         options = ["-F" if fixed else "-E", *(["-i"] if ignore_case else [])]
         if include is not None:

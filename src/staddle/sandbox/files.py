@@ -90,7 +90,9 @@ class Files(FileTools):
         for name, value in (("limit", limit), ("offset", offset), ("length", length)):
             wrong = isinstance(value, bool) or not isinstance(value, int) or value < 0
             if wrong and not (name == "length" and value is None):
-                raise InvalidCall(f"{name} is {value!r}", why="it is not a number of bytes")
+                raise InvalidCall(
+                    f"{name} is {value!r}", why="it is not a number of bytes", fix="give a whole number"
+                )
         with self.open(path) as file:
             if length is not None:
                 return part(file, offset, min(length, limit))
@@ -212,7 +214,9 @@ class Files(FileTools):
         patterns give relative paths.
         """
         if not isinstance(pattern, str):
-            raise InvalidCall(f"the pattern is {pattern!r}", why="it is not text")
+            raise InvalidCall(
+                f"the pattern is {pattern!r}", why="it is not text", fix="write a glob such as '**/*.py'"
+            )
         absolute = pattern.startswith("/")
         inside, directory = self._at("/" if absolute else ".")
         with named(pattern):
@@ -296,13 +300,17 @@ def directory(inside: OpenSandbox) -> str:
 def encoded(path: AnyPath) -> bytes:
     """A path as the kernel takes it."""
     if not isinstance(path, str | bytes | os.PathLike):
-        raise InvalidCall(f"the path is {path!r}", why="it is not a path")
+        raise InvalidCall(f"the path is {path!r}", why="it is not a path", fix="give text or a pathlib path")
     try:
         name = os.fsencode(path)
     except UnicodeError:
-        raise InvalidCall(f"{path!r} is no path", why="it has half a character in it") from None
+        raise InvalidCall(
+            f"{path!r} is no path",
+            why="it has half a character in it",
+            fix="pass bytes through os.fsdecode()",
+        ) from None
     if b"\0" in name:
-        raise InvalidCall(f"{path!r} is no path", why="it has a NUL in it")
+        raise InvalidCall(f"{path!r} is no path", why="it has a NUL in it", fix="take it out")
     if not name:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "")
     return name
@@ -323,7 +331,9 @@ def put(
             whole = memoryview(content).cast("B")
         except TypeError:
             raise InvalidCall(
-                f"the content is {type(content).__name__}", why="it is neither text, bytes nor a binary file"
+                f"the content is {type(content).__name__}",
+                why="it is neither text, bytes nor a binary file",
+                fix="encode it, or open the file with 'rb'",
             ) from None
         if whole.nbytes <= file_messages.INLINE:
             client.ask(operation, *words, whole.tobytes(), numbers=numbers)
@@ -348,24 +358,34 @@ def as_bytes(content: object) -> bytes:
     if isinstance(content, bytes | bytearray | memoryview):
         return bytes(content)
     if not isinstance(content, str):
-        raise InvalidCall(f"the content is {type(content).__name__}", why="it is neither text nor bytes")
+        raise InvalidCall(
+            f"the content is {type(content).__name__}",
+            why="it is neither text nor bytes",
+            fix="encode it, or use json.dumps()",
+        )
     try:
         return content.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidCall("the content has half a character in it", fix="give bytes") from None
+        raise InvalidCall(
+            "the content has half a character in it", fix="give bytes", why="it has a lone surrogate in it"
+        ) from None
 
 
 def checked_mode(mode: object) -> int:
     """Permissions, as bits."""
     if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
-        raise InvalidCall(f"the mode is {mode!r}", fix="give permissions such as 0o644")
+        raise InvalidCall(
+            f"the mode is {mode!r}",
+            fix="give permissions such as 0o644",
+            why="it is not a number of permissions",
+        )
     return mode
 
 
 def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
     while data := source.read(_CHUNK):
         if isinstance(data, str):
-            raise InvalidCall("the content is a text file", fix='open it with "rb"')
+            raise InvalidCall("the content is a text file", fix='open it with "rb"', why="files are bytes")
         yield data
 
 

@@ -43,7 +43,11 @@ class Pool:
         if idle is not None and (
             isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle <= LONGEST_TIMEOUT
         ):
-            raise InvalidCall(f"idle is {idle!r}", why="it is not a positive number of seconds")
+            raise InvalidCall(
+                f"idle is {idle!r}",
+                why="it is not a positive number of seconds",
+                fix="give a number such as 60",
+            )
         self._idle = idle
         self._open = _opener(options)
         self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
@@ -65,7 +69,11 @@ class Pool:
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
         ):
-            raise InvalidCall(f"timeout is {timeout!r}", why="it is not a number of seconds")
+            raise InvalidCall(
+                f"timeout is {timeout!r}",
+                why="it is not a number of seconds",
+                fix="give a number such as 5, or None",
+            )
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:
@@ -99,7 +107,9 @@ class Pool:
                 if self._closed:
                     return
                 raise InvalidCall(
-                    "this sandbox is not taken from the pool", why="it is not of this pool, or was released"
+                    "this sandbox is not taken from the pool",
+                    why="it is not of this pool, or was released",
+                    fix="release each sandbox once, to the pool that it is from",
                 )
             self._taken.discard(sandbox)
             self._leaving.append(sandbox)
@@ -158,7 +168,7 @@ class Pool:
 
     def _refuse_closed(self) -> None:
         if self._closed:
-            raise SandboxClosed("the pool is closed", fix="make a new one")
+            raise SandboxClosed("the pool is closed", fix="make a new one", why="close() was called")
 
     def _open_here(self) -> Sandbox:
         """Open a sandbox in the caller's thread, because none was warm; the caller gets the error."""
@@ -278,7 +288,11 @@ def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
 
 def _count(name: str, value: object, least: int, most: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidCall(f"{name} is {value!r}", why="it is not a whole number")
+        raise InvalidCall(f"{name} is {value!r}", why="it is not a whole number", fix="give one such as 4")
     if value < least or (most is not None and value > most):
-        raise InvalidCall(f"{name} is {value!r}", fix=f"choose {least} to {most}" if most else "at least 1")
+        raise InvalidCall(
+            f"{name} is {value!r}",
+            fix=f"choose {least} to {most}" if most else "at least 1",
+            why="it is too small or too large",
+        )
     return value

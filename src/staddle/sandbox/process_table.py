@@ -85,7 +85,11 @@ class ProcessMethods:
         if isinstance(pid, bool) or not isinstance(pid, int) or pid < 2:
             raise InvalidCall(f"kill({pid!r})", why="it is not the number of a process", fix="see ps()")
         if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
-            raise InvalidCall(f"{signal!r} is not a signal", fix="give a number such as 15")
+            raise InvalidCall(
+                f"{signal!r} is not a signal",
+                fix="give a number such as 15",
+                why="signals are numbers from 1 to 64",
+            )
         return bool(self._tell([pid], int(signal)))
 
 

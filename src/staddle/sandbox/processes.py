@@ -191,7 +191,11 @@ class Process:
     def wait_for_text(self, text: str, timeout: float | None = None) -> Output:
         """Wait until `text` is in its output, and return that. WaitTimeout if it does not come."""
         if not isinstance(text, str) or not text:
-            raise InvalidCall(f"the text is {text!r}", why="it is not a text to wait for")
+            raise InvalidCall(
+                f"the text is {text!r}",
+                why="it is not a text to wait for",
+                fix="give some text that it prints",
+            )
         until = _until(timeout)
         while True:
             seen = self.output(0)
@@ -206,7 +210,9 @@ class Process:
     def wait_for_port(self, port: int, timeout: float | None = None) -> None:
         """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
         if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-            raise InvalidCall(f"the port is {port!r}", fix="choose a whole number from 1 to 65535")
+            raise InvalidCall(
+                f"the port is {port!r}", fix="choose a whole number from 1 to 65535", why="it is no port"
+            )
         until = _until(timeout)
         while not self._has_port(port):
             if not self.running or (until is not None and time.monotonic() >= until):
@@ -216,7 +222,11 @@ class Process:
     def _missed(self, what: str, said: str) -> WaitTimeout:
         code = self.poll()
         why = "the time is up" if code is None else f"it ended with {code}"
-        return WaitTimeout(what, why=f"{why}{f': {shown(said.strip())}' if said.strip() else ''}")
+        return WaitTimeout(
+            what,
+            why=f"{why}{f': {shown(said.strip())}' if said.strip() else ''}",
+            fix="wait longer with timeout=, or look at output()",
+        )
 
     def stream(self) -> Iterator[Chunk]:
         """Iterate over what it prints from now on, as it comes, to its end; a piece may end anywhere."""
@@ -238,7 +248,11 @@ class Process:
         told = {"stdout": on_stdout, "stderr": on_stderr}
         for name, callback in told.items():
             if callback is not None and not callable(callback):
-                raise InvalidCall(f"on_{name} is {callback!r}", why="it cannot be called")
+                raise InvalidCall(
+                    f"on_{name} is {callback!r}",
+                    why="it cannot be called",
+                    fix="give a function that takes a text",
+                )
         callbacks = {name: TextCallback(callback) for name, callback in told.items() if callback is not None}
 
         def work() -> None:
@@ -286,7 +300,11 @@ class Process:
     def stdin_fileno(self) -> int:
         """The descriptor of its standard input, to wait for room there."""
         if self._streams.stdin < 0:
-            raise InvalidCall("its standard input is closed")
+            raise InvalidCall(
+                "its standard input is closed",
+                why="close_stdin() was called, or the process has ended",
+                fix="start it again",
+            )
         return self._streams.stdin
 
     def end_fileno(self) -> int:
@@ -405,5 +423,9 @@ def _until(timeout: float | None) -> float | None:
 
 def _number(signal: object) -> int:
     if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
-        raise InvalidCall(f"{signal!r} is not a signal", fix="give a number such as 15, or signal.SIGTERM")
+        raise InvalidCall(
+            f"{signal!r} is not a signal",
+            fix="give a number such as 15, or signal.SIGTERM",
+            why="signals are numbers from 1 to 64",
+        )
     return int(signal)

@@ -318,12 +318,18 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         With `user` it is that user's. Such a session is not part of snapshots.
         """
         if not isinstance(name, str) or not name:
-            raise InvalidCall(f"the session's name is {name!r}", fix="give it a short text")
+            raise InvalidCall(
+                f"the session's name is {name!r}", fix="give it a short text", why="it is empty, or no text"
+            )
         with self._lock:
             inside = self._now()
             other = spawn.account(inside, user)
             if name == MAIN and other is not None:
-                raise InvalidCall(f"the session {MAIN!r} is not {other.name}'s", fix="choose another name")
+                raise InvalidCall(
+                    f"the session {MAIN!r} is not {other.name}'s",
+                    fix="choose another name",
+                    why="it is the sandbox's own user's",
+                )
             return inside.main if name == MAIN else inside.session(name, other)
 
     def reset(self) -> None:
@@ -334,7 +340,11 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         with self._lock:
             self._now()
             if self._settings.keep is not None:
-                raise InvalidCall("a sandbox with keep= cannot be reset", fix="discard() its changes")
+                raise InvalidCall(
+                    "a sandbox with keep= cannot be reset",
+                    fix="discard() its changes",
+                    why="what is kept would be lost",
+                )
             fresh = OpenSandbox(self._settings)
             old, self._inside = self._inside, fresh
         old.close()

@@ -268,7 +268,11 @@ class Session:
     def _refuse_closed(self) -> None:
         """SandboxClosed, if it is."""
         if self._closed:
-            raise SandboxClosed(f"the session {self.name!r} is closed", fix="open another one")
+            raise SandboxClosed(
+                f"the session {self.name!r} is closed",
+                fix="open another one",
+                why="close() was called, on it or on its sandbox",
+            )
 
     def _remember(self, command: str) -> None:
         """Add a command to the history. CommandRefused, if the policy's rules speak against it."""

@@ -45,7 +45,11 @@ class Terminal:
     def fileno(self) -> int:
         """Readable when there is something to read, or the program has ended."""
         if self._master < 0:
-            raise SandboxClosed("the terminal is closed")
+            raise SandboxClosed(
+                "the terminal is closed",
+                why="close() was called, on it or on its sandbox",
+                fix="open another one",
+            )
         return self._master
 
     @property
@@ -147,4 +151,8 @@ def size(rows: int, cols: int) -> None:
     """InvalidCall, unless a terminal can have that size."""
     for name, value in (("rows", rows), ("cols", cols)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-            raise InvalidCall(f"{name} is {value!r}", fix=f"choose a whole number from 1 to {_LARGEST}")
+            raise InvalidCall(
+                f"{name} is {value!r}",
+                fix=f"choose a whole number from 1 to {_LARGEST}",
+                why="a terminal has no such size",
+            )

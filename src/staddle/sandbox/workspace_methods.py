@@ -194,7 +194,9 @@ class WorkspaceMethods:
         since, as far as a look at some entries tells; `snapshot.drift()` looks at all.
         """
         if processes not in ("end", "keep"):
-            raise InvalidCall(f"processes is {processes!r}", fix='say "end" or "keep"')
+            raise InvalidCall(
+                f"processes is {processes!r}", fix='say "end" or "keep"', why="there is no such choice"
+            )
         if isinstance(snapshot, str):
             snapshot = _labelled(self.snapshots(), snapshot)
         inside = self._now()
@@ -301,7 +303,9 @@ def _by_tree(
     try:
         return workspace.by_tree(paths, _directory(workspace, sessions))
     except ValueError as error:
-        raise InvalidCall(str(error)) from None
+        raise InvalidCall(
+            str(error), why="it is not a path in this sandbox", fix="name paths as sb.diff() does"
+        ) from None
 
 
 def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
@@ -324,7 +328,11 @@ def _below(
     found = _by_tree(workspace, paths, sessions)
     elsewhere = [root for root in found or () if root != WORKSPACE_PATH]
     if elsewhere:
-        raise InvalidCall(f"{elsewhere[0]!r} is not in the workspace", why="nothing else is ever taken over")
+        raise InvalidCall(
+            f"{elsewhere[0]!r} is not in the workspace",
+            why="nothing else is ever taken over",
+            fix="use sb.files.read() or download_tar() for what is elsewhere",
+        )
     return None if found is None else tuple(found[WORKSPACE_PATH])
 
 
@@ -334,4 +342,8 @@ def _labelled(snapshots: list[Snapshot], label: object) -> Snapshot:
         if snapshot.label == label:
             return snapshot
     known = ", ".join(sorted({repr(each.label) for each in snapshots if each.label})) or "there is none"
-    raise InvalidCall(f"there is no snapshot {label!r}", why=f"those with a label: {known}")
+    raise InvalidCall(
+        f"there is no snapshot {label!r}",
+        why=f"those with a label: {known}",
+        fix="name one of these, or give the Snapshot itself",
+    )

@@ -162,7 +162,9 @@ class Shell:
         """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
         command = self._current
         if command is None:
-            raise SessionBusy("no command was begun", fix="call begin() first")
+            raise SessionBusy(
+                "no command was begun", fix="call begin() first", why="there is nothing to wait for"
+            )
         try:
             outcome = self._finish(command)
         finally:
@@ -356,4 +358,4 @@ class Shell:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SandboxClosed("the session is closed", fix="open another one")
+            raise SandboxClosed("the session is closed", fix="open another one", why="its sandbox has ended")

@@ -23,7 +23,11 @@ _ENTRY = re.compile(r"[A-Za-z0-9.:*/\[\]_-]{1,300}")
 def add_host(file: str, entry: str, workspace: str) -> None:
     """Have the policy file allow `entry`. PolicyError, and no change, if it would mean something else."""
     if not _ENTRY.fullmatch(entry):
-        raise PolicyError(f"{entry!r} cannot be written to a policy file")
+        raise PolicyError(
+            f"{entry!r} cannot be written to a policy file",
+            why="TOML has no spelling for it",
+            fix="leave it out",
+        )
     with open(file, encoding="utf-8") as stream:
         before = stream.read()
     after = added(before, entry)

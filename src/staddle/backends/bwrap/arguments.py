@@ -130,7 +130,9 @@ def packed(words: Iterable[str]) -> bytes:
         )
     data = os.fsencode("\0".join([*listed, ""]))
     if data.count(b"\0") != len(listed):
-        raise PolicyNotEnforceable("a path or variable has a NUL in it", why="nothing can be called so")
+        raise PolicyNotEnforceable(
+            "a path or variable has a NUL in it", why="nothing can be called so", fix="take it out"
+        )
     return data
 
 

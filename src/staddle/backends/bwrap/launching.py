@@ -86,7 +86,9 @@ def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str])
         give.close()
         if isinstance(error, OSError):
             why = error.strerror or str(error)
-            raise LaunchFailed("the sandbox could not be prepared", why=why) from error
+            raise LaunchFailed(
+                "the sandbox could not be prepared", why=why, fix="`staddle doctor` tries every step"
+            ) from error
         raise
 
 

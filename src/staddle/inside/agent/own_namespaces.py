@@ -51,7 +51,11 @@ def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int
         ours.close()
         os.waitpid(child, 0)
     if said != _DONE or len(found) != 1:
-        raise LaunchFailed(said.decode("utf-8", "replace") or "its view was not made")
+        raise LaunchFailed(
+            said.decode("utf-8", "replace") or "its view was not made",
+            why="a step of the setup failed inside",
+            fix="`staddle doctor` tries what this host can do",
+        )
     return found[0]
 
 

@@ -110,7 +110,11 @@ def checked(on_connect: object, *, awaited: bool) -> OnConnect | None:
     if on_connect is None:
         return None
     if not callable(on_connect):
-        raise InvalidCall(f"on_connect is {on_connect!r}", why="it cannot be called")
+        raise InvalidCall(
+            f"on_connect is {on_connect!r}",
+            why="it cannot be called",
+            fix="give a function that takes an Event",
+        )
     code = getattr(on_connect, "__code__", None) or getattr(type(on_connect).__call__, "__code__", None)
     if not awaited and code is not None and code.co_flags & _COROUTINE:
         raise InvalidCall(

@@ -135,6 +135,7 @@ class GatewayBounds(Value):
                 raise PolicyError(
                     f"{name} of a network gateway cannot be {value!r}",
                     why=f"it is a whole number from {least} on",
+                    fix="choose one in that range",
                 )
 
 

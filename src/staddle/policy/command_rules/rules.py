@@ -57,10 +57,18 @@ class Rule(Value):
     def __post_init__(self) -> None:
         for field in self._fields:
             if not isinstance(getattr(self, field), str):
-                raise PolicyError(f"the {field} of a rule is {getattr(self, field)!r}", why="it is not text")
+                raise PolicyError(
+                    f"the {field} of a rule is {getattr(self, field)!r}",
+                    why="it is not text",
+                    fix="write text",
+                )
         words = self.command.split()
         if not words or UNKNOWN in self.command:
-            raise PolicyError(f"a rule for {self.command!r}", why="it names no program")
+            raise PolicyError(
+                f"a rule for {self.command!r}",
+                why="it names no program",
+                fix="begin it with a program, as in 'git push'",
+            )
         self._set("_program", Segment(words[0]))
         self._set("_arguments", words[1:])
 
@@ -73,7 +81,11 @@ class Rule(Value):
         for name in names:
             if name not in KINDS:
                 known = ", ".join(KINDS)
-                raise PolicyError(f"there is no ready-made set {name!r}", fix=f"choose of {known}")
+                raise PolicyError(
+                    f"there is no ready-made set {name!r}",
+                    fix=f"choose of {known}",
+                    why="these come with staddle",
+                )
             why, commands = KINDS[name]
             found += [cls(command, owner, reason or why) for command in commands]
         return tuple(found)
@@ -122,7 +134,9 @@ class CommandRules(Value):
         unknown: Literal["refuse", "allow"] = "refuse",
     ) -> None:
         if unknown not in ("refuse", "allow"):
-            raise PolicyError(f"unknown is {unknown!r}", fix="say 'refuse' or 'allow'")
+            raise PolicyError(
+                f"unknown is {unknown!r}", fix="say 'refuse' or 'allow'", why="there is no such choice"
+            )
         denied = _rules(deny, "deny")
         _refuse_two_owners(denied)
         super().__init__(denied, None if allow is None else _rules(allow, "allow"), unknown)
@@ -171,7 +185,11 @@ class _RuleCheck:
     def script(self, text: str, depth: int) -> Iterator[tuple[Invocation | Unclear, bool]]:
         self._scripts += 1
         if depth > _DEEPEST or self._scripts > _MOST_SCRIPTS:
-            raise CommandNotUnderstood("there are too many scripts in this script", fix="write it plainly")
+            raise CommandNotUnderstood(
+                "there are too many scripts in this script",
+                fix="write it plainly",
+                why="it is nested deeper than is checked",
+            )
         read = shell_parser.parse(text)
         for command in read.commands:
             is_function = command.words[0] in read.functions

@@ -75,7 +75,9 @@ def parse(text: str) -> Script:
             f"the script has {len(data)} bytes", why=f"at most {LONGEST} are read", fix="split it"
         )
     if b"\0" in data:
-        raise CommandNotUnderstood("the script has a NUL in it", why="no argument can hold one")
+        raise CommandNotUnderstood(
+            "the script has a NUL in it", why="no argument can hold one", fix="take it out"
+        )
     return _script(_tree(data))
 
 
@@ -110,7 +112,9 @@ def _tree(data: bytes) -> Any:
                 alarm.cancel()
     if len(tree) > _MOST_TREE or process.returncode < 0:
         raise CommandNotUnderstood(
-            "the script has too many parts to be checked", fix="put it into a file, or split it"
+            "the script has too many parts to be checked",
+            fix="put it into a file, or split it",
+            why="checking it would take too long",
         )
     if process.returncode != 0:
         raise CommandNotUnderstood("the script cannot be read as bash", why=said, fix="correct it")
@@ -118,7 +122,9 @@ def _tree(data: bytes) -> Any:
         return json.loads(tree)
     except (ValueError, RecursionError) as error:
         raise CommandNotUnderstood(
-            "the script could not be read", why=f"shfmt answered what is not understood ({error})"
+            "the script could not be read",
+            why=f"shfmt answered what is not understood ({error})",
+            fix="install another version of shfmt, or split the script",
         ) from None
 
 

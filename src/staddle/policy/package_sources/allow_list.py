@@ -31,7 +31,11 @@ def read(
     readers = {"pip": pip_config.read, "apt": apt_config.read, "npm": npm_config.read}
     for manager in managers:
         if manager not in readers:
-            raise PolicyError(f"there is no package manager {manager!r}", fix=f"use {', '.join(readers)}")
+            raise PolicyError(
+                f"there is no package manager {manager!r}",
+                fix=f"use {', '.join(readers)}",
+                why="these are known",
+            )
         readers[manager](place, found)
     _common_proxies(place, found, managers)
     return found

@@ -463,7 +463,11 @@ class AsyncSandbox:
 
     def _there(self) -> Sandbox:
         if self._sandbox is None:
-            raise SessionError("the sandbox is not open yet", fix="use `async with`, or run something first")
+            raise SessionError(
+                "the sandbox is not open yet",
+                fix="use `async with`, or run something first",
+                why="it is opened by the first call that is awaited",
+            )
         return self._sandbox
 
     @property
@@ -472,5 +476,5 @@ class AsyncSandbox:
 
     def _now(self) -> Sandbox:
         if self._closed:
-            raise SandboxClosed("the sandbox is closed", fix="open another one")
+            raise SandboxClosed("the sandbox is closed", fix="open another one", why="close() was called")
         return self._there()

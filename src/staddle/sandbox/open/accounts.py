@@ -55,7 +55,9 @@ def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
     `ids` are mapped inside. InvalidCall where there is no such user, UserUnavailable where its id is missing.
     """
     if isinstance(user, bool) or not isinstance(user, str | int) or user == "":
-        raise InvalidCall(f"user is {user!r}", why="it is neither a name nor a number")
+        raise InvalidCall(
+            f"user is {user!r}", why="it is neither a name nor a number", fix="say user='root', or a number"
+        )
     if isinstance(user, str) and user.isascii() and user.isdigit():
         user = int(user)
     if user in (own.user, own.uid):
@@ -67,6 +69,7 @@ def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
         raise InvalidCall(
             f"there is no user {user!r} inside",
             fix=f"say user={own.user!r}, user={ROOT.name!r}, or make one as root (useradd)",
+            why="/etc/passwd inside does not have it",
         )
     if not 0 < found.uid < ids or not 0 <= found.gid < ids:
         raise UserUnavailable(

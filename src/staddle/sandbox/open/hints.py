@@ -57,7 +57,9 @@ def unknown_option(name: str) -> str:
 def checked_place(place: object, workspace: object) -> str | None:
     """Another path for the workspace inside; None if it is the usual one."""
     if not isinstance(place, str | os.PathLike):
-        raise InvalidCall(f"workspace_at is {place!r}", why="it is not a path")
+        raise InvalidCall(
+            f"workspace_at is {place!r}", why="it is not a path", fix="give an absolute path inside"
+        )
     path = os.fsdecode(place)
     normal = os.path.normpath(path)
     if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
@@ -79,7 +81,11 @@ def checked_place(place: object, workspace: object) -> str | None:
 def checked_title(name: object) -> str:
     """A name for people to know it by."""
     if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or not name.isprintable():
-        raise InvalidCall(f"name is {name!r}", fix=f"give a text of at most {_LONGEST_NAME} characters")
+        raise InvalidCall(
+            f"name is {name!r}",
+            fix=f"give a text of at most {_LONGEST_NAME} characters",
+            why="it is no text, or too long",
+        )
     return name
 
 
@@ -88,8 +94,16 @@ def checked_labels(labels: object) -> Mapping[str, str]:
     from collections.abc import Mapping
 
     if not isinstance(labels, Mapping) or len(labels) > _MOST_LABELS:
-        raise InvalidCall(f"labels is {labels!r}", why=f"it is not a dict of at most {_MOST_LABELS} texts")
+        raise InvalidCall(
+            f"labels is {labels!r}",
+            why=f"it is not a dict of at most {_MOST_LABELS} texts",
+            fix="give a dict such as {'task': '17'}",
+        )
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str) or len(key) + len(value) > _LONGEST_LABEL:
-            raise InvalidCall(f"labels has {key!r}: {value!r}", why="both are texts, and not long ones")
+            raise InvalidCall(
+                f"labels has {key!r}: {value!r}",
+                why="both are texts, and not long ones",
+                fix="shorten it, and write str(…) around numbers",
+            )
     return dict(labels)

@@ -240,4 +240,8 @@ def _sandbox_limits(limits: Limits, workspace: SandboxWorkspace | None) -> Sandb
     try:
         return SandboxLimits(limits, workspace)
     except OSError as error:
-        raise LaunchFailed("the limits could not be put on", why=error.strerror or str(error)) from error
+        raise LaunchFailed(
+            "the limits could not be put on",
+            why=error.strerror or str(error),
+            fix="see `staddle doctor` about limits, or set Limits.none()",
+        ) from error

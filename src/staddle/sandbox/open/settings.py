@@ -104,9 +104,15 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             raise TypeError(unknown_option(unknown))
         policy = policy.replace(**given)
     if mode not in MODES:
-        raise InvalidCall(f"there is no mode {mode!r}", fix=f"choose {', '.join(MODES)}")
+        raise InvalidCall(
+            f"there is no mode {mode!r}",
+            fix=f"choose {', '.join(MODES)}",
+            why="a workspace is shown in one of these ways",
+        )
     if not isinstance(best_effort, bool):
-        raise InvalidCall(f"best_effort is {best_effort!r}", why="it is neither True nor False")
+        raise InvalidCall(
+            f"best_effort is {best_effort!r}", why="it is neither True nor False", fix="say True or False"
+        )
     if backend != "auto":
         backends.get(str(backend))
     kept = None if keep is None else _kept_name(keep, str(mode))
@@ -116,11 +122,15 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         workspace = workspace_of(kept)
     if workspace is not None:
         if not isinstance(workspace, str | os.PathLike):
-            raise InvalidCall(f"workspace is {workspace!r}", why="it is not a path")
+            raise InvalidCall(
+                f"workspace is {workspace!r}", why="it is not a path", fix="give the path of a directory"
+            )
         workspace = _real(os.path.expanduser(os.fsdecode(workspace)))
         if not os.path.isdir(workspace):
             raise InvalidCall(
-                f"the workspace {workspace!r} is not a directory", fix="make it first, or leave it out"
+                f"the workspace {workspace!r} is not a directory",
+                fix="make it first, or leave it out",
+                why="a file is there, or nothing",
             )
     variables = Environment() if env is None else checked(env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)

@@ -266,11 +266,14 @@ class PersistentWorkspace(OverlayWorkspace):
         try:
             session_record.checked_label(label)
         except ValueError as error:
-            raise InvalidCall(f"the label {label!r} cannot be used", why=str(error)) from None
+            raise InvalidCall(
+                f"the label {label!r} cannot be used", why=str(error), fix="use letters, digits and dashes"
+            ) from None
         if label in self.snapshots:
             raise InvalidCall(
                 f"the kept sandbox {self.record.name!r} has a snapshot {label!r} already",
                 fix=f"choose another label, or delete it: staddle snapshot {self.record.name} --delete ...",
+                why="labels of kept snapshots are names",
             )
         following: dict[str, Stack] = {}
         taken = {}
@@ -337,7 +340,9 @@ class PersistentWorkspace(OverlayWorkspace):
         if label not in self.snapshots:
             known = ", ".join(map(repr, self.snapshots)) or "it has none"
             raise InvalidCall(
-                f"the kept sandbox {self.record.name!r} has no snapshot {label!r}", why=f"there is: {known}"
+                f"the kept sandbox {self.record.name!r} has no snapshot {label!r}",
+                why=f"there is: {known}",
+                fix="name one of these",
             )
         return self.snapshots[label]
 

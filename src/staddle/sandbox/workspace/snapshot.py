@@ -339,7 +339,7 @@ def history(workspace: SandboxWorkspace) -> History:
 def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
-        raise InvalidCall(f"the label is {label!r}", why="it is not text")
+        raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not continued: who goes on with a snapshot may not have a root.
     continued = [session for session in sessions if not session._user]
     shells = {session.name: saved for session in continued if (saved := _saved(session)) is not None}
@@ -416,7 +416,11 @@ def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> N
     from .overlay import OverlayWorkspace
 
     if not isinstance(workspace, OverlayWorkspace):
-        raise LayerError("this sandbox has no layers", why="its workspace is a copy")
+        raise LayerError(
+            "this sandbox has no layers",
+            why="its workspace is a copy",
+            fix="open it with mode='overlay' on the namespaces backend",
+        )
     following: dict[str, Stack] = {}
     try:
         for root, below in bases.items():

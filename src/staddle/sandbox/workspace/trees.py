@@ -135,7 +135,11 @@ class MountedTrees:
         With `alone`, False and nothing is done when a process other than an idle shell uses the old ones.
         """
         if self._make is None:
-            raise LayerError("this sandbox has no layers")
+            raise LayerError(
+                "this sandbox has no layers",
+                why="its changes are made directly, or in a copy",
+                fix="open it with mode='overlay' on the namespaces backend",
+            )
         return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
 
     @property

@@ -90,7 +90,11 @@ class SandboxWorkspace(ABC):
     def mounts(self) -> MountedTrees:
         """The trees as they are mounted in the sandbox that has this open. LayerError while there is none."""
         if self._mounted is None:
-            raise LayerError("no sandbox has these layers")
+            raise LayerError(
+                "no sandbox has these layers",
+                why="it was closed, or never opened",
+                fix="open a sandbox first",
+            )
         return self._mounted
 
     # ------------------------------------------------------------ shells
@@ -195,7 +199,11 @@ class SandboxWorkspace(ABC):
         try:
             target = HostDirectory.of(os.path.realpath(to))
         except OSError as error:
-            raise InvalidCall(f"{to!r} cannot be committed to", why=error.strerror or str(error)) from None
+            raise InvalidCall(
+                f"{to!r} cannot be committed to",
+                why=error.strerror or str(error),
+                fix="name a directory that you can write",
+            ) from None
         view = self.stack.view().replace(bases=(target,))
         if isinstance(self.directory, HostDirectory) and self.directory.is_same(target):
             return view, self.baseline  # it was moved there

@@ -1,0 +1,62 @@
+"""Every error says what happened, why, and how to fix it: counted in the source, call by call."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from staddle import errors
+
+SOURCE = Path(errors.__file__).parent
+KINDS = {
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.StaddleError)
+}
+#: Kinds that need no cause, each with the reason.
+NO_CAUSE = {"UsageError": "what it says is the mistake on the command line, which is the cause"}
+
+pytestmark = pytest.mark.same_for_everyone
+
+
+def constructors() -> list[tuple[str, str, ast.Call]]:
+    """(place, kind, call) of every error that the source makes."""
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+                if name in KINDS:
+                    found.append((f"{file.relative_to(SOURCE)}:{node.lineno}", name, node))
+    return found
+
+
+def says(call: ast.Call, name: str) -> bool:
+    """Whether the call gives `name`, and not as an empty text. `**more` may."""
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            return True
+        if keyword.arg == name:
+            return not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
+    return False
+
+
+def test_there_are_many_to_count() -> None:
+    assert len(constructors()) > 500
+
+
+@pytest.mark.parametrize("part", ["why", "fix"])
+def test_every_error_says_it(part: str) -> None:
+    exempt = NO_CAUSE if part == "why" else {}
+    missing = [
+        f"{place} {kind}: {ast.unparse(call)[:120]}"
+        for place, kind, call in constructors()
+        if kind not in exempt and not says(call, part)
+    ]
+    assert not missing, "\n".join((f"{len(missing)} without {part}=", *missing))
+
+
+def test_exceptions_are_of_kinds_that_exist() -> None:
+    assert set(NO_CAUSE) <= KINDS
