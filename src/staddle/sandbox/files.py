@@ -400,10 +400,16 @@ def part(file: IO[bytes], offset: int, length: int) -> bytes:
 
 def within(file: IO[bytes], limit: int, path: AnyPath, offset: int = 0) -> bytes:
     """Read all of a file, of no more than `limit` bytes. Nothing is read of one that says it is larger."""
-    data = bytearray()
-    is_larger = os.fstat(file.fileno()).st_size - offset > limit
+    expected = os.fstat(file.fileno()).st_size - offset
+    is_larger = expected > limit
     if offset:
         file.seek(offset)
+    data = bytearray()
+    if _CHUNK < expected <= limit:  # in one piece: appending and copying keeps other threads waiting
+        whole = file.read(expected + 1)
+        if len(whole) <= expected:
+            return whole
+        data += whole
     while not is_larger and len(data) <= limit:
         piece = file.read(min(_CHUNK, limit + 1 - len(data)))
         if not piece:  # nothing, or nothing yet: a file of the system that waits is not waited for
