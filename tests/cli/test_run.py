@@ -298,6 +298,19 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 
 @pytest.mark.same_for_everyone
+@pytest.mark.same_for_everyone
+def test_output_that_nobody_reads_on_is_no_failure_of_ours() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [*COMMAND, "doctor"], env=environment(), stdout=writing, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_change_nothing_else(closed: str, tmp_path: Path) -> None:
     words = " ".join(map(shlex.quote, [*COMMAND, "run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]))

@@ -54,6 +54,40 @@ def test_a_workspace_may_be_called_anything(tmp_path: Path, name: str) -> None:
     worked_on(tmp_path / name, tmp_path / "archive")
 
 
+#: Which layers wait for the disk: those of a sandbox whose layers are kept.
+_ON_A_DISK = """
+import sys
+from staddle import Sandbox
+for keep in (None, "kept"):
+    with Sandbox(sys.argv[1], keep=keep) as sb:
+        sb.run("echo new > file", check=True)
+        sb.snapshot()
+        mounts = sb.run("grep ' /workspace ' /proc/self/mountinfo").stdout
+        print("volatile" in mounts, flush=True)
+"""
+
+
+def test_layers_on_a_disk_do_not_wait_for_it_unless_they_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with tempfile.TemporaryDirectory(prefix="layers", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        for name in ("layers", "state"):
+            os.mkdir(f"{place}/{name}")
+        variables = {
+            "STADDLE_LAYERS": f"{place}/layers",
+            "XDG_STATE_HOME": f"{place}/state",
+            "PYTHONPATH": str(SRC),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", _ON_A_DISK, str(tmp_path / "work")],
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "True\nFalse\n", done.stderr
+
+
 @pytest.mark.parametrize("place", ["/var/tmp", MEMORY])
 def test_a_workspace_may_be_on_a_disk_or_in_memory(place: str, tmp_path: Path) -> None:
     workspace = Path(tempfile.mkdtemp(prefix="place", dir=place))

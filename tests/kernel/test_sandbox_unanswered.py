@@ -159,6 +159,18 @@ def test_an_agent_that_does_not_answer_ends_with_its_sandbox(backend: str) -> No
     bounded(main)
 
 
+def test_an_agent_that_was_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bash_process, "_LAST_PATIENCE", 3600.0)
+
+    def main() -> None:
+        with Sandbox() as sb:
+            sb.run("x=1")
+            with stopped_agent(sb), pytest.raises(SandboxLost, match="stopped"):
+                sb.run("sleep 1000", timeout=0.3)
+
+    bounded(main)
+
+
 @stopped
 @everywhere
 def test_a_program_whose_agent_does_not_answer(backend: str) -> None:

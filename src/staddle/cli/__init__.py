@@ -58,6 +58,10 @@ usage: staddle COMMAND [options] ...
 """
 
 
+#: As a program that SIGPIPE ends: its output was not read to the end (`staddle diff | grep -q`). No failure.
+_UNREAD = 141
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; 125 is our own failure."""
     gc.disable()  # a short life: looking for garbage in freshly loaded code costs more than it frees
@@ -89,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of our output is gone; the interpreter must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return OURS
+        return _UNREAD
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -105,7 +109,7 @@ def command() -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        status = status or OURS  # the reader of our output is gone
+        status = status or _UNREAD  # the reader of our output is gone
     os._exit(status)
 
 

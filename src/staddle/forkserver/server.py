@@ -143,7 +143,7 @@ class ForkServer:
             self._tidy()
 
     def _send_trees(self, request: SandboxRequest, borrowed: list[int], sockets: list[int]) -> None:
-        trees = server_mounts.take_all(request, self._old_root, borrowed)
+        trees = server_mounts.take_all(request, self._old_root, borrowed, self._is_volatile)
         try:
             _pass_on(sockets, trees)
         finally:
@@ -162,7 +162,7 @@ class ForkServer:
         trees: list[int] = []
         try:
             try:
-                trees = server_mounts.take_all(request, self._old_root, borrowed)
+                trees = server_mounts.take_all(request, self._old_root, borrowed, self._is_volatile)
             finally:
                 spare = spare or self._made()
         except BaseException:
@@ -215,6 +215,11 @@ class ForkServer:
             os.close(self._held[store])
         self._held[store] = users
         fcntl.flock(users, fcntl.LOCK_SH)
+
+    def _is_volatile(self, upper: bytes) -> bool:
+        """Whether a layer is on a disk, and not of a kept sandbox: it goes with the host program."""
+        store = os.path.dirname(os.path.dirname(upper))
+        return store not in self._held and not store.startswith(own_namespaces.IN_MEMORY)
 
     def _put_by(self, extra_fds: list[int]) -> None:
         """Keep the cgroup descriptors that came along. The tally file of limits, if any, is before them."""

@@ -78,10 +78,13 @@ class Moved(Exception):
     """Another directory is at this path: the host's mounts have changed since the fork server was started."""
 
 
-def take_all(request: SandboxRequest, old_root: int, borrowed: list[int]) -> list[int]:
+def take_all(
+    request: SandboxRequest, old_root: int, borrowed: list[int], is_volatile: Callable[[bytes], bool]
+) -> list[int]:
     """The mounts that are asked for, attached nowhere: the workspace first, then further trees.
 
-    Removes from `borrowed`, the descriptors that root has opened, those that it uses.
+    `is_volatile` tells whether a layer need not survive a crash of the machine. Removes from `borrowed`, the
+    descriptors that root has opened, those that it uses.
     """
     found: list[int] = []
     try:
@@ -89,11 +92,13 @@ def take_all(request: SandboxRequest, old_root: int, borrowed: list[int]) -> lis
             tree = borrowed.pop(0) if borrowed else None
             if request.upper:
                 base = _found(request, old_root) if tree is None else tree
-                found.append(_layered(request.upper, request.work, request.lowers, base, old_root, tree))
+                above = (request.upper, request.work, is_volatile(request.upper))
+                found.append(_layered(above, request.lowers, base, old_root, tree))
             else:
                 found.append(_taken(request, old_root) if tree is None else tree)
         for _, upper, work, lowers in request.trees:
-            found.append(_layered(upper, work, lowers.split(b"\0"), None, old_root, None))
+            above = (upper, work, is_volatile(upper))
+            found.append(_layered(above, lowers.split(b"\0"), None, old_root, None))
         return found
     except BaseException:
         for fd in found:
@@ -101,19 +106,29 @@ def take_all(request: SandboxRequest, old_root: int, borrowed: list[int]) -> lis
         raise
 
 
-def _layered(  # noqa: PLR0917 - one caller
-    upper: bytes, work: bytes, lowers: Sequence[bytes], base: int | None, old_root: int, borrowed: int | None
+def _layered(
+    top: tuple[bytes, bytes, bool],
+    lowers: Sequence[bytes],
+    base: int | None,
+    old_root: int,
+    borrowed: int | None,
 ) -> int:
-    """An overlay of layers of the host, and of `base` below them, which is closed."""
+    """An overlay of layers of the host, and of `base` below them, which is closed.
+
+    `top` is the upper and the work directory, and whether it is volatile.
+    """
+    upper, work, volatile = top
     opened = [] if base is None else [base]
     try:
         for path in (*lowers, upper, work):
             opened.append(_beneath(old_root, path))
         *below, above, aside = opened if base is None else [*opened[1:-2], base, *opened[-2:]]
         if borrowed is None:
-            return overlay.overlay(below, above, aside)
+            return overlay.overlay(below, above, aside, volatile=volatile)
         # What is to be a layer must be mounted somewhere in our namespace.
-        return _mounted_for(borrowed, lambda: overlay.overlay([*below[:-1], BORROWED], above, aside))
+        return _mounted_for(
+            borrowed, lambda: overlay.overlay([*below[:-1], BORROWED], above, aside, volatile=volatile)
+        )
     finally:
         for fd in opened:
             os.close(fd)

@@ -31,12 +31,17 @@ _OPTION_PAGE = 4095
 
 
 def overlay(
-    lowers: Sequence[str | int], upper: str | int | None = None, work: str | int | None = None
+    lowers: Sequence[str | int],
+    upper: str | int | None = None,
+    work: str | int | None = None,
+    *,
+    volatile: bool = False,
 ) -> int:
     """A detached overlay mount of `lowers` (topmost first) below `upper`: its descriptor.
 
     Layers are paths of trees that are ours, or open directories. Without an upper layer it is
-    read-only. Set-user-ID and devices mean nothing in it. ELOOP: a layer lies within another
+    read-only. A `volatile` one writes nothing to the disk before it must, and has no use after a crash of
+    the machine (Linux 5.10). Set-user-ID and devices mean nothing in it. ELOOP: a layer lies within another
     one. EINVAL: something is mounted below a lower layer (in a user namespace), or the upper
     file system cannot be one. Needs CAP_SYS_ADMIN over the user namespace we are in.
     """
@@ -46,15 +51,18 @@ def overlay(
         above = None
         if upper is not None and work is not None:
             above = (_descriptor(upper, opened), _descriptor(work, opened))
+        volatile = volatile and above is not None
+        if volatile and above is not None:
+            _forget_volatile(above[1])
         try:
-            return _appending(below, above)
+            return _appending(below, above, volatile)
         except OSError as error:
             # Before Linux 6.7 there is no `lowerdir+`, before 6.5 no overlay through fsconfig.
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
                 raise
             if above is None:
                 raise
-            return in_one_string(below, *above)
+            return in_one_string(below, *above, volatile=volatile)
     finally:
         for fd in opened:
             os.close(fd)
@@ -67,7 +75,16 @@ def _descriptor(layer: str | int, opened: list[int]) -> int:
     return opened[-1]
 
 
-def _appending(lowers: Sequence[int], above: tuple[int, int] | None) -> int:
+def _forget_volatile(work: int) -> None:
+    """Remove the mark by which the kernel refuses a layer that was mounted before: there was no crash."""
+    for name in ("work/incompat/volatile", "work/incompat"):
+        try:
+            os.rmdir(name, dir_fd=work)
+        except OSError:
+            return  # it was never mounted
+
+
+def _appending(lowers: Sequence[int], above: tuple[int, int] | None, volatile: bool = False) -> int:
     context = call("fsopen", b"overlay", _FSOPEN_CLOEXEC)
     try:
 
@@ -81,13 +98,15 @@ def _appending(lowers: Sequence[int], above: tuple[int, int] | None) -> int:
             set_string(b"workdir", path_of(above[1]))
         set_string(b"index", "off")  # a frozen layer is a lower one of several mounts
         call("fsconfig", context, _SET_FLAG, b"userxattr", None, 0)
+        if volatile:
+            call("fsconfig", context, _SET_FLAG, b"volatile", None, 0)
         call("fsconfig", context, _CREATE, None, None, 0)
         return call("fsmount", context, _FSMOUNT_CLOEXEC, ATTR_NOSUID | ATTR_NODEV)
     finally:
         os.close(context)
 
 
-def in_one_string(lowers: Sequence[int], upper: int, work: int) -> int:
+def in_one_string(lowers: Sequence[int], upper: int, work: int, *, volatile: bool = False) -> int:
     """The same for older kernels, through mount(2): up to some 200 layers, and never detached before.
 
     It is mounted on the work directory for a moment, which is ours alone, and copied from there.
@@ -95,6 +114,7 @@ def in_one_string(lowers: Sequence[int], upper: int, work: int) -> int:
     options = (
         f"lowerdir={':'.join(path_of(lower) for lower in lowers)},"
         f"upperdir={path_of(upper)},workdir={path_of(work)},index=off,userxattr"
+        f"{',volatile' if volatile else ''}"
     )
     if len(options) > _OPTION_PAGE:
         raise OSError(errno.E2BIG, f"{len(lowers)} layers are too many for this kernel: squash them")

@@ -316,6 +316,12 @@ def parent_of(pid: int) -> int:
     return int(fields[PARENT]) if len(fields) > PARENT else 0
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, by a signal or a tracer; not if it is gone."""
+    fields = stat_fields(pid) if pid else []
+    return bool(fields) and fields[0] in (b"T", b"t")
+
+
 def mount_id(fd: int) -> bytes:
     """The id of the mount that an open file is on; empty where the kernel does not say."""
     words = _read(f"/proc/self/fdinfo/{fd}", 1024).partition(b"mnt_id:")[2].split(None, 1)

@@ -16,6 +16,7 @@ from ..ipc import agent_messages
 from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.wire import Malformed
+from ..linux.process import is_stopped, parent_of
 from .idle import FILE_ROOM, TO_USE, too_many
 from .protocol import ASK_AGAIN, Run, question
 
@@ -44,6 +45,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 #: How long the agent may take for something that concerns a shell, and for the last thing of a run that was
 #: ended, in seconds. One that takes longer is stopped, or worse.
 _PATIENCE, _LAST_PATIENCE = 10.0, 5.0
+#: After so many seconds without an answer it is looked at whether the agent was stopped: then there is none.
+_LOOK = 0.5
 
 #: One descriptor of this process that is always readable, once there is a shell.
 _bells: list[int] = []
@@ -217,7 +220,8 @@ class BashProcess:
         poll.register(self._socket.fileno(), select.POLLIN)
         end = time.monotonic() + patience
         while (left := end - time.monotonic()) > 0:
-            poll.poll(left * 1000 + 1)
+            if not poll.poll(min(left, _LOOK) * 1000 + 1) and is_stopped(parent_of(self.host_pid)):
+                raise lost("its agent was stopped, and does not answer")
             for message in self._messages():
                 if message.kind == expected:
                     return message

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _DONE = b"!"
 _LONGEST = 4096
 _CONTROL_SIZE = 64 << 20
+#: Layers of which nothing is ever written to a disk.
+IN_MEMORY = b"/dev/shm/"
 
 
 def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int:
@@ -163,7 +165,8 @@ def make_layer(config: ForkServerConfig, name: bytes) -> None:
     os.mkdir(path, 0o700)
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o700)
-    tree = overlay.overlay([f"{OLD_ROOT}{os.fsdecode(config.skeleton)}"], upper, work)
+    volatile = not config.skeleton.startswith(IN_MEMORY)
+    tree = overlay.overlay([f"{OLD_ROOT}{os.fsdecode(config.skeleton)}"], upper, work, volatile=volatile)
     try:
         show(tree, tuple(map(os.fsdecode, config.places)), BORROWED)
     finally:
