@@ -154,7 +154,7 @@ def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
             text=True,
         )
         assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
+        assert any(line == "ready\n" for line in driver.stdout)  # Ray prints there as well
         assert until(lambda mark=mark: len(with_argument(mark)) >= 6)
         time.sleep(dice.uniform(0, 1))  # a random moment; nothing is asserted about it
         driver.kill()
@@ -164,6 +164,26 @@ def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
         assert until(lambda mark=mark: set(leftovers(mark)) <= before, 180), leftovers(mark)
         slowest = max(slowest, time.monotonic() - began)
     record("driver", kills=TIMES, left=0, slowest_seconds=round(slowest, 1))
+
+
+@pytest.mark.timeout(1200)
+def test_a_driver_that_is_silent_loses_its_sandboxes(nodes: Nodes, tmp_path: Path) -> None:
+    """A stopped driver lives for Ray: the lease is what ends its sandboxes."""
+    before, mark = set(leftovers()), unique_seconds()
+    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
+    driver = subprocess.Popen(
+        [sys.executable, str(tmp_path / "driver.py"), nodes.address, mark], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    try:
+        assert any(line == "ready\n" for line in driver.stdout)
+        assert until(lambda: len(with_argument(mark)) >= 6)
+        os.kill(driver.pid, signal.SIGSTOP)
+        assert until(lambda: set(leftovers(mark)) <= before, 240), leftovers(mark)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
 
 
 HEAD = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from ..display import shown
@@ -13,7 +14,7 @@ from .options import HELP, RUNNING, Option, help_rows, parse, reworded, sandbox_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
+    from typing import IO, Any
 
     from ..fleet import TaskOutcome
 
@@ -102,6 +103,9 @@ def _run(words: Sequence[str]) -> int:
         raise UsageError("--mode bind does not work in a fleet", fix="choose overlay or readonly")
     from ..fleet import Fleet
 
+    # Ray prints messages of its own on standard output: what the commands print is alone there.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     numbers = {name: _number(parsed.one(name), name) for name in ("concurrency", "retries")}
     worst = 0
     with Fleet(parsed.one("address"), policy=policy, workspace=workspace, mode=mode) as fleet:
@@ -116,7 +120,7 @@ def _run(words: Sequence[str]) -> int:
             best_effort=parsed.on("best-effort") or None,
         )
         for outcome in outcomes:
-            worst = max(worst, _show(outcome, parsed.on("json")))
+            worst = max(worst, _show(outcome, parsed.on("json"), out))
     return worst
 
 
@@ -133,25 +137,30 @@ def _lines() -> Iterator[str]:
         yield line.rstrip("\n")
 
 
-def _show(outcome: TaskOutcome, as_json: bool) -> int:
+def _show(outcome: TaskOutcome, as_json: bool, out: IO[bytes]) -> int:
     """Print one outcome; the exit status that it asks for."""
     facts: dict[str, Any] = {"index": outcome.index, "item": outcome.item, "node": outcome.node}
     if outcome.error is not None:
         if not isinstance(outcome.error, StaddleError | OSError):
             raise outcome.error
         if as_json:
-            print(json.dumps({**facts, "error": str(outcome.error)}), flush=True)
+            _print_line(out, {**facts, "error": str(outcome.error)})
         else:
             print(f"staddle: {shown(str(outcome.item))}: {shown(str(outcome.error))}", file=sys.stderr)
         return 125
     result = outcome.value
     if as_json:
-        print(json.dumps({**facts, "result": result.as_dict()}), flush=True)
+        _print_line(out, {**facts, "result": result.as_dict()})
     else:
-        sys.stdout.buffer.write(result.stdout_bytes)
-        sys.stdout.flush()
+        out.write(result.stdout_bytes)
+        out.flush()
         sys.stderr.buffer.write(result.stderr_bytes)
         sys.stderr.flush()
         if not result.ok:
             print(f"staddle: {shown(str(outcome.item))}: ended with {result.exit_code}", file=sys.stderr)
     return 0 if result.ok else 1
+
+
+def _print_line(out: IO[bytes], facts: dict[str, Any]) -> None:
+    out.write(json.dumps(facts).encode() + b"\n")
+    out.flush()

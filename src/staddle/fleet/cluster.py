@@ -39,6 +39,8 @@ _PER_CPU, _MEMORY_EACH = 128, 32 << 20
 _TICK, _AFTER_DEATH = 1.0, 2.0
 #: Seconds that a keeper has to say hello, and that the first one has.
 _TO_START = 300.0
+#: Seconds that keepers have to close everything.
+_TO_STOP = 30.0
 
 
 @dataclass(frozen=True)
@@ -290,31 +292,33 @@ class Cluster:
         if self._ended.is_set():
             return
         self._ended.set()
-        lost = self.error
-        if lost is None:
+        if self.error is None:
             self.error = closed = FleetLost(
                 "the fleet is closed", fix="make another one", why="close() was called"
             )
             self.placement.close(closed)
-            self._stop_keepers()
+            self._stop_keepers(_TO_STOP)
+        else:
+            self._stop_keepers(_TICK)  # without a head, those that can be reached
         self._watcher.join(5)
         if self._owns_ray:
             self.ray.shutdown()
 
-    def _stop_keepers(self) -> None:
+    def _stop_keepers(self, seconds: float) -> None:
+        """Have them close everything, then end; what does not in time is killed."""
         keepers = [keeper for keeper in self.keepers.values() if not keeper.lost]
-        asked = [keeper.actor.stop.remote() for keeper in keepers if keeper.ready]
         try:
-            if asked:
-                self.ray.wait(asked, num_returns=len(asked), timeout=30)
-        except Exception:  # noqa: S110 - what is left of them ends with the process
-            pass
-        for keeper in keepers:
-            try:
-                # An end in which the interpreter cleans up; the last look is for one that does not end.
-                keeper.actor.__ray_terminate__.remote()
-            except Exception:  # noqa: S110
-                pass
+            self._all([keeper.actor.stop.remote() for keeper in keepers if keeper.ready], seconds)
+            self._all([keeper.actor.__ray_terminate__.remote() for keeper in keepers], seconds / 3)
+            for keeper in keepers:
+                self.ray.kill(keeper.actor)
+        except Exception as error:
+            # Ray has ended, or cannot be reached: keepers end with the program, or with their lease.
+            self.tell("keepers not stopped", text=_first_line(error))
+
+    def _all(self, refs: list[Any], seconds: float) -> None:
+        if refs:
+            self.ray.wait(refs, num_returns=len(refs), timeout=seconds)
 
 
 def import_ray() -> Any:

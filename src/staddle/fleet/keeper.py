@@ -28,6 +28,9 @@ from .warm import WarmSandboxes
 
 Reply = tuple[str, Any]
 
+#: Seconds to close everything after the lease has run out.
+_TO_CLOSE = 20.0
+
 #: What the driver may call of a sandbox, of one of its sessions, of its files, of a process.
 SANDBOX = frozenset(
     (
@@ -95,6 +98,7 @@ class Keeper:
         self.files = NodeFiles()
         self.warm = WarmSandboxes(capacity, warm)
         self.threads = ThreadPoolExecutor(capacity + 32, thread_name_prefix="staddle-keeper")
+        self.enders = ThreadPoolExecutor(16, thread_name_prefix="staddle-keeper-end")
         self.metrics = KeeperMetrics(fleet, node)
         self.runner = TaskRunner(self.warm)
         self.renewed = time.monotonic()
@@ -143,16 +147,19 @@ class Keeper:
     @replies
     async def stop(self) -> None:
         """Close everything. The driver ends the process afterwards."""
-        await self._thread(self._close_all)
+        await asyncio.to_thread(self._close_all)
 
     async def _attend(self) -> None:
         """Each second: metrics, and the lease."""
         while time.monotonic() - self.renewed < self.lease:
             await asyncio.sleep(1)
-            self.metrics.flush(len(self.sandboxes), self.warm.count)
-        # No driver: nobody can use these sandboxes any more.
+            try:
+                self.metrics.flush(len(self.sandboxes), self.warm.count)
+            except Exception:  # noqa: S112 - whatever Ray's metrics are up to, the lease is looked after
+                continue
+        # No driver: nobody can use these sandboxes any more. They end with this process in any case.
         try:
-            await self._thread(self._close_all)
+            await asyncio.wait_for(asyncio.to_thread(self._close_all), _TO_CLOSE)
         finally:
             os._exit(0)
 
@@ -167,6 +174,10 @@ class Keeper:
     async def _thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         call = partial(function, *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+
+    async def _now(self, function: Callable[..., Any], *args: Any) -> Any:
+        """The same for what ends something: it never waits for a command."""
+        return await asyncio.get_running_loop().run_in_executor(self.enders, partial(function, *args))
 
     # ------------------------------------------------------------ sandboxes
 
@@ -207,7 +218,7 @@ class Keeper:
         kept = self.sandboxes.pop(name, None)
         if kept is not None:
             self.metrics.closed()
-            await self._thread(self.warm.give_back, kept.sandbox)
+            await self._now(self.warm.give_back, kept.sandbox)
 
     @replies
     async def fork(self, name: str, names: list[str]) -> None:
@@ -263,6 +274,8 @@ class Keeper:
             target = kept.processes[int(which)]
         if method in ("run", "exec"):
             kept.commands += 1
+        if method in ("interrupt", "kill"):
+            return await self._now(getattr(target, method), *args)
         return await self._thread(getattr(target, method), *args, **options)
 
     @replies
