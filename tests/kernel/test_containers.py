@@ -261,6 +261,43 @@ def test_doctor_says_what_is_enforced(lived: tuple[Container, dict[str, Any]]) -
         assert said["backends"][name]["why"]
 
 
+_SERVED = """
+import http.server, json, subprocess, sys, threading
+class Served(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"served")
+    def log_message(self, *_):
+        pass
+servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served) for _ in range(2)]
+for server in servers:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+allowed, other = (server.server_port for server in servers)
+found = {}
+def asked(url, *options):
+    run = ["run", "--nested", "--allow", f"localhost:{allowed}", "--allow", f"127.0.0.1:{allowed}"]
+    curl = ["curl", "-sS", "-m", "60", *options, url]
+    done = subprocess.run(
+        [sys.executable, "-m", "staddle", *run, "--timeout", "none", "--", *curl],
+        capture_output=True, text=True, cwd="/",
+    )
+    return [done.returncode, done.stdout]
+found["by name"] = asked(f"http://localhost:{allowed}/")
+found["by address"] = asked(f"http://127.0.0.1:{allowed}/", "--noproxy", "*")
+found["another port"] = asked(f"http://127.0.0.1:{other}/", "--noproxy", "*")
+found["another name"] = asked("http://other.example/")
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
+def test_an_allow_list_of_names_and_addresses(container: Container) -> None:
+    found = container.python(_SERVED)
+    assert found["by name"] == [0, "served"]
+    assert found["by address"] == [0, "served"]
+    assert found["another port"][0] == 7
+    assert "no entry allows it" in found["another name"][1]
+
+
 # With options.
 
 #: The filter that is shipped, and a /proc without covers: the options that doctor names.

@@ -22,13 +22,14 @@ import os
 import sys
 
 from ..enforcement import Gap, Probe, Step
-from ..errors import BackendUnavailable, LaunchFailed, PolicyError
+from ..errors import BackendUnavailable, LaunchFailed
 from ..launch.contract import Launch
 from ..policy.identity import Identity
 from ..policy.plan import Grant, Plan
 from . import sbpl
 from .description import identity
 from .gateways import nobody_asks
+from .proxies import LaunchProxy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 LAUNCHER = os.path.join(os.path.dirname(__file__), "seatbelt_launcher.py")
 PROXY = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "network", "gateway", "http_proxy.py"))
 #: What fits into a pipe before it is read; and what stands for a port that is chosen at the start.
-_LONGEST_SETTINGS, _EXAMPLE_PORT = 8192, 1
+_EXAMPLE_PORT = 1
 #: A command line may hold a mebibyte on macOS, the environment included.
 PROFILE_LIMIT = 768 * 1024
 
@@ -132,7 +133,7 @@ def _network_gaps(plan: Plan) -> Iterator[Gap]:
 
 def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SANDBOX_EXEC) -> Launch:
     """The launch for a private directory of that name, which does not exist yet."""
-    proxy = _SeatbeltProxy(plan)
+    proxy = LaunchProxy(plan)
     try:
         return _launch(plan, command, private, sandbox, proxy)
     except BaseException:
@@ -140,47 +141,7 @@ def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SAND
         raise
 
 
-class _SeatbeltProxy:
-    """The proxy of a launch, which its launcher will start: where it listens, and what it is told."""
-
-    def __init__(self, plan: Plan) -> None:
-        """Nothing at all for a policy without a list of hosts."""
-        self.port = 0
-        self.words: tuple[str, ...] = ("-", "-", "-")
-        self.variables: dict[str, str] = {}
-        self.descriptors: tuple[int, ...] = ()
-        if plan.network.mode != "allow":
-            return
-        import _socket
-
-        word = os.urandom(16).hex()
-        settings = "\n".join([word, *map(str, plan.network.rules)]).encode()
-        if len(settings) > _LONGEST_SETTINGS:
-            raise PolicyError(
-                "the allow list is too long for the proxy",
-                why=f"its {len(plan.network.rules)} entries have more than {_LONGEST_SETTINGS} bytes",
-                fix="use wildcards and networks",
-            )
-        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(128)
-        self.port = listener.getsockname()[1]
-        read, write = os.pipe()
-        os.write(write, settings)
-        os.close(write)
-        self.descriptors = (listener.detach(), read)
-        self.words = (*map(str, self.descriptors), PROXY)
-        address = f"http://staddle:{word}@127.0.0.1:{self.port}"
-        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-        self.variables = {spelling: address for name in names for spelling in (name, name.lower())}
-
-    def close(self) -> None:
-        """Let go of our copies."""
-        for fd in self.descriptors:
-            _close(fd)
-
-
-def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, proxy: _SeatbeltProxy) -> Launch:
+def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, proxy: LaunchProxy) -> Launch:
     text = sbpl.profile(plan, private, proxy.port)
     if len(os.fsencode(text)) > PROFILE_LIMIT:
         raise LaunchFailed(
@@ -192,7 +153,7 @@ def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, prox
     limits = plan.limits
     argv = [sys.executable, "-I", "-S", LAUNCHER, str(theirs), private, _moved(plan, private, plan.cwd)]
     argv += [str(value) if value is not None else "-" for value in (limits.file_size, limits.open_files)]
-    argv += proxy.words
+    argv += (*map(str, proxy.descriptors), PROXY) if proxy.descriptors else ("-", "-", "-")
     argv += [str(len(plan.scratch)), *(f"{scratch.mode:o}:{scratch.path}" for scratch in plan.scratch)]
     argv += [sandbox, "-p", text, "--", *command]
     env = {name: _moved(plan, private, value) for name, value in plan.environment().items()}

@@ -40,7 +40,9 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
     """With the caller's rights, until `_become`: whatever is opened here was named by the plan."""
     if spec.tally >= 0:
         fcntl.fcntl(spec.tally, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    process.close_from(3, keep=(status, spec.tally))
+    for fd in spec.proxy:
+        fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    process.close_from(3, keep=(status, spec.tally, *spec.proxy))
     os.umask(0o022)
     # Held back from here on: launcher and supervisor read them from a descriptor later.
     process.block_signals(supervisor.HANDLED)
@@ -52,6 +54,10 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
         from . import root_view
         from .landlock import connections  # noqa: F401
 
+        if spec.proxy:
+            from .landlock import proxy
+
+            proxy.load()
         if spec.tally >= 0:
             from ..limits import limit_tally  # noqa: F401
             from ..limits import supervisor as limit_supervisor  # noqa: F401

@@ -82,6 +82,8 @@ class ExecSpec(Value):
     memory: int = 0
     processes: int = 0
     tally: int = -1
+    #: The descriptors of an HTTP proxy that the launcher starts outside the sandbox: listener, settings.
+    proxy: tuple[int, ...] = ()
 
 
 _SHAPES = wire.shapes(ExecSpec)
@@ -123,6 +125,8 @@ def _check(spec: ExecSpec) -> None:
         raise Malformed("a destination is not a network and a port")
     if (spec.memory or spec.processes) and (not spec.supervise or spec.tally < 3):
         raise Malformed("limits need a supervisor that holds them, and a file in which it tells")
+    if spec.proxy and (not spec.supervise or len(spec.proxy) != 2 or min(spec.proxy) < 3):
+        raise Malformed("a proxy needs a launcher, a listener and settings")
     if spec.scratch and not spec.supervise:
         raise Malformed("private directories need a supervisor that removes them")
     if (spec.uid < 0) != (spec.gid < 0):

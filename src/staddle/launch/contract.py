@@ -83,10 +83,10 @@ def python(program: str, *words: str) -> tuple[str, ...]:
 def helper_launch(spec: ExecSpec, *, relays: bool = True, limited: CommandLimits | None = None) -> Launch:
     """The helper, ready to be started once with this specification; `status` and `launcher` are set here.
 
-    `limited` are limits that its supervisor holds.
+    `limited` are limits that its supervisor holds. The descriptors of its proxy are taken over.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
-    kept = [write]
+    kept = [write, *spec.proxy]
 
     def close() -> None:
         while kept:

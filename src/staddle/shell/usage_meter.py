@@ -214,9 +214,8 @@ class UsageMeter:
 
     def _look_again(self, limits: MeteredLimits) -> bool:
         """Look for limits that were met and not counted yet; whether there may be one."""
-        if self._is_watched:
-            return self._refresh()
-        return limits.count_processes(self._sandbox.counted)
+        has_looked = self._is_watched and self._refresh()
+        return limits.count_processes(self._sandbox.counted) or has_looked
 
     def _refresh(self) -> bool:
         """Have the agent check its limits now, instead of at its next turn; False if it has ended."""

@@ -406,8 +406,33 @@ def test_an_older_kernel_leaves_gaps(abi: int, lost: set[str]) -> None:
 
 
 @pytest.mark.parametrize("network", [Network.loopback(), Network.loopback([80]), Network.allow("a.example")])
-def test_other_networks_cannot_be_held(network: Network) -> None:
-    assert names(plan(network=network), documented=False) == {"network"}
+def test_other_networks_have_a_documented_gap(network: Network) -> None:
+    assert names(plan(network=network), documented=False) == set()
+    assert "network" in names(plan(network=network), documented=True)
+
+
+def test_datagrams_cannot_be_held() -> None:
+    assert names(plan(network=Network.allow("udp://192.0.2.1:53")), documented=False) == {"network"}
+
+
+def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
+    backend = Landlock()
+    backend._found = found()
+    launch = backend.prepare(plan(network=Network.allow("a.example:443")), ["true"])
+    try:
+        order = decode(os.pread(launch.pass_fds[-1], 1 << 20, 0))
+    finally:
+        launch.close()
+        if launch.status is not None:
+            os.close(launch.status)
+        if launch.limited is not None:
+            launch.limited.close()
+    (row,) = order.destinations
+    assert (row[0], row[1], row[3]) == (bytes((127, 0, 0, 1)), 32, 0)
+    assert [port for port, _ in order.ports] == [row[2]]
+    assert len(order.proxy) == 2
+    variables = dict(item.split(b"=", 1) for item in order.environment)
+    assert variables[b"HTTPS_PROXY"].endswith(b"@127.0.0.1:%d" % row[2])
 
 
 @pytest.mark.parametrize("limit", ["cpu", "disk"])

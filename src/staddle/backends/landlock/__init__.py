@@ -26,6 +26,7 @@ from .. import description as common
 from .. import gateways
 from ..description import filter_steps
 from ..launching import landlock_profile
+from ..proxies import LaunchProxy
 from . import rules
 from .private_dirs import PrivateDirs, parent_for_private
 from .probe import Findings, find_out
@@ -73,7 +74,12 @@ class Landlock:
         from ...launch.contract import helper_launch
         from ...limits.command_limits import command_limits
 
-        _, _, _, instructions = self._arrange(plan, command)
+        proxy = LaunchProxy(plan)
+        try:
+            _, _, _, instructions = self._arrange(plan, command, proxy)
+        except BaseException:
+            proxy.close()
+            raise
         limited = command_limits(plan.limits, watched=True)
         if limited is not None:
             more = tuple((resource, most, most) for _, resource, most in limited.rlimits)
@@ -86,7 +92,7 @@ class Landlock:
             raise
 
     def _arrange(
-        self, plan: Plan, command: Sequence[str]
+        self, plan: Plan, command: Sequence[str], proxy: LaunchProxy | None = None
     ) -> tuple[Plan, list[rules.LandlockRule], RootView | None, ExecSpec]:
         from ...ipc.exec_spec import ExecSpec
 
@@ -96,13 +102,14 @@ class Landlock:
         mounted = _granted_in_place(plan, seen) if seen else []
         granted = self._rules(plan, layout, mounted, can_mount=seen is not None)
         kept, _ = kernel.weaken(kernel.EVERYTHING, found.abi)
-        ports, net = rules.ports(plan, kept)
+        port = 0 if proxy is None else proxy.port
+        ports, net = rules.ports(plan, kept, port)
+        variables = layout.environment(plan, can_mount=seen is not None)
+        if proxy is not None:
+            variables |= proxy.variables
         instructions = ExecSpec(
             argv=tuple(os.fsencode(word) for word in command),
-            environment=tuple(
-                os.fsencode(f"{name}={value}")
-                for name, value in layout.environment(plan, can_mount=seen is not None).items()
-            ),
+            environment=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
             directory=os.fsencode(layout.place(plan.cwd)),
             supervise=1,
             uid=uid,
@@ -128,7 +135,8 @@ class Landlock:
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
             ports=ports,
-            destinations=rules.destinations(plan),
+            destinations=rules.destinations(plan, port),
+            proxy=() if proxy is None else proxy.descriptors,
         )
         return plan, granted, seen, instructions
 

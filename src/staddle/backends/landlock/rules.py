@@ -150,8 +150,8 @@ def names(rights: frozenset[str]) -> str:
 # The part of a plan's network that the supervisor can hold: connections over TCP to addresses.
 #
 # It makes every connection in the command's place, and knows the address it connects to. It knows
-# no names, because a command cannot ask for one: a datagram socket would send anywhere. And there
-# is no loopback but the host's.
+# no names, because a command cannot ask for one: a datagram socket would send anywhere. For names there
+# is a proxy outside, at a port of the host's loopback, which is the only one there is.
 
 _ELSEWHERE = "use the namespaces, bwrap or systemd backend"
 _LOCALHOST = bytes((127, 0, 0, 1))
@@ -164,8 +164,8 @@ def has_destinations(plan: Plan) -> bool:
     return plan.network.mode in ("loopback", "allow")
 
 
-def destinations(plan: Plan) -> tuple[Row, ...]:
-    """The addresses that may be connected to, and those that may not."""
+def destinations(plan: Plan, proxy: int = 0) -> tuple[Row, ...]:
+    """The addresses that may be connected to, and those that may not; `proxy` is the port of its proxy."""
     network = plan.network
     if network.mode == "loopback":
         return tuple((_LOCALHOST, 32, port, 0) for port in network.ports)
@@ -173,7 +173,7 @@ def destinations(plan: Plan) -> tuple[Row, ...]:
         return ()
     from ipaddress import ip_network
 
-    made = []
+    made = [(_LOCALHOST, 32, proxy, 0)] if proxy else []
     for rule in network.rules:
         if rule.kind == "network" and rule.protocol == "tcp":
             place = ip_network(rule.host)
@@ -182,14 +182,16 @@ def destinations(plan: Plan) -> tuple[Row, ...]:
     return tuple(made)
 
 
-def ports(plan: Plan, rights: frozenset[str]) -> tuple[tuple[tuple[int, int], ...], frozenset[str]]:
+def ports(
+    plan: Plan, rights: frozenset[str], proxy: int = 0
+) -> tuple[tuple[tuple[int, int], ...], frozenset[str]]:
     """(port, rights) that Landlock itself allows, and the rights that it handles at all.
 
     The supervisor is under the same rules as the command. Ports cannot be counted where every one is meant.
     """
     if plan.network.mode == "open":
         return (), rights - kernel.TCP
-    meant = sorted({port for _, _, port, refused in destinations(plan) if not refused})
+    meant = sorted({port for _, _, port, refused in destinations(plan, proxy) if not refused})
     if 0 in meant:
         return (), rights - {"connect_tcp"}
     connect = kernel.bits(rights & {"connect_tcp"}, "net")
@@ -205,7 +207,15 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
         "Landlock gives no loopback of its own: no server inside can be connected to, and one that listens "
         "without naming a port gets one of the host's",
         _ELSEWHERE,
+        documented=True,
     )
+    if any(rule.kind != "network" and not rule.deny for rule in plan.network.rules):
+        yield Gap(
+            "network",
+            "names are reached through a proxy, by programs that heed HTTP_PROXY and HTTPS_PROXY only",
+            _ELSEWHERE,
+            documented=True,
+        )
     if abi < _PORTS_SINCE:
         yield Gap(
             "network",
@@ -219,6 +229,3 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
             yield Gap(
                 "network", f"{rule} cannot be reached: Landlock cannot hold UDP to anything", _ELSEWHERE
             )
-        elif rule.kind != "network":
-            why = f"{rule} cannot be reached: Landlock knows addresses, not names"
-            yield Gap("network", why, f"name its address and port, or {_ELSEWHERE}")

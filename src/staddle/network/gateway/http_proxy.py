@@ -131,7 +131,11 @@ class HttpProxy:
         from staddle.network.rules.rules import resolved
 
         refused: Verdict | None = None
-        for _, _, _, _, where in socket.getaddrinfo(name, verdict.port, type=socket.SOCK_STREAM):
+        try:
+            found = socket.getaddrinfo(name, verdict.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved") from None
+        for _, _, _, _, where in found:
             address = str(where[0])
             about = verdict
             if address != name:
@@ -272,18 +276,22 @@ def _is_address(name: str) -> bool:
     return ":" in name or name.replace(".", "").isdigit()
 
 
+def serve(listener: int, settings: int) -> None:
+    """Serve on the descriptor of a listener, as its settings say, which are read from another one."""
+    from staddle.policy.network import Network
+
+    with os.fdopen(settings, "rb") as file:
+        word, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
+    proxy = HttpProxy(Network.allow(*(entry for entry in entries if entry)), word)
+    proxy.serve(socket.socket(fileno=listener))
+
+
 def main(words: list[str]) -> None:
     """Serve until the lifeline ends. Never returns."""
     # Appended: nothing that lies beside the package can stand in for the standard library.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
-    from staddle.policy.network import Network
-
     listener, settings, lifeline = map(int, words)
-    with os.fdopen(settings, "rb") as file:
-        word, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
-    proxy = HttpProxy(Network.allow(*(entry for entry in entries if entry)), word)
-    serving = socket.socket(fileno=listener)
-    threading.Thread(target=proxy.serve, args=(serving,), daemon=True).start()
+    threading.Thread(target=serve, args=(listener, settings), daemon=True).start()
     os.read(lifeline, 1)  # nothing is written there: it ends with our starter
     os._exit(0)
 

@@ -246,6 +246,25 @@ class LaunchedLimits(SandboxLimits):
         )
         self._begin(held_by, None, os.dup(launched.tally))
 
+    def launched_by(self, pid: int) -> None:
+        """Its processes are those below this one."""
+        self._first = lambda: pid
+
+    def count_processes(self, started: int) -> bool:
+        """A command has failed: whether there are as many processes as there may be.
+
+        How many were started is not known here. The launcher looks now and then, which may be too late.
+        """
+        most, first = self.limits.processes, self._first()
+        if most is None or not first:
+            return False
+        from ...limits.memory_watch import threads_below
+
+        if threads_below(first) < most - _OWN:
+            return False
+        self._full += 1
+        return True
+
 
 def _read_tally(tally: int) -> tuple[int, int, int]:
     """Read the agent's tally."""

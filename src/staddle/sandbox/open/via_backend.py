@@ -77,6 +77,7 @@ def launch_agent(
             from .limits import LaunchedLimits
 
             limits = LaunchedLimits(launch.limited)
+            limits.launched_by(started.process.pid)
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
         agent = AgentClient(ours.detach(), lambda: _end(started, network, limits, after), kill=started.kill)
