@@ -32,18 +32,35 @@ def quantile(values: list[float], part: float) -> float:
 
 
 def latency(fleet: Fleet, rounds: int) -> dict[str, float]:
-    """`true` in an open sandbox, here and through the fleet, in turns; milliseconds."""
-    here, there = [], []
+    """`true` in an open sandbox, here and through the fleet, and an actor that does nothing, in turns; ms."""
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Nothing:
+        async def answer(self) -> None:
+            pass
+
+    nothing = Nothing.remote()
+    here: list[float] = []
+    there: list[float] = []
+    floor: list[float] = []
     with Sandbox() as local, fleet.create() as remote:
+        jobs = (
+            (lambda: local.run("true"), here),
+            (lambda: remote.run("true"), there),
+            (lambda: ray.get(nothing.answer.remote()), floor),
+        )
         for number in range(rounds + 20):
-            for sandbox, times in ((local, here), (remote, there)):
+            for job, times in jobs:
                 began = time.perf_counter()
-                sandbox.run("true")
+                job()
                 if number >= 20:
                     times.append((time.perf_counter() - began) * 1000)
+    ray.kill(nothing)
     return {
         "embedded_median_ms": statistics.median(here),
         "fleet_median_ms": statistics.median(there),
+        "ray_median_ms": statistics.median(floor),
         "added_median_ms": statistics.median(there) - statistics.median(here),
         "added_p99_ms": quantile(there, 0.99) - quantile(here, 0.99),
     }

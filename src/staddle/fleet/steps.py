@@ -113,6 +113,12 @@ async def finish_awaited(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _wait(what: Any) -> Any:
+    if isinstance(what, Within):
+        return what.future.result(what.seconds)
+    if isinstance(what, Sleep):
+        import time
+
+        return time.sleep(what.seconds)
     import ray
 
     if isinstance(what, Call):
@@ -123,8 +129,6 @@ def _wait(what: Any) -> Any:
                 return ray.get(what.ref, timeout=_LOOK)
             except ray.exceptions.GetTimeoutError:
                 continue
-    if isinstance(what, Within):
-        return what.future.result(what.seconds)
     if isinstance(what, FirstOf):
         done, rest = ray.wait(list(what.refs), num_returns=1, timeout=what.seconds, fetch_local=False)
         if done and rest:
@@ -136,10 +140,6 @@ def _wait(what: Any) -> Any:
             return ray.get(next(what.generator))
         except StopIteration:
             return OVER
-    if isinstance(what, Sleep):
-        import time
-
-        return time.sleep(what.seconds)
     return ray.get(what)
 
 
