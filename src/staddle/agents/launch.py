@@ -40,7 +40,13 @@ def installation_of(program: str) -> list[str]:
     if modules:
         return [f"{head}/node_modules"]
     above = os.path.dirname(os.path.dirname(os.path.abspath(program)))
-    return [above] if os.path.isfile(f"{above}/pyvenv.cfg") else [real]
+    try:
+        with open(f"{above}/pyvenv.cfg") as file:
+            settings = dict(line.strip().split(" = ", 1) for line in file if " = " in line)
+    except FileNotFoundError:
+        return [real]
+    base = os.path.dirname(settings.get("home", "/usr/bin"))  # of the interpreter that it was made with
+    return [above] if base == "/usr" else [above, base]
 
 
 def run_with_shell(
