@@ -161,6 +161,12 @@ class AgentClient:
         if message.kind != agent_messages.LOOKED:
             raise refused(message, "the sandbox's limits could not be looked at")
 
+    def allow_sudo(self) -> None:
+        """Have the agent serve `sudo` inside from now on."""
+        message = self._ask(agent_messages.encode(agent_messages.SUDO))
+        if message.kind != agent_messages.SUDO_READY:
+            raise refused(message, "sudo cannot be used in the sandbox")
+
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
         """Return what was used until now, as `usage.Count` has it; only with `whole` all of it."""
         message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))

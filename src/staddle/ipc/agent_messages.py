@@ -37,6 +37,7 @@ SWAP = (
 FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
 FILE_SERVER_AS = b"C"  # the same, and as whom
 NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
+SUDO = b"d"  # make the pipe for requests of sudo, if there is none
 LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
 END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
 END_OTHERS = b"o"  # everything but the agent, idle shells and the file server ends
@@ -57,6 +58,7 @@ REFUSED = b"f"  # why
 SWAPPED = b"W"
 PAUSED = b"Z"  # a number that is another one after anything has run, and processes that a timer continues
 LOOKED = b"V"
+SUDO_READY = b"D"
 COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
 OTHERS_ENDED = b"O"  # the number and the name of each that was ended and not started by another of these
@@ -100,6 +102,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     ALL_ENDED: ((), (0,)),
     END_OTHERS: ((), (0,)),
     OTHERS_ENDED: (([(int, bytes)],), (0,)),
+    SUDO: ((), (0,)),
+    SUDO_READY: ((), (0,)),
     LOOK: ((), (0,)),
     LOOKED: ((), (0,)),
     COUNT: ((int,), (0,)),

@@ -72,6 +72,7 @@ _KEYS: dict[str, type] = {
     "base": str,
     "system": bool,
     "toolchains": bool,
+    "sudo": bool,
     "nested": bool,
     "network": dict,
     "limits": dict,

@@ -48,6 +48,7 @@ class Policy(Value):
     base: str | None
     toolchains: bool
     nested: bool
+    sudo: bool
     #: Not part of what is enforced: they are looked at before a command is started.
     rules: CommandRules | None
     #: Whether the values of secret variables are hidden in output; or the names of more such variables.
@@ -77,6 +78,7 @@ class Policy(Value):
         base: AnyPath | None = None,
         toolchains: bool | None = None,
         nested: bool = False,
+        sudo: bool = True,
         rules: CommandRules | None = None,
         redact: bool | Iterable[str] = True,
     ) -> None:
@@ -92,6 +94,7 @@ class Policy(Value):
         they lie (see `policy.toolchains`); by default, in the preset "agent". `nested` accepts the gaps
         that a backend documents where none leaves no gap, as in a container. `rules` tell an agent which
         commands to leave to others, before they start; they are advice, and confine nothing.
+        `sudo` gives a session a `sudo` and a `su` by which commands inside become the sandbox's root.
         `redact` hides the values of secret variables (`Secret`, and names and values that look like one) in
         output, events, messages and logs; a list names more such variables, False hides nothing.
         """
@@ -106,6 +109,10 @@ class Policy(Value):
         if not isinstance(nested, bool):
             raise PolicyError(
                 f"nested is {nested!r}", why="it is neither True nor False", fix="say True or False"
+            )
+        if not isinstance(sudo, bool):
+            raise PolicyError(
+                f"sudo is {sudo!r}", why="it is neither True nor False", fix="say True or False"
             )
         if not isinstance(identity, Identity):
             raise PolicyError(
@@ -153,6 +160,7 @@ class Policy(Value):
             base=None if base is None else _base(base, system),
             toolchains=toolchains,
             nested=nested,
+            sudo=sudo,
             rules=rules,
             redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
         )

@@ -206,7 +206,7 @@ MADE_UP = frozenset(
     f"/etc/{name}"
     for name in (
         *("group", "hostname", "hosts", "machine-id", "nsswitch.conf", "passwd", "pip.conf", "resolv.conf"),
-        "uv/uv.toml",
+        *("gitconfig", "uv/uv.toml"),
     )
 )
 
@@ -225,6 +225,7 @@ def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
         others = other_hosts(_read("/etc/hosts") or b"", os.uname().nodename)
         resolv = _read("/etc/resolv.conf") or b""
     contents = {
+        "/etc/gitconfig": _lines("[user]", f"\tname = {who.user}", f"\temail = {who.user}@{who.host}"),
         "/etc/group": _lines(
             *([] if who.uid == 0 else ["root:x:0:"]),
             f"{who.user}:x:{who.gid}:",

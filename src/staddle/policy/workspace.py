@@ -15,6 +15,7 @@ from .compiler import asking, compile
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Link, Scratch
+from .root_scripts import with_sudo
 from .tools import VARIABLES
 
 TYPE_CHECKING = False
@@ -58,6 +59,8 @@ def compile_session(
     if made is not None and time.monotonic() - made[0] <= _FRESH:
         return made[1]
     plan, alone = _compile(policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in)
+    if moved:
+        plan = with_sudo(plan)
     plans = (asking(plan, asks), alone)
     # What is hidden or guarded depends on what lies in the granted directories at this moment.
     if not any(plan and (plan.hidden or plan.guards) for plan in plans):

@@ -14,6 +14,7 @@ from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
+from .open import as_root
 from .open.open import open_agent
 from .processes import EndedProcess, ProcessList
 from .session import Session
@@ -118,6 +119,9 @@ class OpenSandbox:
             secrets=self.secrets,
         )
         self.main._rules = self.rules
+        self._has_sudo = False
+        if settings.policy.sudo and self.decided.backend.name == "namespaces":
+            self.main._allow_sudo = self.allow_sudo
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
@@ -178,6 +182,13 @@ class OpenSandbox:
         made._is_single = True
         return made
 
+    def allow_sudo(self) -> None:
+        """Have the agent serve `sudo`, and the system in layers for its commands; once."""
+        if not self._has_sudo and self.decided.plan.identity.uid:
+            self._has_sudo = True
+            as_root.prepare_system(self.decided, self.workspace)
+            self.agent.allow_sudo()
+
     def client_of(self, other: Account | None) -> FileClient:
         """The client of the file server that has this user's rights."""
         if other is None:
@@ -216,6 +227,7 @@ class OpenSandbox:
             secrets=self.secrets,
         )
         self.named[name] = made
+        made._allow_sudo = None if other is not None else self.main._allow_sudo
         made._user, made._rules = "" if other is None else other.name, self.rules
         return made
 

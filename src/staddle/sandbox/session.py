@@ -37,6 +37,14 @@ _REMEMBERED_BYTES = 10_000
 _REMEMBERED_JOBS = 100
 
 
+def names_sudo(command: str) -> bool:
+    """Whether a text may run `sudo` or `su`: then the sandbox has to have a root."""
+    if "sudo" in command:
+        return True
+    at = command.find("su ")
+    return at == 0 or (at > 0 and not command[at - 1].isalnum())
+
+
 class SessionState(State):
     """The state of a session: its shell's, and the commands that were run, the last one last."""
 
@@ -71,6 +79,7 @@ class Session:
         #: Whose it is, if not the sandbox's user's, and whether it ends with its first command.
         self._user, self._is_single = "", False
         self._rules: CommandRules | None = None  # those of the policy
+        self._allow_sudo: Callable[[], None] | None = None
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
@@ -278,6 +287,8 @@ class Session:
         """Add a command to the history. CommandRefused, if the policy's rules speak against it."""
         if self._rules is not None:
             self._rules.check_script(command)
+        if self._allow_sudo is not None and names_sudo(command):
+            self._allow_sudo()
         self._history.append(command[:_REMEMBERED_BYTES])
 
     def _refuse_from_now(self) -> None:

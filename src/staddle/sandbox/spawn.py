@@ -14,6 +14,7 @@ from .capture import command_bytes
 from .execution import Execution, Streams
 from .open import accounts, as_root
 from .processes import Process
+from .session import names_sudo
 from .terminal import Terminal, size
 
 TYPE_CHECKING = False
@@ -45,9 +46,12 @@ def account(inside: OpenSandbox, user: object) -> Account | None:
 
 
 def check_rules(inside: OpenSandbox, argv: Sequence[str]) -> None:
-    """CommandRefused, if the policy's rules speak against a command of the caller."""
+    """CommandRefused, if the policy's rules speak against a command of the caller; sudo may be needed."""
     if inside.rules is not None:
         inside.rules.check(argv)
+    allow = inside.main._allow_sudo
+    if allow is not None and any(word == "su" or names_sudo(word) for word in argv):
+        allow()
 
 
 def execution(

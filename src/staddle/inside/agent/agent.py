@@ -26,8 +26,9 @@ from ...ipc.status import CONFINEMENT, NotStarted
 from ...ipc.wire import Malformed
 from ...linux import process
 from . import process_tree, processes, usage
-from .processes import Child, QueuedSocket, available, terminal
-from .shell_files import SHELL_OPTIONS, ChannelFiles, greeting
+from .processes import Child, QueuedSocket, available, end_others, terminal
+from .shell_files import SHELL_OPTIONS, ChannelFiles, InDirectory, greeting
+from .sudo import SudoRequests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 _IDLE = 100
 #: Descriptors that wait for such a time. With more it is done at once: a busy sandbox may never be idle.
 _MOST_LATER = 32
-#: Of the processes that were ended, so many are named.
-_MOST_NAMED = 100
 
 
 class SandboxAgent:
@@ -79,6 +78,7 @@ class SandboxAgent:
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
+        self._sudo: SudoRequests | None = None
         self.watch: LimitTally | None = None  # who holds limits that the kernel does not
         self._children: dict[int, Child] = {}
         self._sockets: dict[int, Child | None] = {}
@@ -189,6 +189,8 @@ class SandboxAgent:
                     self._grant(self._wishes[fd])
                 elif fd in self._sockets:
                     self._attend(fd, events)
+                elif self._sudo is not None:
+                    self._sudo.serve(fd)
 
     def _attend(self, fd: int, events: int) -> None:
         child = self._sockets[fd]
@@ -255,6 +257,8 @@ class SandboxAgent:
             self._start_file_server(self._confine, message)
         elif message.kind == agent_messages.FILE_SERVER_AS and self._another is not None:
             self._start_file_server(self._another(message.fields[1]).confine, message)
+        elif message.kind == agent_messages.SUDO and self._another is not None:
+            self._allow_sudo(self._another)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # the command that failed
             self._main.send(agent_messages.encode(agent_messages.LOOKED))
@@ -270,7 +274,9 @@ class SandboxAgent:
                 pass  # there is no process
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.END_OTHERS:
-            self._main.send(agent_messages.encode(agent_messages.OTHERS_ENDED, self._end_others()))
+            self._main.send(
+                agent_messages.encode(agent_messages.OTHERS_ENDED, end_others(self._children, self._ours()))
+            )
         elif message.kind == agent_messages.PAUSE:
             mark = self._pause.begin() if message.fields[0] else self._pause.end()
             self._main.send(agent_messages.encode(agent_messages.PAUSED, *mark))
@@ -287,37 +293,23 @@ class SandboxAgent:
         else:
             raise Malformed(f"{message.kind!r} is not for the main socket")
 
+    def _allow_sudo(self, another: Callable[[Who], AnotherUser]) -> None:
+        if self._sudo is None and isinstance(self._channel, InDirectory):
+            become = another((0, 0, ())).become
+            starting = self._reports.values()
+            self._sudo = SudoRequests(
+                self._channel.directory,
+                self._poll,
+                lambda spec: self._start(spec, None, become),
+                lambda pid: pid in self._ours() or any(pid == child.pid for child in starting),
+            )
+        self._main.send(agent_messages.encode(agent_messages.SUDO_READY))
+
     def _ours(self) -> set[int]:
         """The shells and the file server: what is there when nothing runs."""
         return {
             pid for pid, child in self._children.items() if child.files is not None or child.is_file_server
         }
-
-    def _end_others(self) -> tuple[tuple[int, bytes], ...]:
-        """End everything else; the number and the name of each that was not started by another of these."""
-
-        def others() -> set[int]:
-            processes = process_tree.table()
-            found = process_tree.below(os.getpid(), processes)
-            for pid, child in self._children.items():
-                # A process of ours is not in the table, nor one that has not become its program yet.
-                found |= process_tree.below(pid, processes)
-                if not child.is_ours and pid not in processes and _runs(pid):
-                    found.add(pid)
-            found -= self._ours()
-            found -= {
-                pid for pid, child in self._children.items() if child.is_ours
-            }  # end with their programs
-            return {pid for pid in found if pid not in processes or not processes[pid].dead}
-
-        found = others()
-        entries = process_tree.seen(found)
-        first = sorted(pid for pid in found if pid not in entries or entries[pid].parent not in found)
-        names = tuple((pid, process_tree.name(pid)) for pid in first[:_MOST_NAMED])
-        if found:
-            process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
-            process_tree.kill_all(others)
-        return names
 
     def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
         """Exchange trees; with `alone` only if no process but waiting shells can be in them.
@@ -488,11 +480,3 @@ class SandboxAgent:
         if os.getpid() != 1:
             process_tree.end_everything(os.getpid())
         os._exit(0)
-
-
-def _runs(pid: int) -> bool:
-    """Whether a child of this process has not ended."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False

@@ -85,6 +85,8 @@ def _live(
 def _make(config: ForkServerConfig, layer: bytes) -> int:
     _set_aside("/proc", OLD_PROCESSES)
     mount_processes("/proc")
+    if not config.network:
+        setup.allow_low_ports()
     if layer:
         make_layer(config, layer)
     Builder.extending("/", owner=config.whose).build(decode_operations(config.own))

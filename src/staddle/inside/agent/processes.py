@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
+#: Of the processes that were ended, so many are named.
+_MOST_NAMED = 100
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 
 
@@ -281,3 +283,36 @@ def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: 
         raise NotStarted(0, why, error.errno) from None
     variables = dict(item.split(b"=", 1) for item in environment) if environment else dict(os.environb)
     become_program(argv, variables)
+
+
+def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, bytes], ...]:
+    """End everything but `ours`; the number and the name of each that was not started by another of these."""
+
+    def others() -> set[int]:
+        processes = process_tree.table()
+        found = process_tree.below(os.getpid(), processes)
+        for pid, child in children.items():
+            # A process of ours is not in the table, nor one that has not become its program yet.
+            found |= process_tree.below(pid, processes)
+            if not child.is_ours and pid not in processes and _runs(pid):
+                found.add(pid)
+        found -= ours
+        found -= {pid for pid, child in children.items() if child.is_ours}  # end with their programs
+        return {pid for pid in found if pid not in processes or not processes[pid].dead}
+
+    found = others()
+    entries = process_tree.seen(found)
+    first = sorted(pid for pid in found if pid not in entries or entries[pid].parent not in found)
+    names = tuple((pid, process_tree.name(pid)) for pid in first[:_MOST_NAMED])
+    if found:
+        process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
+        process_tree.kill_all(others)
+    return names
+
+
+def _runs(pid: int) -> bool:
+    """Whether a child of this process has not ended."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False

@@ -49,24 +49,24 @@ class InDirectory:
     """In a directory of our own, which the sandbox sees at `path`."""
 
     def __init__(self, directory: int, path: bytes) -> None:
-        self._directory, self._path = directory, path
+        self.directory, self._path = directory, path
 
     def make(self, name: str, shell: int, serial: int) -> tuple[int, bytes]:
         """See Channel."""
         file = _file_name(name, shell, serial)
         if name in _PIPES:
-            os.mkfifo(file, 0o600, dir_fd=self._directory)
+            os.mkfifo(file, 0o600, dir_fd=self.directory)
         else:
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._directory))
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.directory))
         # The commands may run as another user than the agent. chmod, because of our umask.
-        os.chmod(file, 0o622 if name in _PIPES else 0o644, dir_fd=self._directory)
-        fd = os.open(file, _flags(name), dir_fd=self._directory)
+        os.chmod(file, 0o622 if name in _PIPES else 0o644, dir_fd=self.directory)
+        fd = os.open(file, _flags(name), dir_fd=self.directory)
         return fd, self._path + b"/" + file.encode()
 
     def drop(self, name: str, shell: int, serial: int) -> None:
         """See Channel."""
         try:
-            os.unlink(_file_name(name, shell, serial), dir_fd=self._directory)
+            os.unlink(_file_name(name, shell, serial), dir_fd=self.directory)
         except FileNotFoundError:
             pass
 

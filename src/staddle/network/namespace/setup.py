@@ -246,3 +246,15 @@ def _datagram(packed: bytes, port: int) -> _socket.socket:
 
 def _is_loopback(packed: bytes) -> bool:
     return packed[0] == 127 if len(packed) == 4 else packed == bytes(15) + b"\1"
+
+
+def allow_low_ports() -> None:
+    """Let everybody in this network namespace bind ports below 1024. While /proc/sys can be written."""
+    try:
+        fd = os.open("/proc/sys/net/ipv4/ip_unprivileged_port_start", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return  # not of this kernel: it stays as it was
+    try:
+        os.write(fd, b"0")
+    finally:
+        os.close(fd)

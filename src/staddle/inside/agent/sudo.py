@@ -1,0 +1,271 @@
+"""`sudo` and `su` inside: the agent runs their command as the sandbox's root.
+
+A script of that name (policy.sudo) writes its process number to a pipe of the agent, and waits on a
+descriptor of its own for the exit status. Everything else the agent takes from the process itself: its
+arguments, variables, directory and streams. Whoever runs in the sandbox may be its root by this, as by
+`user="root"`; so nothing is believed but that a process of the sandbox asks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+from ...ipc import agent_messages
+from ...ipc.wire import Malformed
+from ...linux import process
+from ...linux.process import exit_status
+from .processes import SpawnSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+    from collections.abc import Callable
+
+    from .processes import Child
+
+    #: Starts a program as the sandbox's root: it, and a socket that tells its end, or ends it when closed.
+    StartRoot = Callable[[SpawnSpec], tuple[Child, _socket.socket]]
+
+#: The name of the pipe among the control files, and the descriptor that the script waits on.
+PIPE, REPLY = "sudo", 9
+#: What a process may have of arguments and variables, and how many may run at once.
+_LONGEST, _MOST = 4 << 20, 256
+_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ROOT = {b"HOME": b"/root", b"USER": b"root", b"LOGNAME": b"root", b"PATH": _PATH}
+
+#: Options of sudo without an argument that change nothing here, and those with one.
+_PLAIN = b"ABbEHknNPS"
+_WITH_ARGUMENT = b"CDghpRrTtU"
+_LONG_PLAIN = (
+    *(b"--preserve-env", b"--set-home", b"--non-interactive", b"--stdin", b"--reset-timestamp"),
+    *(b"--preserve-groups", b"--askpass", b"--background"),
+)
+_ONLY_ASK = (b"-v", b"--validate", b"-K", b"--remove-timestamp", b"-l", b"--list")
+
+
+class NotUnderstood(Exception):
+    """A command line that is no sudo's; `args[0]` is the sentence for it."""
+
+
+class RootCommand:
+    """A command for the sandbox's root: its arguments, and the variables that it sets itself."""
+
+    def __init__(self, argv: tuple[bytes, ...], variables: dict[bytes, bytes] | None = None) -> None:
+        self.argv, self.variables = argv, variables or {}
+
+
+def parse_sudo(words: list[bytes]) -> RootCommand:
+    """The command of a line of sudo, without its first word. Empty `argv`: there is nothing to run."""
+    variables: dict[bytes, bytes] = {}
+    login = shell = False
+    while words:
+        word = words[0]
+        if word == b"--":
+            words = words[1:]
+            break
+        if word.startswith(b"-") and len(word) > 1:
+            words = words[1:]
+            if word in _ONLY_ASK:
+                return RootCommand(())
+            if word in (b"-V", b"--version"):
+                return RootCommand((b"/bin/echo", b"Sudo version 1.9 (staddle)"))
+            if word in (b"-i", b"--login"):
+                login = True
+            elif word in (b"-s", b"--shell"):
+                shell = True
+            elif word in (b"-u", b"--user"):
+                _check_user(words[0] if words else b"")
+                words = words[1:]
+            elif word.startswith((b"-u", b"--user=")):
+                _check_user(word[2:] if word[1:2] == b"u" else word.partition(b"=")[2])
+            elif word.partition(b"=")[0] in _LONG_PLAIN or (
+                word[1:2] != b"-" and all(letter in _PLAIN for letter in word[1:])
+            ):
+                continue
+            elif len(word) == 2 and word[1] in _WITH_ARGUMENT:
+                words = words[1:]
+            elif not word.startswith(b"--") and word.strip(b"-" + _PLAIN) in (b"i", b"s"):
+                login, shell = b"i" in word, b"s" in word
+            else:
+                raise NotUnderstood(f"sudo: unknown option {word.decode('utf-8', 'replace')!r}")
+            continue
+        name, equals, value = word.partition(b"=")
+        if not equals or not name.replace(b"_", b"a").isalnum() or name[:1].isdigit():
+            break
+        variables[name] = value
+        words = words[1:]
+    if login or shell:
+        options = (b"-l",) if login else ()
+        quoted = b" ".join(b"'" + one.replace(b"'", b"'\\''") + b"'" for one in words)
+        return RootCommand((b"/bin/bash", *options, *((b"-c", quoted) if words else ())), variables)
+    if not words:
+        raise NotUnderstood("sudo: say which command: sudo COMMAND")
+    return RootCommand(tuple(words), variables)
+
+
+def parse_su(words: list[bytes]) -> RootCommand:
+    """The same for su."""
+    command: bytes | None = None
+    login, names, rest = False, [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in (b"-", b"-l", b"--login"):
+            login = True
+        elif word in (b"-c", b"--command") and rest:
+            command = rest.pop(0)
+        elif word.startswith(b"--command="):
+            command = word.partition(b"=")[2]
+        elif word in (b"-s", b"--shell") and rest:
+            rest.pop(0)
+        elif word.startswith(b"-"):
+            continue
+        else:
+            names.append(word)
+    _check_user(names[0] if names else b"root")
+    options = (b"-l",) if login else ()
+    return RootCommand((b"/bin/bash", *options, *(() if command is None else (b"-c", command))))
+
+
+def _check_user(name: bytes) -> None:
+    if name not in (b"root", b"0", b"#0"):
+        who = name.decode("utf-8", "replace")
+        raise NotUnderstood(f"sudo: only root can be chosen here, not {who!r} (sb.run(..., user={who!r}))")
+
+
+class SudoRequests:
+    """The pipe that requests come on, and the commands that run."""
+
+    def __init__(
+        self, directory: int, poll: select.poll, start: StartRoot, is_ours: Callable[[int], bool]
+    ) -> None:
+        """Make the pipe in `directory`. `is_ours`: a process of staddle's own, which never asks."""
+        os.mkfifo(PIPE, 0o600, dir_fd=directory)
+        os.chmod(PIPE, 0o622, dir_fd=directory)  # noqa: S103 - to be written by those who ask
+        self._pipe = os.open(PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        self._poll, self._start, self._is_ours = poll, start, is_ours
+        self._rest = b""
+        #: By its descriptors, each twice: the socket of the command, and the process that asked.
+        self._running: dict[int, _Running] = {}
+        poll.register(self._pipe, select.POLLIN)
+
+    def serve(self, fd: int) -> bool:
+        """Do what there is to do about a descriptor; False if it is none of ours."""
+        if fd == self._pipe:
+            self._hear()
+        elif fd in self._running:
+            self._end(self._running[fd])
+        else:
+            return False
+        return True
+
+    def _hear(self) -> None:
+        try:
+            lines = (self._rest + os.read(self._pipe, 4096)).split(b"\n")
+        except BlockingIOError:
+            return
+        self._rest = lines.pop()[-16:]
+        for line in lines:
+            if line.isdigit() and len(line) < 10 and len(self._running) < 2 * _MOST:
+                try:
+                    self._ask(int(line))
+                except (OSError, ValueError, Malformed):
+                    continue  # it has ended, or is none that can be asked about
+
+    def _ask(self, pid: int) -> None:
+        if pid <= 1 or self._is_ours(pid):
+            return
+        asking = process.pidfd_open(pid)
+        taken: list[int] = []
+        try:
+            for number in (0, 1, 2, REPLY):
+                taken.append(process.pidfd_getfd(asking, number))
+            words, variables = _read(pid, "cmdline"), _read(pid, "environ")
+            directory = os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
+            try:
+                self._begin(asking, taken, words, variables, directory)
+            except NotUnderstood as error:
+                _tell(taken[2], str(error).encode() + b"\n")
+                _tell(taken[3], b"1\n")
+                os.close(asking)
+        except BaseException:
+            os.close(asking)
+            raise
+        finally:
+            for fd in taken:
+                os.close(fd)
+
+    def _begin(
+        self, asking: int, taken: list[int], words: list[bytes], variables: list[bytes], directory: bytes
+    ) -> None:
+        if len(words) < 2:
+            raise NotUnderstood("sudo: it cannot be seen what was asked for")
+        asked_by = os.path.basename(words[1])
+        command = (parse_su if asked_by == b"su" else parse_sudo)(words[2:])
+        if not command.argv:
+            _tell(taken[3], b"0\n")
+            os.close(asking)
+            return
+        env = dict(item.split(b"=", 1) for item in variables if b"=" in item)
+        env = {**env, **_ROOT, b"SUDO_USER": env.get(b"USER", b""), **command.variables}
+        spec = SpawnSpec(
+            command.argv,
+            tuple(b"%b=%b" % pair for pair in env.items()),
+            directory,
+            (taken[0], taken[1], taken[2]),
+        )
+        _, socket = self._start(spec)
+        running = _Running(socket, os.dup(taken[3]), os.dup(taken[2]), asking)
+        for fd in (socket.fileno(), asking):
+            self._running[fd] = running
+            self._poll.register(fd, select.POLLIN)
+
+    def _end(self, running: _Running) -> None:
+        """The command has ended: tell how. Or who asked has: its command is ended by closing its socket."""
+        try:
+            message = agent_messages.receive_message(running.socket)
+            if message is not None and message.kind == agent_messages.ENDED:
+                status, why = message.fields[:2]
+                if why:
+                    _tell(running.errors, b"sudo: " + why + b"\n")
+                _tell(running.reply, b"%d\n" % exit_status(status))
+        except (BlockingIOError, OSError, Malformed):
+            pass  # nobody waits for it
+        for fd in (running.socket.fileno(), running.asking):
+            del self._running[fd]
+            self._poll.unregister(fd)
+        running.close()
+
+
+class _Running:
+    """A command of sudo's."""
+
+    def __init__(self, socket: _socket.socket, reply: int, errors: int, asking: int) -> None:
+        socket.setblocking(False)
+        self.socket, self.reply, self.errors, self.asking = socket, reply, errors, asking
+
+    def close(self) -> None:
+        self.socket.close()
+        for fd in (self.reply, self.errors, self.asking):
+            os.close(fd)
+
+
+def _tell(fd: int, data: bytes) -> None:
+    """Write to a pipe of the process that asks, if there is room: it is never waited for."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    if stat.S_ISFIFO(os.fstat(fd).st_mode) and any(events & select.POLLOUT for _, events in poll.poll(0)):
+        os.set_blocking(fd, False)
+        os.write(fd, data[:512])
+
+
+def _read(pid: int, name: str) -> list[bytes]:
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = bytearray()
+        while len(data) < _LONGEST and (piece := os.read(fd, 1 << 16)):
+            data += piece
+    finally:
+        os.close(fd)
+    return bytes(data).split(b"\0")[:-1]

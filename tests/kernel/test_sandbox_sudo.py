@@ -1,0 +1,118 @@
+"""`sudo` and `su` inside, ports below 1024 and git, as people and models type them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from staddle import Identity, Policy, Sandbox
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def sb() -> Iterator[Sandbox]:
+    with Sandbox(backend="namespaces") as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("sudo id -un", "root\n"),
+        ("su -c 'id -un'", "root\n"),
+        ("echo piped | sudo cat", "piped\n"),
+        ("sudo echo a; sudo echo b; sudo echo c", "a\nb\nc\n"),
+        ("sudo sh -c 'exit 7'; echo $?", "7\n"),
+        ("sudo A=1 sh -c 'echo $A $HOME $USER'", "1 /root root\n"),
+        ("export B=2; sudo -E sh -c 'echo $B'", "2\n"),
+        ("cd /usr && sudo pwd; cd /workspace", "/usr\n"),
+        ("sudo touch /etc/by-sudo /usr/by-sudo && test -e /etc/by-sudo && echo made", "made\n"),
+        ("sudo -n true && echo fine", "fine\n"),
+        ("echo 'x y' | sudo tee /etc/teed >/dev/null; cat /etc/teed", "x y\n"),
+    ],
+)
+def test_a_line_with_sudo(sb: Sandbox, line: str, printed: str) -> None:
+    got = sb.run(line)
+    assert (got.stdout, got.stderr) == (printed, "")
+
+
+def test_what_sudo_cannot_do_is_said(sb: Sandbox) -> None:
+    got = sb.run("sudo nope")
+    assert (got.exit_code, got.stderr) == (127, "sudo: 'nope' cannot be run: No such file or directory\n")
+    assert "only root can be chosen" in sb.run("sudo -u bob id").stderr
+    assert sb.run("sudo").exit_code == 1
+
+
+def test_programs_and_background_processes_have_it_too(sb: Sandbox) -> None:
+    assert sb.exec(["sudo", "id", "-u"]).stdout == "0\n"
+    process = sb.start("sudo sh -c 'id -u; sleep 1000'")
+    assert "0" in process.wait_for_text("0")
+    process.kill()
+    process.wait()
+
+
+def test_a_command_of_sudo_ends_with_who_asked(sb: Sandbox) -> None:
+    got = sb.run("sudo sh -c 'echo $$ > /tmp/asked; exec sleep 1000'", timeout=1)
+    assert got.timed_out
+    pid = sb.files.read("/tmp/asked").strip()
+    assert until(lambda: not sb.run(f"kill -0 {pid}", user="root").ok)
+
+
+def test_the_policy_switches_it_off() -> None:
+    with Sandbox(policy=Policy.agent().replace(sudo=False), backend="namespaces") as sb:
+        got = sb.run("sudo id")
+        assert (got.exit_code, got.stdout) == (1, "")
+        assert "nobody can be root here" in got.stderr
+        assert not sb.run("test -e /.staddle/sudo").ok
+
+
+def test_nothing_is_made_for_it_before_it_is_typed() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        assert not sb.run("test -e /.staddle/sud*").ok
+        assert not sb.run("grep -q overlay.*/usr /proc/self/mounts").ok
+
+
+@pytest.mark.parametrize("said", ["1", "0", "-1", "99999999999", "x", "", "1\\n1\\n1"])
+def test_nonsense_on_its_pipe_harms_nobody(sb: Sandbox, said: str) -> None:
+    sb.run("sudo true")
+    assert sb.run(f"printf '{said}\\n' > /.staddle/sudo; sudo echo on").stdout == "on\n"
+
+
+def test_nobody_gets_the_streams_of_our_own_processes(sb: Sandbox) -> None:
+    """The file server is asked about by its number: its socket leads to the host."""
+    sb.run("sudo true")
+    sb.files.exists("/tmp")
+    inside = sb._inside
+    server = inside.file_client._process
+    assert server is not None
+    assert sb.run(f"echo {server.pid} > /.staddle/sudo; echo 1 > /.staddle/sudo").ok
+    assert sb.run("sudo echo on").stdout == "on\n"
+    assert sb.files.exists("/tmp")
+    assert inside.file_client._process is server
+
+
+def test_others_write_nothing_but_numbers_and_read_nothing(sb: Sandbox) -> None:
+    sb.run("sudo true")
+    assert sb.run("rm /.staddle/sudo; mv /.staddle/sudo /tmp/x; cat < /.staddle/sudo").exit_code != 0
+    assert sb.run("sudo echo on").stdout == "on\n"
+
+
+def test_ports_below_1024_can_be_bound(sb: Sandbox) -> None:
+    process = sb.start(["python3", "-m", "http.server", "80", "--bind", "127.0.0.1"])
+    process.wait_for_port(80)
+    with sb.connect(80) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert connection.recv(8) == b"HTTP/1.0"
+    process.kill()
+
+
+def test_git_commits_without_being_told_who_we_are(sb: Sandbox) -> None:
+    line = (
+        "git init -q repo && git -C repo commit -q --allow-empty -m x && git -C repo log --format='%an %ae'"
+    )
+    assert sb.run(line).stdout == "user user@sandbox\n"
+    own = "git -C repo config user.email me@here && git -C repo commit -q --allow-empty -m y"
+    assert sb.run(f"{own} && git -C repo log -1 --format=%ae").stdout == "me@here\n"
+    with Sandbox(backend="namespaces", identity=Identity(user="ada", host="box")) as other:
+        assert other.run("git config user.email").stdout == "ada@box\n"
