@@ -322,6 +322,28 @@ def test_a_killed_keeper_loses_its_sandboxes_and_leaves_nothing(
     assert until(lambda: set(leftovers(mark)) <= before)
 
 
+def test_metrics_are_exported(fleet: Fleet) -> None:
+    import urllib.request
+
+    import ray
+
+    fleet.create().close()
+    ports = [node["MetricsExportPort"] for node in ray.nodes() if node["Alive"]]
+    address = ray.nodes()[0]["NodeManagerAddress"]
+
+    def exported() -> bool:
+        texts = []
+        for port in ports:
+            try:
+                with urllib.request.urlopen(f"http://{address}:{port}/metrics", timeout=30) as answer:
+                    texts.append(answer.read().decode())
+            except OSError:
+                continue
+        return all(f"staddle_fleet_{name}" in "".join(texts) for name in ("sandboxes", "created", "commands"))
+
+    assert until(exported)
+
+
 def test_a_closed_fleet_says_so(nodes: Nodes) -> None:
     before = set(leftovers())
     fleet = Fleet(lease=120)

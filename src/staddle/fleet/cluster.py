@@ -136,7 +136,11 @@ class Cluster:
         event = FleetEvent(time.time(), kind, node, sandbox, text)
         self.events.append(event)
         if self.settings.on_event is not None:
-            self.settings.on_event(event)
+            try:
+                self.settings.on_event(event)
+            except Exception as error:
+                # It is called by threads that keep the sandboxes alive: they go on.
+                self.events.append(FleetEvent(time.time(), "on_event failed", text=_first_line(error)))
 
     def lose(self, keeper: KeeperHandle, why: str) -> None:
         """A keeper is of no use any more, and its sandboxes are lost."""
@@ -208,19 +212,26 @@ class Cluster:
             except Exception:
                 self._ended.wait(_TICK)
                 continue
-            with self._lock:
-                known = dict(self.keepers)
-            for name, keeper in known.items():
-                if name not in alive:
-                    self.lose(keeper, "its node has left the cluster")
-            for name in alive.keys() - self.keepers.keys():
-                if time.monotonic() >= self._not_before.get(name, 0.0) and not self._ended.is_set():
-                    self._start_keeper(name, alive[name])
             due = time.monotonic() - renewed > every
             renewed = time.monotonic() if due else renewed
-            for keeper in list(self.keepers.values()):
-                self._look_at(keeper, due)
+            try:
+                self._tend(alive, due)
+            except Exception as error:
+                self.tell("look failed", text=_first_line(error))  # the next one is in a second
             self._ended.wait(_TICK if self._first.is_set() else 0.05)
+
+    def _tend(self, alive: Mapping[str, Mapping[str, float]], due: bool) -> None:
+        """Lose keepers of nodes that have left, start some on those that joined, look at each."""
+        with self._lock:
+            known = dict(self.keepers)
+        for name, keeper in known.items():
+            if name not in alive:
+                self.lose(keeper, "its node has left the cluster")
+        for keeper in list(self.keepers.values()):
+            self._look_at(keeper, due)
+        for name in alive.keys() - self.keepers.keys():
+            if time.monotonic() >= self._not_before.get(name, 0.0) and not self._ended.is_set():
+                self._start_keeper(name, alive[name])
 
     def _start_keeper(self, node: str, resources: Mapping[str, float]) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

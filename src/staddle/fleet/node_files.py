@@ -31,7 +31,9 @@ class NodeFiles:
 
     def __init__(self, place: str | None = None) -> None:
         home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{os.getuid()}")
-        os.makedirs(home, mode=0o711, exist_ok=True)
+        # Root's sandboxes read a workspace as another user, who has to pass through.
+        mode = 0o711 if os.getuid() == 0 else 0o700
+        os.makedirs(home, mode=mode, exist_ok=True)
         status = os.lstat(home)
         if status.st_uid != os.getuid() or status.st_mode & 0o022:
             raise TransferFailed(
@@ -40,9 +42,8 @@ class NodeFiles:
                 fix="remove it",
             )
         remove_stale(home)
-        # Root's sandboxes read a workspace as another user: they must be able to pass through.
         self.path = tempfile.mkdtemp(dir=home)
-        os.chmod(self.path, 0o711)  # noqa: S103 - names in it cannot be listed, nor guessed
+        os.chmod(self.path, mode)  # its name can be neither listed nor guessed
         self._claim = os.open(f"{self.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._claim, fcntl.LOCK_EX)
         reader, self._alive = os.pipe()
