@@ -129,10 +129,10 @@ def test_killed_nodes(nodes: Nodes, tmp_path: Path) -> None:
 
 
 DRIVER = """
-    import sys
+    import os
     from staddle.fleet import Fleet
-    address, mark = sys.argv[1:]
-    with Fleet(address, lease=60) as fleet:
+    address, mark = os.environ["FLEET_ADDRESS"], os.environ["FLEET_MARK"]
+    with Fleet(address, lease=20) as fleet:
         opened = [fleet.create() for _ in range(6)]
         for sandbox in opened:
             sandbox.start(f"exec sleep {mark}")
@@ -141,18 +141,24 @@ DRIVER = """
 """
 
 
+def started(directory: Path, address: str, mark: str) -> subprocess.Popen[str]:
+    """A driver; its mark is not among its own arguments."""
+    (directory / "driver.py").write_text(textwrap.dedent(DRIVER))
+    return subprocess.Popen(
+        [sys.executable, str(directory / "driver.py")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "FLEET_ADDRESS": address, "FLEET_MARK": mark},
+    )
+
+
 @pytest.mark.timeout(7200)
 def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
     dice, before = random.Random(SEED), set(leftovers())  # noqa: S311
     slowest = 0.0
-    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
     for _ in range(TIMES):
         mark = unique_seconds()
-        driver = subprocess.Popen(
-            [sys.executable, str(tmp_path / "driver.py"), nodes.address, mark],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        driver = started(tmp_path, nodes.address, mark)
         assert driver.stdout is not None
         assert any(line == "ready\n" for line in driver.stdout)  # Ray prints there as well
         assert until(lambda mark=mark: len(with_argument(mark)) >= 6)
@@ -170,10 +176,7 @@ def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
 def test_a_driver_that_is_silent_loses_its_sandboxes(nodes: Nodes, tmp_path: Path) -> None:
     """A stopped driver lives for Ray: the lease is what ends its sandboxes."""
     before, mark = set(leftovers()), unique_seconds()
-    (tmp_path / "driver.py").write_text(textwrap.dedent(DRIVER))
-    driver = subprocess.Popen(
-        [sys.executable, str(tmp_path / "driver.py"), nodes.address, mark], stdout=subprocess.PIPE, text=True
-    )
+    driver = started(tmp_path, nodes.address, mark)
     assert driver.stdout is not None
     try:
         assert any(line == "ready\n" for line in driver.stdout)
