@@ -344,6 +344,26 @@ def test_metrics_are_exported(fleet: Fleet) -> None:
     assert until(exported)
 
 
+def test_the_status_of_every_fleet_is_seen_from_another_process(fleet: Fleet, nodes: Nodes) -> None:
+    import subprocess
+    import sys
+
+    with fleet.create(tenant="alice") as sb:
+        command = [sys.executable, "-m", "staddle", "fleet", "status", "--address", nodes.address]
+        for more in (["--json"], []):
+            done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=300, check=False)
+            assert done.returncode == 0, done.stderr
+            if more:
+                found = json.loads(done.stdout)
+                keepers = [keeper for keeper in found["keepers"] if keeper["fleet"] == fleet.id]
+                assert len(keepers) == 3
+                assert [keeper["sandboxes"][sb.id]["tenant"] for keeper in keepers if keeper["open"]] == [
+                    "alice"
+                ]
+            else:
+                assert f"fleet {fleet.id}" in done.stdout
+
+
 def test_a_closed_fleet_says_so(nodes: Nodes) -> None:
     before = set(leftovers())
     fleet = Fleet(lease=120)

@@ -206,6 +206,7 @@ class Cluster:
         renewed = 0.0
         every = min(5.0, self.settings.lease / 5)
         while not self._ended.is_set() and self.error is None:
+            began = time.monotonic()
             try:
                 alive = {node["NodeID"]: node["Resources"] for node in self.ray.nodes() if node["Alive"]}
                 self._seen = time.monotonic()
@@ -218,7 +219,9 @@ class Cluster:
                 self._tend(alive, due)
             except Exception as error:
                 self.tell("look failed", text=_first_line(error))  # the next one is in a second
-            self._ended.wait(_TICK if self._first.is_set() else 0.05)
+            # With very many nodes a look takes long: it never takes more than a tenth of the time.
+            pause = max(_TICK, 10 * (time.monotonic() - began))
+            self._ended.wait(min(pause, every) if self._first.is_set() else 0.05)
 
     def _tend(self, alive: Mapping[str, Mapping[str, float]], due: bool) -> None:
         """Lose keepers of nodes that have left, start some on those that joined, look at each."""
