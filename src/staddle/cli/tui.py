@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import ExtraMissing, UsageError
+from ..launch.terminal_guard import TerminalGuard
 from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded
 
 TYPE_CHECKING = False
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from ..tui.feed import EventFeed
 
+#: After a kill: the usual screen and cursor, no mouse, no paste brackets, no focus reports, usual keys.
+_LEAVE = (
+    b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[<u\x1b[0m"
+)
 _LEFT_OUT = ("json", "output-cap", "workspace")
 _OPTIONS = (
     KEEP,
@@ -93,7 +98,11 @@ def main(words: Sequence[str]) -> int:
         policy_file=parsed.one("policy"),
         keep=keep,
     )
-    return start(opening, vertical=parsed.on("vertical"))
+    guard = TerminalGuard(_LEAVE)
+    try:
+        return start(opening, vertical=parsed.on("vertical"))
+    finally:
+        guard.close()
 
 
 def _require_textual() -> None:

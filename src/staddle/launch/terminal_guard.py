@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 class TerminalGuard:
-    """The modes of the terminal on descriptor 0, as they are now; nothing where it is no terminal."""
+    """The modes of the terminal on descriptor 0, as they are now; nothing where it is no terminal.
 
-    def __init__(self) -> None:
+    `last` is written to the terminal if this process is killed: what makes it leave a screen of ours.
+    """
+
+    def __init__(self, last: bytes = b"") -> None:
         self._modes: list[Any] | None = None
         self._child, self._held = 0, -1
         if not os.isatty(0):
@@ -30,7 +33,7 @@ class TerminalGuard:
             waits, self._held = os.pipe2(os.O_CLOEXEC)
             self._child = os.fork()
             if self._child == 0:
-                _wait(waits, group, self._modes)
+                _wait(waits, group, self._modes, last)
             os.close(waits)
 
     def close(self) -> None:
@@ -52,7 +55,7 @@ class TerminalGuard:
                     pass  # the program around us reaps every child itself
 
 
-def _wait(pipe: int, group: int, modes: list[Any]) -> NoReturn:
+def _wait(pipe: int, group: int, modes: list[Any], last: bytes) -> NoReturn:
     """Be the child: nothing but the end of our parent ends us.
 
     Whoever has the terminal in the foreground then may have set modes of its own, as a shell that edits its
@@ -68,5 +71,7 @@ def _wait(pipe: int, group: int, modes: list[Any]) -> NoReturn:
         process.close_from(1, keep=(pipe,))
         if not os.read(pipe, 1) and os.tcgetpgrp(0) == group:
             termios.tcsetattr(0, termios.TCSANOW, modes)
+            if last:
+                os.write(0, last)
     finally:
         os._exit(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import threading
 import time
 from collections import deque
@@ -135,12 +137,22 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         if _is_light():
             self.theme = "textual-light"
         self.feed.wake = self._wake
+        self._end_on_signals()
         watched = self._watched(self.opening.label)
         watched.is_kept = self.opening.keep is not None
         await self._add_tab(watched, "main")
         self.set_interval(0.5, self._tick)
         self.opening.when_open(lambda opened: self._from_thread(self._opened, watched, opened))
         self.call_after_refresh(self._first_pane)
+
+    def _end_on_signals(self) -> None:
+        """Leave in good order when we are asked to end, or the terminal is gone."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            try:
+                loop.add_signal_handler(number, self.exit, 128 + number)
+            except (ValueError, RuntimeError):
+                return  # this is not the main thread
 
     async def _first_pane(self) -> None:
         tab = self.tab

@@ -101,6 +101,10 @@ def test_what_would_act_on_a_terminal_is_dropped(sequence: str) -> None:
     assert not left
     assert text.isprintable() or set(text) <= {"\n", *map(chr, range(32, 127))}
     assert not screen.answers
+    apart = Screen()
+    for byte in ("a\r" + sequence + "z").encode():
+        apart.feed(bytes((byte,)))
+    assert apart.text() == text
     for _ in range(3):
         screen.feed(b"\x1b]52;c;" + b"A" * 100_000)  # a string that does not end
     assert len(screen._rest) + len(screen._string_text) < 2000

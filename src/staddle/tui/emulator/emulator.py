@@ -35,6 +35,7 @@ _FLOOD = 1 << 17
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _CSI = re.compile(r"\x1b\[([0-?]*)([ -/]*)([@-~])")
 _CSI_BEGUN = re.compile(r"\x1b\[[0-?]*[ -/]*")
+_CSI_END = re.compile(r"[@-~\x00-\x1f]")
 _ESCAPE = re.compile(r"\x1b([ -/]*)([0-~])")
 _STRING = re.compile(r"\x1b([\]PX^_k])")
 _STRING_END = re.compile("\x07|\x1b\\\\|\x18|\x1a|\x9c|\x1b(?=[^\\\\])")
@@ -253,8 +254,11 @@ class Emulator:
         if text.startswith("\x1b[", at):
             begun = _CSI_BEGUN.match(text, at)
             end = begun.end() if begun else at + 2
-            if end == len(text) and end - at <= _LONGEST:
-                self._rest = text[at:]
+            if end == len(text):
+                if end - at <= _LONGEST:
+                    self._rest = text[at:]
+                else:
+                    self._string = "["  # too long to mean anything: dropped to its end
                 return len(text)
             return end  # a byte that no sequence has: what came before it is dropped
         if found := _ESCAPE.match(text, at):
@@ -267,6 +271,12 @@ class Emulator:
 
     def _read_string(self, text: str, at: int) -> int:
         """Read on to the end of a string; nothing of it is carried out but a title."""
+        if self._string == "[":
+            found = _CSI_END.search(text, at)
+            if found is None:
+                return len(text)
+            self._string = ""
+            return found.start() if found[0] < " " else found.end()
         found = _STRING_END.search(text, at)
         end = len(text) if found is None else found.start()
         if found is None and text.endswith("\x1b"):

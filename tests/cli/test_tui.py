@@ -1,0 +1,176 @@
+"""`staddle tui` on a real terminal: what reaches it, keys, sizes, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from staddle.cli import tui
+from staddle.errors import ExtraMissing
+from tests.support.pty_screen import PtyScreen
+from tests.support.staddle_command import COMMAND, environment, staddle
+from tests.support.waiting import unique_seconds, until, with_argument
+
+pytestmark = pytest.mark.same_for_everyone
+PROMPT = "/workspace$"
+#: What a program could make a terminal do: set the clipboard and the title, query, paint, print, type back.
+ATTACKS = (
+    b"\x1b]52;c;c3RhZGRsZQ==\x07",
+    b"\x1b]52;c;c3RhZGRsZQ==\x1b\\",
+    b"\x1b]0;a title\x07",
+    b"\x1b]2;a title\x1b\\",
+    b"\x1b]8;;http://evil.example\x07link\x1b]8;;\x07",
+    b"\x1b]9;a message\x07",
+    b"\x1b]1337;SetUserVar=x=eA==\x07",
+    b"\x1bP$qm\x1b\\",
+    b"\x1bPq#0;2;0;0;0#0~~\x1b\\",
+    b"\x1b_Gi=1,a=q;AAAA\x1b\\",
+    b"\x1b^pm\x1b\\",
+    b"\x1b[21t",
+    b"\x1b[5i",
+    b"\x1b[c",
+    b"\x1b[6n",
+    b"\x1b[?2004l",
+    b"\x1b[?1006l",
+    b"\x1b[>5u",
+    b"\x1b[99999999;99999999H",
+    b"\x1b[" + b"9;" * 4000 + b"m",
+    b"\x9b21t",
+    b"\xc2\x9d52;c;c3RhZGRsZQ==\xc2\x9c",
+    b"\x1b[201~",
+    b"\xe2\x80\xae",
+)
+
+Start = Callable[..., PtyScreen]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    directory = tmp_path / "work"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def start(work: Path) -> Iterator[Start]:
+    """Start `staddle ...` on a terminal in a directory; it has ended after the test."""
+    made: list[PtyScreen] = []
+
+    def begin(*words: str, **options: int) -> PtyScreen:
+        env = {**environment(), "TERM": "xterm-256color", "COLORTERM": ""}
+        made.append(PtyScreen([*COMMAND, *words], env, str(work), **options))
+        return made[-1]
+
+    yield begin
+    for screen in made:
+        screen.close()
+
+
+def test_nothing_that_acts_on_a_terminal_gets_through(start: Start, work: Path) -> None:
+    (work / "evil").write_bytes(b"\r\nfirst\r\n" + b"".join(ATTACKS) + b"\r\n\x1b[0mlast\r\n")
+    (work / "\x1b]0;a name\x07").write_text("")
+    plain = start("shell")
+    plain.until(PROMPT)
+    plain.type(b"cat evil; ls --show-control-chars -N; printf 'o%s\\n' ver\r")
+    plain.until("over")
+    assert [attack for attack in ATTACKS if attack not in plain.raw] == []  # the control: these are passed on
+    assert b"\x1b]0;a name\x07" in plain.raw
+    plain.type(b"exit\r")
+    plain.ended()
+
+    screen = start("tui", "--no-ask")
+    screen.until(PROMPT)
+    screen.type(
+        b"cat evil; ls --show-control-chars -N; printf 'o%s\\n' ver; touch $(printf 'n\\033]52;c;AA\\007')\r"
+    )
+    screen.until("over", "A n\\x1b]52;c;AA\\x07")
+    ours = {b"\x1b[?2004l", b"\x1b[?1006l"}  # textual sets and resets these itself
+    assert [attack for attack in ATTACKS if attack in screen.raw and attack not in ours] == []
+    assert set(re.findall(rb"\x1b\](\d+)", screen.raw)) <= {b"22"}  # the shape of the mouse pointer
+    assert not re.search(rb"\x1b[P_^X]|\x1b\[[\d;]*[tin]", screen.raw.replace(b"\x1b[?2026$p", b""))
+    assert b"c3RhZGRsZQ" not in screen.raw
+    screen.type(b"\x1b[21~")  # F10
+    screen.until("Leave?")
+    screen.type(b"y")
+    assert screen.ended() == 0
+
+
+def test_keys_sizes_and_the_end(start: Start, work: Path) -> None:
+    seconds = unique_seconds()
+    screen = start("tui", "--no-ask", "--network", "deny", rows=30, cols=110)
+    screen.until(PROMPT, "no changes")
+    screen.type(b"stty size; echo $TERM\r")
+    screen.until("29 65", "xterm-256color")
+    screen.resize(24, 80)
+    screen.type(b"stty size\r")
+    screen.until("23 80")
+    screen.type(f"sleep {seconds}\r".encode())
+    assert until(lambda: with_argument(seconds))
+    screen.type(b"\x03")  # is the agent's
+    assert until(lambda: not with_argument(seconds))
+    screen.type(b"echo $?\r")
+    screen.until("130")
+    screen.type(b"vi -u NONE file\r")
+    screen.until("~")
+    screen.type(b"iwritten in vi\x1b:wq\r")
+    screen.type(b"cat file | tr a-z A-Z\r")
+    screen.until("WRITTEN IN VI")
+    screen.type(b"\x1bOR")  # F3
+    screen.until("A file")
+    screen.type(b"q")
+    screen.until("Leave?", "1 uncommitted change")
+    screen.type(b"y")
+    assert screen.ended() == 0
+    assert screen.modes_now() == screen.modes
+    assert not screen._emulator.is_alternate
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
+    start: Start, work: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    screen = start("tui", "--keep", "mine", "--no-ask")
+    screen.until(PROMPT)
+    screen.type(b"echo precious > file; echo do''ne\r")
+    screen.until("done", "A file")
+    screen.process.send_signal(number)
+    screen.process.wait()
+
+    def is_sane() -> bool:
+        screen.text()
+        emulator = screen._emulator
+        is_usual = emulator.shows_cursor and not (emulator.is_alternate or emulator.mouse)
+        return is_usual and not emulator.wants_bracketed_paste and screen.modes_now() == screen.modes
+
+    assert until(is_sane)
+    done = staddle("diff", "mine", cwd=work, env={**environment(), "XDG_STATE_HOME": str(state)})
+    assert "precious" in done.stdout
+    assert staddle("rm", "mine", env={**environment(), "XDG_STATE_HOME": str(state)}).returncode == 0
+
+
+def test_without_a_terminal_without_textual_and_with_wrong_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, said in (
+        ((), "needs a terminal"),
+        (("a", "b"), "takes one directory"),
+        (("--ask", "--no-ask"), "contradict"),
+    ):
+        done = staddle("tui", *words)
+        assert done.returncode == 125
+        assert said in done.stderr
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ExtraMissing, match=r"pip install 'staddle\[tui\]'"):
+        tui._require_textual()
+
+
+def test_colours_can_be_switched_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = start("tui", "--no-ask")
+    screen.until(PROMPT, "no changes")
+    colours = {found for found in re.findall(rb"[34]8;2;(\d+);(\d+);(\d+)", screen.raw)}
+    assert all(red == green == blue for red, green, blue in colours)
