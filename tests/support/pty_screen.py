@@ -35,7 +35,7 @@ class PtyScreen:
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call
         )
         self._follower = follower
 
@@ -85,9 +85,12 @@ class PtyScreen:
         return termios.tcgetattr(self._follower)
 
     def close(self) -> None:
-        """End the command, if it still runs."""
+        """End the command, if it still runs. A second time does nothing."""
+        if self._leader < 0:
+            return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
         os.close(self._leader)
         os.close(self._follower)
+        self._leader = -1
