@@ -16,6 +16,7 @@ def start(opening: SandboxOpening, *, vertical: bool = False) -> int:
     # Textual redraws at most so often: an echo must not wait for the next 60th of a second. What prints
     # much is drawn less often by its pane.
     os.environ.setdefault("TEXTUAL_FPS", "250")
+    os.environ.setdefault("ESCDELAY", "25")  # milliseconds in which Esc may be the beginning of another key
     for name in ("COLUMNS", "LINES"):  # the terminal itself knows better
         os.environ.pop(name, None)
     app = None
