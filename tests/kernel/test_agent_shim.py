@@ -71,6 +71,14 @@ def test_it_runs_in_the_sandbox(broker: ShellBroker, workspace: Path, tmp_path: 
     assert err.count("No such file or directory") == 2
     assert (workspace / "made").exists()
     assert bash(broker, "-c", "touch no", cwd=tmp_path)[0] != 0  # a directory that is not seen inside
+    directory = os.open(broker.home, os.O_RDONLY)
+    try:
+        refused = bash(broker, "-c", "touch no", cwd=workspace, stdin=directory)
+    finally:
+        os.close(directory)
+    assert refused[0] == 125
+    assert "a standard stream is a directory" in refused[2]
+    assert not (workspace / "no").exists()
     assert not (tmp_path / "no").exists()
 
 

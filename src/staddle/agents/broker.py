@@ -42,6 +42,8 @@ _MOST_COMMANDS = 256
 #: Seconds that commands get to end when the broker is closed.
 _PATIENCE = 5.0
 _LONGEST_PATH = 4096
+#: Characters of a reason: with it, an answer is written to the pipe whole.
+_LONGEST_WHY = 1000
 
 
 class ShimRequest(Value):
@@ -55,11 +57,8 @@ class ShimRequest(Value):
 
 
 def read_request(line: bytes, requests: os.stat_result) -> ShimRequest:
-    """The request that a shim wrote. OSError if the shim has ended, ValueError if it is none."""
-    pid, *numbers = map(int, line.split())
-    if len(numbers) != 4:
-        raise ValueError("a request is five numbers")
-    stdin, stdout, stderr, reply = numbers
+    """The request that a shim wrote. OSError or ValueError if its streams cannot be used."""
+    pid, stdin, stdout, stderr, reply = map(int, line.split())
     streams = open_streams(pid, (stdin, stdout, stderr, reply))
     try:
         if any(
@@ -91,7 +90,7 @@ class ShellBroker:
     ) -> None:
         self.sandbox, self._heard = sandbox, heard
         self._temporary = home is None
-        self.home = home or tempfile.mkdtemp(prefix="staddle-agent-", dir=os.environ.get("XDG_RUNTIME_DIR"))
+        self.home = home or tempfile.mkdtemp(prefix="staddle-agent-", dir=_runtime_directory())
         try:
             os.mkfifo(f"{self.home}/{REQUESTS}", 0o600)
             # For both: a broker that reads must not see the end when a shim closes it.
@@ -131,10 +130,24 @@ class ShellBroker:
                 thread.start()
 
     def _attend(self, line: bytes) -> None:
+        """Serve one shim, and answer it whatever happens: it waits for that."""
         try:
-            request = read_request(line, os.fstat(self._requests))
-        except (OSError, ValueError, IndexError):
+            pid, *_, number = map(int, line.split())
+            reply = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError):
             return  # the shim was killed; or it is none of ours, which waits for nothing
+        why = "this is a bug, please report it"
+        try:
+            self._answer(read_request(line, os.fstat(self._requests)))
+            why = ""
+        except (StaddleError, OSError, ValueError, IndexError) as error:
+            why = str(error)
+        finally:
+            if why:
+                _say(reply, f"125 drained {' '.join(why.split())[:_LONGEST_WHY]}\n")
+            os.close(reply)
+
+    def _answer(self, request: ShimRequest) -> None:
         streams = request.streams
         try:
             if self._heard is not None:
@@ -149,9 +162,6 @@ class ShellBroker:
             spawned, flows = self._start(request)
             RelayedCommand(streams, spawned, flows, lambda _: self._bring_out(request)).attend()
             self._spares.refill(streams.merged)
-        except (StaddleError, OSError) as error:
-            _say(streams.stderr, f"staddle: {error}\n")
-            _say(streams.reply, "125 drained\n")
         finally:
             streams.close()
 
@@ -240,6 +250,12 @@ class ShellBroker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _runtime_directory() -> str | None:
+    """The user's directory for sockets and the like, if there is one; None: the one for temporary files."""
+    found = os.environ.get("XDG_RUNTIME_DIR", "")
+    return found if os.path.isdir(found) and os.access(found, os.W_OK) else None
 
 
 def _say(descriptor: int, text: str) -> None:

@@ -158,9 +158,10 @@ class LinkedDirectory:
 
 def _attended(argv: Sequence[str], environment: dict[str, str]) -> int:
     """Run it on our own terminal. Ctrl-C is the agent's: the terminal sends it to both."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    # A handler, not SIG_IGN: the agent would inherit that.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
-        with subprocess.Popen(argv, env=environment, preexec_fn=_usual_signals) as child:  # noqa: PLW1509
+        with subprocess.Popen(argv, env=environment) as child:
 
             def passed(number: int, _: object) -> None:
                 child.send_signal(number)
@@ -172,11 +173,6 @@ def _attended(argv: Sequence[str], environment: dict[str, str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - status if status < 0 else status
-
-
-def _usual_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def server_words(workspace: str | None, *options: str) -> list[str]:

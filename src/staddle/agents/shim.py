@@ -29,7 +29,7 @@ INTERPRETER_WORDS = 3
 _SHIM = """\
 #!/bin/bash -p
 # Made by staddle: runs its arguments in a sandbox. See docs/coding-agents.md; nothing here is to be edited.
-fail() { echo "staddle: $1; the command was not run" >&2; exit 125; }
+fail() { [[ $reader ]] && kill $reader 2>/dev/null; echo "staddle: $1; the command was not run" >&2; exit 125; }
 alive() {
   [[ -O $home/broker && -p $home/requests ]] && read -r pid started < "$home/broker" &&
     read -r stat 2>/dev/null < "/proc/$pid/stat" && fields=(${stat##*) }) && [[ ${fields[19]} == "$started" ]]
@@ -45,8 +45,9 @@ fi
 # Not 1: that is the request itself while it is written.
 exec {reply}<> <(:)
 printf '%%d %%d %%d %%d %%d\\n' $$ $in $out $err $reply > "$home/requests" || fail 'no answer'
-until read -r -t 5 -u $reply status drained; do alive || fail 'the broker of the sandbox has ended'; done
+until read -r -t 5 -u $reply status drained why; do alive || fail 'the broker of the sandbox has ended'; done
 [[ $reader ]] && kill $reader 2>/dev/null
+[[ $why ]] && { echo "staddle: $why" >&2; exit 125; }
 if [[ $writers ]]; then
   exec {out}>&-
   ((err > 2 && err != out)) && exec {err}>&-
