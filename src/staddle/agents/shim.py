@@ -29,7 +29,11 @@ INTERPRETER_WORDS = 3
 _SHIM = """\
 #!/bin/bash -p
 # Made by staddle: runs its arguments in a sandbox. See docs/coding-agents.md; nothing here is to be edited.
-fail() { [[ $reader ]] && kill $reader 2>/dev/null; echo "staddle: $1; the command was not run" >&2; exit 125; }
+fail() {
+  [[ $reader ]] && kill $reader 2>/dev/null
+  echo "staddle: $1; the command was not run" >&2
+  exit 125
+}
 alive() {
   [[ -O $home/broker && -p $home/requests ]] && read -r pid started < "$home/broker" &&
     read -r stat 2>/dev/null < "/proc/$pid/stat" && fields=(${stat##*) }) && [[ ${fields[19]} == "$started" ]]
