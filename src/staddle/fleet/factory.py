@@ -163,7 +163,7 @@ class SandboxFactory:
                         ) from None
                     raise
             keeper = self.cluster.keepers.get(grant.node)
-            if keeper is not None and keeper.ready and not keeper.lost:
+            if keeper is not None and keeper.ready and not keeper.lost and placement.is_valid(grant):
                 return keeper, grant
             placement.release(grant)
             grant = None

@@ -172,6 +172,10 @@ class Placement:
             self._waiting += 1
             return future
 
+    def is_valid(self, grant: Reservation) -> bool:
+        """Whether it was neither given back nor lost with its node."""
+        return grant.serial in self.grants
+
     def release(self, grant: Reservation) -> None:
         """Give it back; a second time, or after its node was lost, does nothing."""
         with self._lock:

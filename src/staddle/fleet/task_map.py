@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from staddle.errors import InvalidCall
 
-from .cluster import Cluster
+from .cluster import Cluster, KeeperHandle
 from .content import sha256
 from .content_store import SentTree
 from .factory import SandboxFactory
@@ -67,7 +67,7 @@ class TaskMap:
         self._spec: SandboxSpec | None = None
         self._tree: SentTree | None = None
         self._idle: list[Reservation] = []
-        self._out: dict[Any, tuple[Reservation, list[Any]]] = {}
+        self._out: dict[Any, tuple[KeeperHandle, Reservation, list[Any]]] = {}
         self._over = False
 
     # ------------------------------------------------------------ two faces
@@ -99,7 +99,7 @@ class TaskMap:
         placement = self._cluster.placement
         for grant in self._idle:
             placement.release(grant)
-        for ref, (grant, _) in self._out.items():
+        for ref, (_, grant, _) in self._out.items():
             ref.future().add_done_callback(lambda _, grant=grant: placement.release(grant))
         self._idle, self._out = [], {}
         if self._tree is not None:
@@ -128,11 +128,13 @@ class TaskMap:
             self._spec, self._tree = await self._factory.spec(self._tenant, None, self._given)
             self._code = self._coded()
         if self._cluster.error is not None:
-            self._lose_everything()
-            if self.board.over or not self.board.out:
-                self.close()
-                if not self.board.over:
-                    raise self._cluster.error
+            if self._out:
+                self._lose_everything()  # their outcomes are reported before the error
+                return
+            over = self.board.over
+            self.close()
+            if not over:
+                raise self._cluster.error
             return
         self._give_out()
         if not self._out:
@@ -152,7 +154,8 @@ class TaskMap:
                 return
             grant = self._idle.pop() if self._idle else placement.take_now(self._tenant, content)
             keeper = None if grant is None else self._cluster.keepers.get(grant.node)
-            if grant is None or keeper is None or not keeper.ready or keeper.lost:
+            lost = keeper is None or not keeper.ready or bool(keeper.lost)
+            if grant is None or keeper is None or lost or not placement.is_valid(grant):
                 self.board.put_back(batch)
                 if grant is None:
                     return
@@ -160,24 +163,24 @@ class TaskMap:
                 continue
             items = [self._item(task.item) for task in batch]
             ref = keeper.actor.tasks.remote(self._spec, self._code, items)
-            self._out[ref] = (grant, batch)
+            self._out[ref] = (keeper, grant, batch)
 
     async def _take_in(self, ref: Any) -> None:
-        grant, batch = self._out.pop(ref)
+        keeper, grant, batch = self._out.pop(ref)
         cluster, node = self._cluster, grant.node
-        keeper = cluster.keepers.get(node)
         try:
             kind, value = await step(Call(ref, cluster))
         except cluster.ray.exceptions.RayError as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if keeper is not None:
-                cluster.failure(keeper, error, "a task")
+            cluster.failure(keeper, error, "a task")
             again = self.board.lost(batch, f"its node {node[:8]} or its keeper ended: {why}", node)
             cluster.tell("tasks lost", node, text=f"{len(batch)} tasks, {again} of them are tried again")
             cluster.placement.release(grant)
             return
-        except BaseException:
-            self._out[ref] = (grant, batch)
+        except BaseException as error:
+            self._out[ref] = (keeper, grant, batch)
+            if error is cluster.error:
+                return
             raise
         if kind == "error":  # none of them ran: the sandbox itself cannot be had
             for task in batch:
@@ -195,7 +198,7 @@ class TaskMap:
             self._idle.append(grant)
 
     def _lose_everything(self) -> None:
-        for grant, batch in self._out.values():
+        for _, grant, batch in self._out.values():
             self.board.lost(batch, str(self._cluster.error), grant.node)
         self._out.clear()
 
