@@ -21,7 +21,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
-from staddle.mcp.sandboxes import ServerSettings
+from staddle.mcp.sandboxes import SandboxRegistry, ServerSettings
 from staddle.mcp.server import make_server
 from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
@@ -136,6 +136,9 @@ def test_background_processes_errors_and_repeated_calls(tmp_path: Path) -> None:
             assert [ran["output"] for ran in twice] == ["x\n", "x\n"]
             assert "No such file or directory: /nope" in await refused(client, "read_file", path="/nope")
             assert "open_sandbox" in await refused(client, "bash", command="true", sandbox="other")
+            await call(client, "open_sandbox", name="second")
+            assert (await call(client, "close_sandbox", sandbox="second"))["was_open"]
+            assert "open_sandbox" in await refused(client, "bash", command="true", sandbox="second")
             many = [call(client, "bash", command=f"echo {n}", session=f"s{n % 4}") for n in range(100)]
             assert [ran["output"] for ran in await asyncio.gather(*many)] == [f"{n}\n" for n in range(100)]
 
@@ -202,3 +205,24 @@ def test_http_is_for_who_has_the_token_and_for_no_web_page(http: tuple[str, dict
     assert [status(url, {}), status(url, wrong)] == [401, 401]
     assert status(url, {**headers, "Origin": "http://evil.example"}) == 403
     assert status(url, {**headers, "Host": "evil.example"}) == 421
+
+
+def test_a_sandbox_that_has_ended_is_said_once_and_opened_again(tmp_path: Path) -> None:
+    async def task() -> None:
+        server = make_server(ServerSettings(str(tmp_path)))
+        async with Client(server) as client:
+            await call(client, "bash", command="x=1")
+            [handle] = [made for made in opened if made.sandbox.alive]
+            await handle.sandbox.close()
+            assert "has ended" in await refused(client, "bash", command="echo $x")
+            assert (await call(client, "bash", command="echo $x"))["output"] == "\n"
+
+    class Watched(SandboxRegistry):
+        async def open(self, name: str | None, *, empty: bool = False) -> Any:
+            opened.append(await super().open(name, empty=empty))
+            return opened[-1]
+
+    opened: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("staddle.mcp.server.SandboxRegistry", Watched)
+        asyncio.run(task())

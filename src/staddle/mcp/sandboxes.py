@@ -120,8 +120,19 @@ class SandboxRegistry:
     async def get(self, name: str | None) -> ServedSandbox:
         """The sandbox of that id; without one the default sandbox, which is opened if it is not yet."""
         if name is None or name == DEFAULT:
-            return await self.open(DEFAULT)
-        return self.known(name)
+            return await self._living(await self.open(DEFAULT))
+        return await self._living(self.known(name))
+
+    async def _living(self, handle: ServedSandbox) -> ServedSandbox:
+        """The sandbox, unless it has ended by itself: that is said once, since its state is lost."""
+        if handle.sandbox.alive:
+            return handle
+        await self.close(handle.id)
+        raise StaddleError(
+            f"the sandbox {handle.id!r} has ended, with its processes and what was not committed",
+            why="it was killed, or its policy limits how long it lives or is idle",
+            fix="call again for a new one" if handle.id == DEFAULT else "open another one",
+        )
 
     def known(self, name: str) -> ServedSandbox:
         """The open sandbox of that id."""
