@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .policy.secrets import Secret
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncSandbox
+    from .sandbox.kept import kept_sandboxes, remove_kept
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
     from .sandbox.sandbox import Sandbox
@@ -64,7 +65,9 @@ __all__ = [
     "Workspace",
     "WrappedCommand",
     "doctor",
+    "kept_sandboxes",
     "new_jail",
+    "remove_kept",
     "wrap",
 ]
 
@@ -97,7 +100,9 @@ _HOME = {
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
     "doctor": "diagnosis",
+    "kept_sandboxes": "sandbox.kept",
     "new_jail": "jail.jail",
+    "remove_kept": "sandbox.kept",
     "wrap": "wrapping",
 }
 

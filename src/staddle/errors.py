@@ -46,7 +46,8 @@
     └── UsageError                 the command line says something we do not understand
 
 A failing command is a result, never an exception. Every error says what happened, why,
-and how to fix it; the three are attributes, and `str()` joins them into one sentence.
+and how to fix it; the three are attributes, and `str()` joins them into one sentence. The command line prints
+them on lines of their own, with its options in place of Python's words.
 """
 
 from __future__ import annotations
@@ -58,6 +59,15 @@ if TYPE_CHECKING:
     from .enforcement import Gap
 
 
+def rendered(what: str, why: str = "", fix: str = "", *, lines: bool = False) -> str:
+    """An error as text: one sentence, or what happened, and `cause:` and `fix:` on lines of their own."""
+    if lines:
+        parts = (what, *(f"  {name}: {text}" for name, text in (("cause", why), ("fix", fix)) if text))
+        return "\n".join(parts)
+    text = f"{what}: {why}" if why else what
+    return f"{text}; {fix}" if fix else text
+
+
 class StaddleError(Exception):
     """Base class: `what` happened, `why`, and the `fix`, as attributes and as one sentence."""
 
@@ -66,8 +76,7 @@ class StaddleError(Exception):
         super().__init__(what, why, fix)
 
     def __str__(self) -> str:
-        text = f"{self.what}: {self.why}" if self.why else self.what
-        return f"{text}; {self.fix}" if self.fix else text
+        return rendered(self.what, self.why, self.fix)
 
     def __reduce__(self) -> tuple[object, ...]:
         # By content, not by calling __init__: its keywords would be lost between processes.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.roots import small_root
-from tests.support.staddle_command import environment, staddle, start
+from tests.support.staddle_command import environment, is_one_error, staddle, start
 from tests.support.waiting import until
 from tests.unit.bases.images import docker_save, layer
 
@@ -38,7 +38,7 @@ def test_who_it_is(tmp_path: Path) -> None:
     for wrong in ("ada", "name=ada", "uid=x", "home=/usr/x", "user=a:b"):
         done = staddle("run", "--identity", wrong, "-c", "id", cwd=tmp_path)
         assert done.returncode == 125
-        assert done.stderr.count("\n") == 1
+        assert is_one_error(done.stderr)
 
 
 def test_which_variables_it_has(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_an_image_that_is_refused_is_one_sentence(tmp_path: Path, bases: Path) -
     done = staddle("base", "import", str(tmp_path / "x.tar"))
     assert done.returncode == 125
     assert "docker save" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert is_one_error(done.stderr)
 
 
 def test_where_packages_come_from_may_be_reached(tmp_path: Path) -> None:

@@ -28,6 +28,13 @@ def staddle(*words: str | bytes, **kwargs: Any) -> subprocess.CompletedProcess[s
     return subprocess.run([*COMMAND, *words], capture_output=True, timeout=60, check=False, **kwargs)
 
 
+def is_one_error(stderr: str) -> bool:
+    """Whether it is one error of ours: what happened, and its cause and fix on lines of their own."""
+    first, *rest = stderr.splitlines()
+    begins = [line.partition(":")[0] for line in rest]
+    return first.startswith("staddle: ") and begins in (["  cause", "  fix"], ["  fix"])
+
+
 def start(*words: str, **kwargs: Any) -> subprocess.Popen[str]:
     """Start `staddle WORDS` and leave it running."""
     return subprocess.Popen(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import errors
+from staddle.cli.report import told
 
 SOURCE = Path(errors.__file__).parent
 KINDS = {
@@ -60,3 +61,27 @@ def test_every_error_says_it(part: str) -> None:
 
 def test_exceptions_are_of_kinds_that_exist() -> None:
     assert set(NO_CAUSE) <= KINDS
+
+
+def test_one_renderer_makes_a_sentence_or_lines() -> None:
+    assert errors.rendered("it broke", "it was old", "buy another") == "it broke: it was old; buy another"
+    assert errors.rendered("it broke", fix="buy another", lines=True) == "it broke\n  fix: buy another"
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("use mode='overlay', or leave limits.disk out", "use --mode overlay, or leave --disk out"),
+        ("choose backend='landlock', which is 'weaker'", "choose --backend landlock, which is 'weaker'"),
+        ("say Network.open()", "say --network open"),
+        ("use another", "use another"),
+    ],
+)
+def test_the_command_line_says_its_own_options(text: str, spelled: str) -> None:
+    error = errors.PolicyError("it is \x1b[31m refused", why="a rule", fix=text)
+    assert told(error) == f"it is \\x1b[31m refused\n  cause: a rule\n  fix: {spelled}"
+
+
+def test_a_line_to_be_pasted_stands_by_itself() -> None:
+    error = errors.BackendUnavailable("what", why="why", fix="run this:\nsysctl -w a=1")
+    assert told(error) == "what\n  cause: why\n  fix: run this:\n  sysctl -w a=1"

@@ -42,7 +42,9 @@ PUBLIC = (
     "Workspace",
     "WrappedCommand",
     "doctor",
+    "kept_sandboxes",
     "new_jail",
+    "remove_kept",
     "wrap",
 )
 

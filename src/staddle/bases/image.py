@@ -286,7 +286,7 @@ def _contents(config: Any, count: int) -> tuple[str, ...]:
 def _list(mapping: Any, key: str) -> list[Any]:
     found = mapping.get(key) if isinstance(mapping, dict) else None
     if not isinstance(found, list) or len(found) > MOST_LAYERS:
-        raise refused(f"its list of {key} is none")
+        raise refused(f"its {key} is not a list of texts")
     return found
 
 
@@ -296,7 +296,7 @@ def _text(mapping: Any, key: str) -> str:
 
 def _checked_text(value: Any, key: str) -> str:
     if not isinstance(value, str) or "\0" in value or len(value) > 4096:
-        raise refused(f"its {key} is no text")
+        raise refused(f"its {key} is not a text")
     return value
 
 

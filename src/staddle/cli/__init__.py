@@ -141,7 +141,9 @@ def _complain(error: Exception) -> int:
     from ..errors import StaddleError
 
     if isinstance(error, StaddleError | OSError):
-        print(f"staddle: {shown(str(error))}", file=sys.stderr)
+        from .report import say_error
+
+        say_error(error)
     elif os.environ.get("STADDLE_DEBUG"):
         raise error
     else:

@@ -8,7 +8,7 @@ import sys
 from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
 from ..errors import CommandNotFound, UsageError
 from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
-from .report import attended, say, say_gaps, say_violations
+from .report import attended, say, say_error, say_gaps, say_violations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
         policy = policy.with_read(codex)
     best_effort, backend = parsed.on("best-effort"), parsed.one("backend") or "auto"
     if parsed.on("keep") and parsed.one("mode") not in (None, "overlay"):
-        raise UsageError("--keep needs --mode overlay", why="there is no layer to keep")
+        raise UsageError(
+            "--keep needs --mode overlay", why="there is no layer to keep", fix="leave --mode out"
+        )
     if mode == "overlay" or parsed.on("keep"):
         kept = parsed.one("keep")
         return Sandbox(place, policy, backend=backend, best_effort=best_effort, keep=kept, workspace_at=place)
@@ -241,7 +243,7 @@ def _inside(agent: CodingAgent, parsed: Parsed) -> int:
     try:
         find_program(plan, program)
     except CommandNotFound as error:
-        say(str(error))
+        say_error(error)
         return error.status
     argv = [program, *parsed.words]
     wrapped = prepare(

@@ -61,12 +61,16 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"--on-conflict {on_conflict!r} means nothing", fix=f"say {' or '.join(_CHOICES)}")
     yes, as_json = parsed.on("yes"), parsed.on("json")
     if as_json and not yes:
-        raise UsageError("--json needs --yes", why="nobody could answer a question", fix="give both")
+        raise UsageError(
+            "--json needs --yes",
+            why="it cannot prompt for confirmation",
+            fix="add --yes",
+        )
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
-            "nobody can be asked whether to commit",
+            "confirmation is needed before a commit",
             why="standard input or output is not a terminal",
-            fix="look with `staddle diff`, then give --yes",
+            fix="review with `staddle diff`, then add --yes",
         )
     name, paths = named(parsed, "commit")
     from ..layers.commit_dir import recover

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import backends
 from ..display import shown
 from ..errors import StaddleError
-from .options import RUNNING, Option, command_from, help_rows, parse, policy_from, reworded
+from .options import RUNNING, Option, command_from, help_rows, parse, policy_from, reworded, sandbox_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     Option("command", "SCRIPT", "explain this line of shell", short="c"),
-    *reworded(RUNNING, json="print the same as JSON"),
+    *reworded(
+        RUNNING,
+        json="print the same as JSON",
+        mode="the workspace: readonly (default), bind (written directly), overlay (in a layer)",
+    ),
 )
 
 _HELP = """\
@@ -41,12 +45,23 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
-    policy, workspace = policy_from(parsed)
+    overlay = parsed.one("mode") == "overlay"
+    if overlay:
+        policy, place, _ = sandbox_from(parsed)
+        workspace = None
+    else:
+        policy, workspace = policy_from(parsed)
     command: list[str] = []
     if parsed.words or parsed.on("command"):
         command, script = command_from(parsed)
         policy = policy.with_read(script) if script else policy
-    plan = mask_host_sockets(compile(policy, cwd=workspace, base=os.getcwd()))
+    if overlay:
+        from ..policy.workspace import compile_session
+
+        moved = parsed.one("backend") not in ("landlock", "native", "seatbelt")
+        plan = mask_host_sockets(compile_session(policy, place, access="read", moved=moved)[0])
+    else:
+        plan = mask_host_sockets(compile(policy, cwd=workspace, base=os.getcwd()))
     name = parsed.one("backend") or "auto"
     backend: Backend | None = None
     gaps: tuple[Gap, ...] = ()

@@ -82,7 +82,7 @@ def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{path}: this is not TOML", why=str(error), fix="correct the file; docs/jail-tasks.md shows one"
+            f"{path}: this is not TOML", why=str(error), fix="correct the line that it names"
         ) from None
     known = {option.name: option for option in every if option.name not in _ONLY_SAID}
     return {name: _values(path, name, value, known) for name, value in data.items() if value is not False}

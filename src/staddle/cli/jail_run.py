@@ -11,7 +11,7 @@ from ..jail.jail import ConfinedJail, RunOpts, bootstrap, new_jail
 from ..policy import Network, Policy
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of
 from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows, reworded
-from .report import attended, captured, print_report, say_gaps, say_violations
+from .report import attended, captured, print_report, say_error, say_gaps, say_violations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
     try:
         left = workspace.changed_paths()
     except StaddleError as error:  # the command's own end is not changed by what it left
-        print(f"staddle: {shown(str(error))}", file=sys.stderr)
+        say_error(error)
         return
     if left:
         names = ", ".join(shown(path) for path in left[:5]) + (", …" if len(left) > 5 else "")
@@ -339,9 +339,7 @@ def _captured(running: WorkspaceRun, opts: RunOpts) -> int:
 
 
 def _refuse(error: CommandNotFound) -> int:
-    from ..display import shown
-
-    print(f"staddle: {shown(str(error))}", file=sys.stderr)
+    say_error(error)
     return error.status
 
 

@@ -10,6 +10,7 @@ from ..display import shown
 from ..errors import UsageError
 from ..sandbox.workspace import persistent
 from .options import Option, Parsed, help_rows, parse_among
+from .report import say_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def every() -> list[SessionRecord]:
         try:
             found.append(persistent.find(name))
         except LayerError as error:
-            print(f"staddle: {shown(str(error))}", file=sys.stderr)
+            say_error(error)
     return found
 
 

@@ -87,13 +87,7 @@ def print_report(report: dict[str, Any], enforced: Enforcement, violations: Sequ
 def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
     """Say why nothing ran, as a sentence or as JSON; returns `status`."""
     if not parsed.on("json"):
-        from ..display import shown
-
-        # A line that can be pasted stands by itself.
-        line = error.fix.rpartition("\n")[2] if "\n" in error.fix else ""
-        say(shown(str(error).removesuffix(f"\n{line}")))
-        if line:
-            print(f"  {line}", file=sys.stderr)
+        say_error(error)
         return status
     import json
 
@@ -101,6 +95,50 @@ def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
         json.dumps({"error": {"what": error.what, "why": error.why, "fix": error.fix}, "exit_code": status})
     )
     return status
+
+
+#: How the command line spells what errors name as Python has it.
+_SPELLINGS = (
+    ("policy.with_read()", "--read"),
+    ("use None for no limit", "leave the option out for the default, or say none"),
+    ("Network.open()", "--network open"),
+    ("Network.deny()", "--network deny"),
+    ("best_effort=True", "--best-effort"),
+    ("unprotect=", "`unprotect` of a policy file: "),
+    ("limits.open_files", "--open-files"),
+    ("limits.file_size", "--file-size"),
+    ("limits.output", "--output-cap"),
+    *((f"limits.{name}", f"--{name}") for name in ("timeout", "memory", "cpu", "processes", "disk")),
+    *((f"{name}={quote}", f"--{name} ") for name in ("mode", "backend", "keep") for quote in ("'", '"')),
+)
+
+
+def say_error(error: BaseException, before: str = "") -> None:
+    """Print an error: what happened, its cause and its fix, each on a line of its own."""
+    print(f"staddle: {before}{told(error)}", file=sys.stderr, flush=True)
+
+
+def told(error: BaseException) -> str:
+    """An error as the command line says it, harmless to a terminal."""
+    from ..display import shown
+    from ..errors import StaddleError, rendered
+
+    if not isinstance(error, StaddleError):
+        return shown(str(error))
+    # A line that can be pasted stands by itself.
+    fix, _, line = error.fix.partition("\n")
+    what, why, fix = (shown(_spelled(text)) for text in (error.what, error.why, fix))
+    text = rendered(what, why, fix, lines=True)
+    return f"{text}\n  {shown(line)}" if line else text
+
+
+def _spelled(text: str) -> str:
+    for python, option in _SPELLINGS:
+        if python in text:
+            closing = python[-1] if python[-1] in "'\"" else ""
+            before, _, after = text.partition(python)
+            text = before + option + (after.replace(closing, "", 1) if closing else after)
+    return text
 
 
 def say_gaps(enforced: Enforcement) -> None:

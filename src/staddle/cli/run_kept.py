@@ -8,7 +8,7 @@ from ..errors import CommitRefused, LayerError, StaddleError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from .kept import is_within, open_kept, open_overlay
 from .options import command_from
-from .report import print_report, refuse, say, say_gaps, say_violations
+from .report import print_report, refuse, say, say_error, say_gaps, say_violations
 from .shell import passed_through
 
 TYPE_CHECKING = False
@@ -104,7 +104,6 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
 
 def _committed(sandbox: Sandbox, changes: list[Change]) -> bool:
     """Whether the changes were committed; if they were not, it has been said why."""
-    from ..display import shown
     from .commit import print_refused
 
     if not changes:
@@ -116,7 +115,7 @@ def _committed(sandbox: Sandbox, changes: list[Change]) -> bool:
         say("nothing was written; with --keep NAME you can review the changes and commit some of them")
         return False
     except LayerError as error:
-        say(shown(str(error)))
+        say_error(error)
         return False
     return True
 

@@ -18,6 +18,7 @@ from ..display import shown
 from ..errors import CommitRefused, InvalidCall, StaddleError
 from ..shell.quoting import quoted
 from ..shell.state import Dump, SavedShell, question
+from .report import told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class ShellCommands:
             return "\n".join(["nothing was written, these need a second look:", *items])
         except (StaddleError, OSError) as error:
             self.failed = True
-            return f"staddle: {shown(str(error))}"
+            return f"staddle: {told(error)}"
 
     def needs_state(self, line: str) -> bool:
         """Whether the state of the user's bash is part of what the line asks for."""

@@ -15,7 +15,7 @@ from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all
 from ..sandbox.spawn import spawn
-from .report import say
+from .report import say, say_error
 from .shell_commands import ShellCommands, UserShell, is_command, patiently
 
 TYPE_CHECKING = False
@@ -244,7 +244,7 @@ class FromInput:
         try:
             rest = self._user.request()
         except (OSError, StaddleError) as error:
-            say(f"{command}: {shown(str(error))}")
+            say_error(error, f"{command}: ")
             return shell
         while rest and shell.poll() is None:
             rest = self._step(shell, signals, rest, hungry=False)

@@ -216,19 +216,19 @@ def _number(field: bytes) -> int:
     if not digits:
         return 0
     if not digits.isdigit() or b"8" in digits or b"9" in digits:
-        raise _refused("a number in a header is none")
+        raise _refused("a number in a header is not valid")
     return int(digits, 8)
 
 
 def _decimal(value: bytes) -> int:
     if not value.isdigit() or len(value) > 18:
-        raise _refused("a size in a record is none")
+        raise _refused("a size in a record is not valid")
     return int(value)
 
 
 def _seconds(value: bytes) -> float:
     if not value.lstrip(b"-").replace(b".", b"", 1).isdigit() or len(value) > 40:
-        raise _refused("a time in a record is none")
+        raise _refused("a time in a record is not valid")
     return max(min(float(value), float(1 << 40)), -float(1 << 40))
 
 

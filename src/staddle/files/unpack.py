@@ -176,7 +176,7 @@ def extents(member: Member) -> list[tuple[int, int]]:
         return [(0, member.size)]
     size, text = notes["STADDLE.size"], notes.get("STADDLE.extents", "")
     if not size.isdecimal() or not size.isascii() or len(size) > 18:
-        raise _refused("the size of a sparse file is none")
+        raise _refused("the size of a sparse file is not valid")
     found, end = [], 0
     for pair in text.split(",") if text else ():
         at, plus, length = pair.partition("+")

@@ -233,11 +233,7 @@ class Workspace:
         """
         with self.claim():
             if not self.publishable():
-                raise WorkspaceError(
-                    f"the workspace {self.name} cannot be published",
-                    why="it is not stopped, has nothing new, or has uncommitted changes",
-                    fix="commit_all() what is left, and look at inspect()",
-                )
+                raise self._unpublishable()
             facts = {"branch": self.branch, "commit": self.tip()}
             if remote is not None:
                 url = self._git.remote_url(remote, self.repository)
@@ -313,6 +309,23 @@ class Workspace:
             and self._descends()
             and not self.has_uncommitted_changes()
         )
+
+    def _unpublishable(self) -> WorkspaceError:
+        """Why it is not `publishable`: the first reason."""
+        command = f"`staddle jail commit {self.name} -m TEXT`, or commit_all()"
+        head = safe_git.head(self.admin) == f"ref: refs/heads/{self.branch}"
+        if self.status != "stopped":
+            why, fix = f"its state is {self.status}", "run a command in it that ends by itself"
+        elif safe_git.text(f"{self.path}/.git") != f"gitdir: {self.admin}\n" or not head:
+            why = "its .git file, or its HEAD, was changed"
+            fix = "look at inspect(), and take the commits over by hand"
+        elif self.tip() == self.base:
+            why, fix = "there is no new commit on its branch", command
+        elif not self._descends():
+            why, fix = "its branch is not over its base", "rebase it by hand, or make another workspace"
+        else:
+            why, fix = "it has uncommitted changes", command
+        return WorkspaceError(f"the workspace {self.name} cannot be published", why=why, fix=fix)
 
     def inspect(self) -> tuple[PlantedFile, ...]:
         """Files in the repository and the tree that would make git, an editor or a shell run commands."""

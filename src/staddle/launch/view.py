@@ -71,7 +71,9 @@ def find_program(plan: Plan, name: str) -> str:
             fix=f"grant it with --read {os.path.dirname(there_but_hidden)}",
         )
     looked = (
-        "" if "/" in name else f"it is in none of {', '.join(os.path.dirname(place) for place in places)}"
+        "nothing is there inside"
+        if "/" in name
+        else f"it is in none of the {len(places)} directories of the PATH inside"
     )
     if plan.base:
         raise CommandNotFound(

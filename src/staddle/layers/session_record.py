@@ -256,7 +256,7 @@ def _record(facts: object, name: str) -> SessionRecord:
     if type(facts["inode"]) is not int or not isinstance(facts["policy"], dict):
         raise ValueError("it does not say what it is of")
     if type(mounter := facts.get("mounter", -1)) is not int or not -1 <= mounter < 1 << 32:
-        raise ValueError(f"{mounter!r} is nobody")
+        raise ValueError(f"the mounter {mounter!r} is not a user id")
     points = tuple(_point(point) for point in facts["points"])
     if len({point.label for point in points}) != len(points):
         raise ValueError("two of its snapshots have one name")
@@ -307,7 +307,7 @@ def _beside(facts: object) -> TreeRecord:
             raise ValueError(f"{path!r} is no place of a tree")
     for base in facts["bases"]:
         if not isinstance(base, str) or not base.strip("./") or not _is_path(f"/{base.lstrip('/')}"):
-            raise ValueError(f"{base!r} is nothing that a tree is over")
+            raise ValueError(f"{base!r} is not a base of a tree")
     if not facts["bases"]:
         raise ValueError("it does not say what a tree is over")
     return TreeRecord(facts["root"], tuple(facts["places"]), tuple(facts["bases"]), _names(facts["layers"]))

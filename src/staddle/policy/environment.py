@@ -126,7 +126,7 @@ def checked_preset(preset: object) -> str:
     if preset not in PRESETS:
         raise PolicyError(
             f"there is no environment {preset!r}",
-            fix=f"choose one of {', '.join(PRESETS)}; see docs/world.md",
+            fix=f"choose one of {', '.join(PRESETS)}",
             why="variables begin in one of three ways",
         )
     return str(preset)

@@ -93,6 +93,12 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
     place = host.walk(here, name)
     root = None if workspace is None else PathContext(declared(workspace, "workspace")).cwd
     where = (place.path, *(link for link, _ in place.links))
+    if place.kind == "missing":
+        raise PolicyError(
+            f"there is no policy file {name!r}",
+            why=f"nothing is at {place.path!r}",
+            fix="name one that exists",
+        )
     if root is not None:
         _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")
     data = _parsed(_content(name, place.path), name)
@@ -332,4 +338,8 @@ def _typed(value: Any, expected: type, name: str, key: str) -> Any:
 
 def _bad(name: str, key: str, why: str, fix: str = "") -> PolicyError:
     where = f" at {key}" if key else ""
-    return PolicyError(f"the policy file {name!r} is refused{where}", why=why, fix=fix)
+    return PolicyError(
+        f"the policy file {name!r} is refused{where}",
+        why=why,
+        fix=fix or "correct the file; `Policy` in the API reference has the fields",
+    )

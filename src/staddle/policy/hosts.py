@@ -262,7 +262,8 @@ def _not_an_address(entry: str) -> PolicyError:
 
 def _refused(entry: str, why: str, fix: str) -> PolicyError:
     shown = repr(entry) if len(entry) < 100 else repr(entry[:99]) + "…"
-    return PolicyError(f"the host {shown} is refused", why=why, fix=fix)
+    usual = "write a host, host:port, *.domain, an address or a network such as 10.1.0.0/16"
+    return PolicyError(f"the host {shown} is refused", why=why, fix=fix or usual)
 
 
 #: Networks without public addresses, and what they are. The first that fits is named.

@@ -121,4 +121,6 @@ def _texts(value: object, key: str) -> tuple[str, ...]:
 
 
 def _bad(why: str, fix: str = "") -> PolicyError:
-    return PolicyError(f"the installation's policy {PATH!r} is refused", why=why, fix=fix)
+    return PolicyError(
+        f"the installation's policy {PATH!r} is refused", why=why, fix=fix or "have root correct it"
+    )

@@ -182,5 +182,7 @@ def above(path: str) -> Iterator[str]:
 def _refused(field: str, path: object, why: str, fix: str) -> PolicyError:
     shown = repr(path)
     return PolicyError(
-        f"{field} cannot hold {shown if len(shown) < 200 else shown[:199] + '…'}", why=why, fix=fix
+        f"{field} cannot hold {shown if len(shown) < 200 else shown[:199] + '…'}",
+        why=why,
+        fix=fix or "write another path",
     )

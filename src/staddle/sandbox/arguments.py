@@ -116,7 +116,7 @@ def input_bytes(stdin: object) -> bytes:
             return stdin.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise InvalidCall(
-                "stdin has characters that no byte stands for",
+                "stdin cannot be encoded as UTF-8",
                 fix="give bytes",
                 why="it has a lone surrogate in it",
             ) from None
@@ -206,7 +206,7 @@ def _plain(text: str, what: str) -> str:
         text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidCall(
-            f"{what} has characters that no byte stands for",
+            f"{what} cannot be encoded as UTF-8",
             why="it has a lone surrogate in it",
             fix="encode it as UTF-8, or pass bytes through os.fsdecode()",
         ) from None

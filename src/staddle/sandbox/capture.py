@@ -345,7 +345,7 @@ def command_bytes(command: object) -> bytes:
         data = command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidCall(
-            "the command has characters that no byte stands for",
+            "the command cannot be encoded as UTF-8",
             fix="write UTF-8",
             why="it has a lone surrogate in it",
         ) from None

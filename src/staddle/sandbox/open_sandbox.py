@@ -284,7 +284,7 @@ class OpenSandbox:
             why="a program in it has a timer that continues it"
             if timers
             else "a program in it does not stop, or goes on at once",
-            fix="end it, or run where the sandbox has a control group (see docs/limits.md)",
+            fix="end it, or run where the sandbox has a control group",
         )
 
     def resume(self) -> None:

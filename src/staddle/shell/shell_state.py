@@ -319,9 +319,9 @@ class ShellState:
         except (ValueError, IndexError):
             pass  # a command can make a shell print anything
         raise LaunchFailed(
-            "the shell does not tell its state",
-            why="functions hide its builtins, or a DEBUG trap vetoes every command",
-            fix="use restart()",
+            "the state of the shell cannot be read",
+            why="a function shadows a bash builtin, or a DEBUG trap blocks commands",
+            fix="unset it, or begin anew: sb.session(NAME).restart(), sb.reset()",
         )
 
     def saved(self) -> SavedShell:

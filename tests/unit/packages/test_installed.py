@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.layers.changes import diff
@@ -67,6 +67,7 @@ def test_packages_of_npm_have_names_of_their_own(tmp_path: Path) -> None:
     assert found == [("@scope/one", "4.0"), ("adder", "1.2.3")]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300))
 def test_whatever_the_files_say_it_is_only_a_list(status: bytes, record: bytes, described: bytes) -> None:
     import tempfile

@@ -186,9 +186,9 @@ class _RuleCheck:
         self._scripts += 1
         if depth > _DEEPEST or self._scripts > _MOST_SCRIPTS:
             raise CommandNotUnderstood(
-                "there are too many scripts in this script",
-                fix="write it plainly",
-                why="it is nested deeper than is checked",
+                "the script is nested too deeply to be checked",
+                why=f"sh -c, eval and $( ) are followed {_DEEPEST} levels deep, and {_MOST_SCRIPTS} times",
+                fix="split it into separate commands",
             )
         read = shell_parser.parse(text)
         for command in read.commands:

@@ -202,7 +202,7 @@ def _shell(facts: dict[str, Any]) -> SavedShell:
     if type(status) is not int or not 0 <= status <= 255:
         raise ValueError(f"{status!r} is no status of a command")
     if len(cwd) > _LONGEST_PATH or b"\0" in cwd or (cwd and not cwd.startswith(b"/")):
-        raise ValueError("a shell is nowhere")
+        raise ValueError("a shell has no directory")
     if facts["dump"] is None:
         return SavedShell(None, status, cwd)
     pieces = {str(name): _bytes(piece) for name, piece in facts["dump"].items()}

@@ -185,7 +185,7 @@ class MountedTrees:
         raise LayerError(
             "a snapshot could not be taken",
             why="a program inside goes on whenever it is stopped",
-            fix="end it, or run where the sandbox has a control group (see docs/limits.md)",
+            fix="end it, or run where the sandbox has a control group",
         )
 
 
