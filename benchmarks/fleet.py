@@ -1,6 +1,6 @@
 """The fleet against sandboxes of one process, one actor for each sandbox, and Ray's own sandbox; in one run.
 
-    python benchmarks/fleet.py [--tasks 10000] [--open 2000] [--nodes 4] [--json FILE]
+    python benchmarks/fleet.py [--tasks 10000] [--open 2000] [--nodes 4] [--parts latency …] [--json FILE]
 
 Needs the extra `ray`. All nodes are on this machine; what is compared takes turns, so that a busy machine is
 busy for all alike.
@@ -25,6 +25,7 @@ from staddle.fleet import Fleet, FleetLimits
 from tests.fleet.ray_nodes import Nodes
 
 _THREADS = 4
+PARTS = ("latency", "lives", "driver", "crowd", "tasks", "actors")
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -198,6 +199,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--json", default="")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     asked = parser.parse_args()
     nodes = Nodes(asked.nodes - 1)
     nodes.connect()
@@ -207,20 +209,27 @@ def main() -> int:
         found[name] = value
         print(f"{name}: {value}", flush=True)
         if asked.json:
-            Path(asked.json).write_text(json.dumps(found, indent=1))
+            before = json.loads(Path(asked.json).read_text()) if Path(asked.json).exists() else {}
+            Path(asked.json).write_text(json.dumps({**before, **found}, indent=1))
 
     try:
         limits = FleetLimits(per_node=max(64, asked.open // asked.nodes + 10))
         with Fleet(limits=limits, lease=300, head_patience=120) as fleet:
             while len(fleet.status()["nodes"]) < asked.nodes or fleet.status()["capacity"] < asked.open:
                 time.sleep(0.2)
-            note("latency", latency(fleet, asked.rounds))
-            note("lives", lives(fleet, 40, 5))
-            note("tasks", tasks(fleet, asked.tasks))
-            note("driver", driver_costs(fleet))
-            note("crowd", crowd(fleet, asked.open))
-        note("actors", actor_for_each(16))
-        note("rays_own", rays_own())
+            parts = {
+                "latency": lambda: latency(fleet, asked.rounds),
+                "lives": lambda: lives(fleet, 40, 5),
+                "driver": lambda: driver_costs(fleet),
+                "crowd": lambda: crowd(fleet, asked.open),
+                "tasks": lambda: tasks(fleet, asked.tasks),
+            }
+            for name, job in parts.items():
+                if name in asked.parts:
+                    note(name, job())
+        if "actors" in asked.parts:
+            note("actors", actor_for_each(16))
+            note("rays_own", rays_own())
     finally:
         nodes.close()
     return 0

@@ -112,6 +112,7 @@ def main() -> int:
     suite(python, "docs")
     record, figures = PLACE / "faults.json", PLACE / "figures.json"
     record.unlink(missing_ok=True)
+    figures.unlink(missing_ok=True)
     suite(python, "faults", FLEET_FAULTS=str(3 if asked.quick else asked.faults), FLEET_RECORD=str(record))
     if asked.quick:
         return 0
