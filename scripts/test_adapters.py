@@ -83,6 +83,14 @@ SUITES = (
     Suite("llama_index", "llama-index", "llama-index-core", "a scripted CodeActAgent, a tool"),
     Suite("acp", "acp", "agent-client-protocol", "terminals, files, an agent in process"),
     Suite(
+        "harbor",
+        "harbor",
+        "harbor",
+        "an oracle trial, Dockerfiles of three tasks",
+        python="3.12",
+        users=("root",),  # its interpreter is root's own here
+    ),
+    Suite(
         "openhands",
         "openhands",
         "openhands-sdk",
