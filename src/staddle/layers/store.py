@@ -153,6 +153,16 @@ class Store:
         if left_over is not None:  # another thread has made one, too
             self._trash(left_over)
 
+    def prewarmed(self) -> str:
+        """The directory of the layer that is handed out next. OSError or LayerError when none can be made."""
+        with self._lock:
+            blank = self._blank
+        if blank is None:
+            blank = self._new()
+            with self._lock:
+                self._blank = blank
+        return blank.upper
+
     def _new(self) -> Layer:
         with self._lock:
             if self._claim < 0:

@@ -154,7 +154,7 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/jail_exec.py",
-                "    process.close_from(3, keep=(status,))\n",
+                "    process.close_from(3, keep=(status, spec.tally, *spec.proxy))\n",
                 '    os.dup2(os.open("/", os.O_RDONLY), 30)\n',
             ),
         ),

@@ -405,8 +405,13 @@ def test_an_older_kernel_leaves_gaps(abi: int, lost: set[str]) -> None:
     assert names(plan(), documented=False, abi=abi) == lost
 
 
-@pytest.mark.parametrize("network", [Network.loopback(), Network.loopback([80]), Network.allow("a.example")])
-def test_other_networks_have_a_documented_gap(network: Network) -> None:
+@pytest.mark.parametrize("network", [Network.loopback(), Network.loopback([80])])
+def test_a_loopback_of_its_own_cannot_be_held(network: Network) -> None:
+    assert names(plan(network=network), documented=False) == {"network"}
+
+
+def test_a_list_of_hosts_has_a_documented_gap() -> None:
+    network = Network.allow("a.example", "192.0.2.1:80")
     assert names(plan(network=network), documented=False) == set()
     assert "network" in names(plan(network=network), documented=True)
 

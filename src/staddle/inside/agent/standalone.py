@@ -73,8 +73,19 @@ def command() -> tuple[str, ...]:
     return (os.path.realpath(sys.executable), "-I", "-S", "-c", LOADER)
 
 
+#: By modules, what was compiled: they do not change while a program runs.
+_compiled: dict[tuple[str, ...], bytes] = {}
+
+
 def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
-    """The loader and the modules for LOADER, compiled by this very interpreter."""
+    """The loader and the modules for LOADER, compiled by this very interpreter, once."""
+    key = tuple(modules)
+    if key not in _compiled:
+        _compiled[key] = _code(packages, modules)
+    return _compiled[key]
+
+
+def _code(packages: Sequence[str], modules: Sequence[str]) -> bytes:
     import importlib.util
     import marshal
 

@@ -6,6 +6,8 @@ the backend confines, and it starts everything else inside.
 
 from __future__ import annotations
 
+import os
+
 from ..._value import Value
 from ...background import do_later
 from ...enforcement import Gap
@@ -18,6 +20,7 @@ from .decide import decide, workspace_kind
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
@@ -106,7 +109,10 @@ def _open_with(
         plan, after = _in_private_directory(plan)
         decided = decided.replace(plan=plan)
     try:
-        agent, shell, uid, network, limits = launch_agent(
+        opened = None
+        if decided.backend.name == "landlock" and settings.on_connect is None:
+            opened = _with_spare(decided, bash, workspace, after)
+        agent, shell, uid, network, limits = opened or launch_agent(
             decided.backend, plan, bash, settings.on_connect, after
         )
     except BaseException:
@@ -118,6 +124,37 @@ def _open_with(
 
         workspace.attach(MountedTrees(agent), plan.cwd)
     return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network, limits)
+
+
+def _with_spare(
+    decided: Decision, bash: str, workspace: SandboxWorkspace | None, after: Callable[[], None] | None
+) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None]:
+    """An agent on landlock: one that waits, or a new one; and have another started."""
+    from .spare_agents import SPARES
+    from .via_backend import launch_agent
+
+    plan, copy = decided.plan, None
+    if workspace is not None and workspace.copy is not None:
+        store = workspace.stack.store
+        copy = None if os.geteuid() == 0 else store.prewarmed  # root gives each copy to an id of its own
+
+    def launch(plan: Plan, endings: list[Callable[[], None]]) -> tuple[Any, ...]:
+        return launch_agent(decided.backend, plan, bash, None, lambda: _call(endings))
+
+    spare = SPARES.take(plan, bash)
+    if spare is None:
+        opened = launch_agent(decided.backend, plan, bash, None, after)
+    else:
+        opened = spare.opened
+        if after is not None:
+            spare.endings.append(after)
+    SPARES.make(plan, bash, copy, launch)
+    return opened
+
+
+def _call(endings: list[Callable[[], None]]) -> None:
+    for end in endings:
+        end()
 
 
 def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:
