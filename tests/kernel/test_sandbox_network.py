@@ -120,9 +120,22 @@ def test_a_server_inside_is_reached_from_outside(backend: str, network: Network)
         assert after.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_a_server_on_the_other_loopback_is_reached_too() -> None:
+    with sandbox_with(Network.deny()) as sandbox:
+        sandbox.run("echo inside > index.html")
+        server = sandbox.start("python3 -m http.server 5173 --bind ::1")
+        server.wait_for_port(5173)
+        port = sandbox.expose(5173)
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+                assert answer.read() == b"inside\n"
+
+
 def test_a_network_that_is_the_hosts_needs_no_way_in() -> None:
-    with sandbox_with(Network.open()) as sandbox, pytest.raises(InvalidCall, match="host's"):
-        sandbox.connect(80)
+    with sandbox_with(Network.open()) as sandbox:
+        assert sandbox.expose(80) == 80
+        with pytest.raises(InvalidCall, match="host's"):
+            sandbox.expose(80, 81)
 
 
 @each_backend

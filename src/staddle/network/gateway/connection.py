@@ -46,6 +46,7 @@ class Connection:
         "_name",
         "_opening",
         "_pieces",
+        "_places",
         "_queued",
         "_server",
         "_up",
@@ -66,6 +67,7 @@ class Connection:
         self._opening, self._pieces = b"", 0
         self._closed = self._ending = False
         self._queued: list[Flow] = []  # those that have more to do
+        self._places: list[tuple[str, int]] = []  # for a socket that was given
         self._foreign = False  # another process may have a copy of the server's socket
         self.touched = context.loop.now
         self._look_until = 0.0
@@ -120,18 +122,35 @@ class Connection:
             return
         self._dial("")
 
-    def through(self, server: _socket.socket, address: tuple[str, int]) -> None:
-        """Dial with this socket, which belongs to another network namespace."""
+    def through(self, server: _socket.socket, places: list[tuple[str, int]]) -> None:
+        """Dial with this socket, which belongs to another network namespace: one place after the other."""
         server.setblocking(False)
         self._server, self._foreign = server, True
-        try:
-            server.connect(address)
-        except BlockingIOError:
-            pass
-        except OSError as error:
+        self._places = places
+        if self._next_place(server):
+            self._context.loop.watch(server.fileno(), self._dialled)
+
+    def _next_place(self, server: _socket.socket) -> bool:
+        """Dial the next of those places with the same socket; False when there is none left."""
+        error: OSError | None = None
+        while self._places:
+            try:
+                try:
+                    server.connect(self._places[0])
+                except ConnectionAbortedError:  # of the last place; the kernel says so once
+                    server.connect(self._places[0])
+            except BlockingIOError:
+                del self._places[0]
+                return True
+            except OSError as refused:
+                del self._places[0]
+                error = refused
+            else:
+                del self._places[0]
+                return True
+        if error is not None:
             self.fail("failed", os.strerror(error.errno or 0))
-            return
-        self._context.loop.watch(server.fileno(), self._dialled)
+        return False
 
     def fail(self, outcome: str, why: str) -> None:
         """Tell why there is no connection, and end it."""
@@ -208,6 +227,9 @@ class Connection:
         if server is None:
             return
         error = server.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+        if error and self._places:
+            self._next_place(server)
+            return
         if error:
             self._dial(os.strerror(error))
             return

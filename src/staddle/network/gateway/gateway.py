@@ -263,7 +263,11 @@ class Gateway(GatewayContext):
         connection = Connection(self, accepted, verdict, None)
         self._connections.add(connection)
         connection.unlooked()
-        connection.through(self._stock.pop(), ("127.0.0.1", port))
+        server = self._stock.pop()
+        both = server.family == _socket.AF_INET6
+        # In this order: a socket that was refused over IPv4 does not do IPv6 any more.
+        places = ("::1", "::ffff:127.0.0.1") if both else ("127.0.0.1",)
+        connection.through(server, [(place, port) for place in places])
 
     # The rest.
 

@@ -60,12 +60,23 @@ def hand_over(socket: int, ready: PreparedSockets) -> None:
 
 
 def stock(count: int) -> PreparedSockets:
-    """Sockets that are not connected yet: from outside, they connect to servers in here."""
-    made = tuple(
-        (("stock", b"", 0), _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC))
-        for _ in range(count)
+    """Sockets that are not connected yet: from outside, they connect to servers in here.
+
+    Of both families, so that one that is refused at 127.0.0.1 can be connected to ::1.
+    """
+    return PreparedSockets(
+        tuple((("stock", b"", 0), _of_both_families()) for _ in range(count)), False, False
     )
-    return PreparedSockets(made, False, False)
+
+
+def _of_both_families() -> _socket.socket:
+    stream = _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC
+    try:
+        made = _socket.socket(_socket.AF_INET6, stream)
+    except OSError:  # a kernel without IPv6
+        return _socket.socket(_socket.AF_INET, stream)
+    made.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, 0)
+    return made
 
 
 def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
