@@ -147,6 +147,7 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
         say(f"outside all the same: {agent.ways[way].outside}")
     if way == MCP:
         options = [word for name in _PASSED for value in parsed.many(name) for word in (f"--{name}", value)]
+        options += ["--best-effort"] if parsed.on("best-effort") else []
         return launch.run_with_mcp(agent, launch.server_words(workspace, *options), parsed.words)
     sandbox = _sandbox(parsed, workspace)
     say_gaps(sandbox.enforced)
@@ -165,8 +166,9 @@ def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
 
 
 #: Options that `staddle mcp` has, too.
-_PASSED = tuple(
-    option.name for option in RUNNING if option.value and option.name not in (*_LEFT_OUT, "workspace")
+_PASSED = (
+    "keep",
+    *(option.name for option in RUNNING if option.value and option.name not in (*_LEFT_OUT, "workspace")),
 )
 
 
