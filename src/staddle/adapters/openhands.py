@@ -90,14 +90,22 @@ class StaddleRemoteWorkspace(RemoteWorkspace):
         while time.monotonic() < until:
             if not self._server.running:
                 why = str(self._server.output())[-2000:]
-                raise SandboxLost("the OpenHands agent server has exited", why=why)
+                raise SandboxLost(
+                    "the OpenHands agent server has exited",
+                    why=why,
+                    fix="correct what it says, and start it again",
+                )
             try:
                 if httpx.get(f"{self.host}/health", timeout=5).status_code == httpx.codes.OK:
                     return
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
-        raise SandboxLost(f"the OpenHands agent server does not answer after {_TO_START:.0f} seconds")
+        raise SandboxLost(
+            f"the OpenHands agent server does not answer after {_TO_START:.0f} seconds",
+            why="it does not listen at its port inside",
+            fix="look at what it prints, or try again on a machine with less to do",
+        )
 
     def cleanup(self) -> None:
         """Close the sandbox, and the server with it."""

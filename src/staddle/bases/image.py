@@ -249,7 +249,11 @@ class FileSlice:
 
 def refused(why: str, fix: str = "") -> ArchiveRefused:
     """Nothing is made of it."""
-    return ArchiveRefused("the image is refused", why=why, fix=fix or "nothing was made of it")
+    return ArchiveRefused(
+        "the image is refused",
+        why=why,
+        fix=fix or "make the archive again, as `docker save` or `skopeo copy` do",
+    )
 
 
 def _chosen(manifests: list[Any]) -> dict[str, Any]:

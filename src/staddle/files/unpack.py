@@ -192,4 +192,6 @@ def extents(member: Member) -> list[tuple[int, int]]:
 
 
 def _refused(why: str) -> ArchiveRefused:
-    return ArchiveRefused("the archive is refused", why=why, fix="nothing was made of it")
+    return ArchiveRefused(
+        "the archive is refused", why=why, fix="make it again with tar; nothing of it was unpacked"
+    )

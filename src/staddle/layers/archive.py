@@ -417,4 +417,4 @@ def _decompressing(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _refused(why: str) -> ArchiveRefused:
-    return ArchiveRefused("the archive is refused", why=why, fix="nothing was made of it")
+    return ArchiveRefused("the archive is refused", why=why, fix="save it again; nothing of it was unpacked")

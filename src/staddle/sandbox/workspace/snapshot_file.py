@@ -152,7 +152,7 @@ def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
         return _loaded(layers, facts)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ArchiveRefused(
-            "the archive is refused", why=f"its manifest is damaged: {error}", fix="nothing was made of it"
+            "the archive is refused", why=f"its manifest is damaged: {error}", fix="save the snapshot again"
         ) from None
     finally:
         for layer in layers.values():
