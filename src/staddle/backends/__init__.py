@@ -203,5 +203,7 @@ def _way_out(usable: list[tuple[Backend, tuple[Gap, ...]]], fixes: list[str]) ->
             f"{first}accept the limits that the {by_name[0]} backend documents (--backend {by_name[0]}, or "
             f"--nested, Policy.agent(nested=True); `staddle doctor` lists them):\nexport {NESTED}=1"
         )
-    fix = next((gap.fix for _, gaps in usable for gap in gaps if gap.fix and not gap.documented), "")
+    # A setting that lets a stronger backend work is nearer than another kernel.
+    fix = next((fix for fix in fixes if "sysctl" in fix), "")
+    fix = fix or next((gap.fix for _, gaps in usable for gap in gaps if gap.fix and not gap.documented), "")
     return fix or _BEST_EFFORT

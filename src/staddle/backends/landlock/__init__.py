@@ -396,14 +396,12 @@ def _guards(plan: Plan) -> Iterator[Gap]:
 def _of_the_kernel(abi: int) -> Iterator[Gap]:
     _, lost = kernel.weaken(kernel.EVERYTHING, abi)
     newer = f"this kernel has Landlock ABI {abi}"
+    fix = "use Linux 6.12 or newer"  # for all of these: what is lifted earlier leaves the next one
     if "truncate" in lost:
-        yield Gap("write", f"{newer}: files outside can be truncated before ABI 3", "use Linux 6.2 or newer")
+        yield Gap("write", f"{newer}: files outside can be truncated before ABI 3", fix)
     if "ioctl_dev" in lost:
-        yield Gap(
-            "devices", f"{newer}: device ioctls are not confined before ABI 5", "use Linux 6.10 or newer"
-        )
+        yield Gap("devices", f"{newer}: device ioctls are not confined before ABI 5", fix)
     if "signal" in lost:
-        fix = "use Linux 6.12 or newer"
         yield Gap("signals", f"{newer}: processes of the same user can be signalled before ABI 6", fix)
         yield Gap("parent", f"{newer}: if our launcher is killed, what the command started may live on", fix)
 
