@@ -20,7 +20,10 @@ from staddle.sandbox.open.settings import MODES
 TREE = Path(__file__).parents[2]
 DOCS = TREE / "docs"
 #: Modules that an example for users may import. The pages below internals/ are for contributors.
-PUBLIC = {"staddle", "staddle.display", "staddle.errors", "staddle.environment", "staddle.testing"}
+PUBLIC = {
+    *("staddle", "staddle.display", "staddle.errors", "staddle.environment", "staddle.testing"),
+    "staddle.compat.e2b",
+}
 
 
 def text(name: str) -> str:
