@@ -6,13 +6,14 @@ import os
 import shutil
 import signal
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from staddle import Policy, Sandbox, Snapshot
-from staddle.errors import CommitRefused, InvalidCall, LayerError, SandboxLost
+from staddle.errors import CommitRefused, InvalidCall, LayerError, SandboxLost, SessionError
 from staddle.files.remove_tree import remove
 from staddle.layers import trash
 from tests.support.waiting import until
@@ -256,3 +257,37 @@ def test_names_are_a_list(project: Path) -> None:
         for wrong in ("tool.sh", [""], [1]):
             with pytest.raises(InvalidCall, match="allow is"):
                 sandbox.commit(allow=wrong)  # type: ignore[arg-type]
+
+
+def test_a_paused_sandbox_is_committed_and_saved_without_its_shells(tmp_path: Path) -> None:
+    """They stand still: nothing is asked of them, and nothing is exchanged under them."""
+    with Sandbox(tmp_path) as sb:
+        sb.run("mkdir sub; cd sub; x=5; echo one > f", check=True)
+        sb.pause()
+        assert [change.path for change in sb.commit().changes] == ["sub", "sub/f"]
+        point = sb.snapshot()
+        assert point.method == "copy"
+        for exchange in (sb.discard, lambda: sb.restore(point)):
+            with pytest.raises(SessionError, match="resume"):
+                exchange()
+        sb.resume()
+        assert sb.run("pwd; echo $x; cat f").stdout == "/workspace/sub\n5\none\n"
+        sb.run("echo two > f; x=6", check=True)
+        sb.restore(point)
+        assert sb.run("echo $x; cat f").stdout == "5\none\n"
+
+
+def test_what_waits_for_a_command_that_stands_still_is_refused(tmp_path: Path) -> None:
+    with Sandbox(tmp_path) as sb:
+        command = threading.Thread(target=lambda: sb.run("echo begun > mark; sleep 1272.3"), daemon=True)
+        command.start()
+        assert until(lambda: sb.files.exists("/workspace/mark"))
+        sb.pause()
+        for work in (sb.commit, sb.snapshot):
+            with pytest.raises(SessionError, match="stands still"):
+                work()
+        sb.resume()
+        sb.interrupt()
+        command.join(60)
+        assert not command.is_alive()
+        assert [change.path for change in sb.diff()] == ["/workspace/mark"]

@@ -101,8 +101,9 @@ def ran(group: SandboxCgroups, code: str, timeout: float = 30) -> tuple[str, int
 def groups_in_use() -> list[str]:
     """The groups of sandboxes of ours, which are two levels below what we are in; but those that wait."""
     trash.wait()  # some may be in the making
-    ahead = [server._cgroups for server in client._servers.values() if server._cgroups is not None]
-    waiting = {tail for one in ahead for group in (*one._waiting, *one._stock) for tail in group.tails}
+    ahead = [server.cgroups for server in client._servers.values() if server.cgroups is not None]
+    groups = [group for one in ahead for group in (*one._waiting, *(made[0] for made in one._stock))]
+    waiting = {tail for group in groups for tail in group.tails}
     found = [path for own in leftovers() for path in Path(own).iterdir() if path.is_dir()]
     return [str(path) for path in found if f"{path.parent.name}/{path.name}" not in waiting]
 

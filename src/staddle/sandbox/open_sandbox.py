@@ -270,6 +270,8 @@ class OpenSandbox:
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals. SessionError if these cannot hold it."""
         limits = self.enforced_limits
+        for session in self.every_session():
+            session._shell.maintain()  # its state cannot be asked for later
         self.agent.is_paused = True
         for client in self.file_clients:
             client.replace_server()  # by one that is not frozen with the rest

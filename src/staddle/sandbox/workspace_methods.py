@@ -6,7 +6,7 @@ from functools import partial
 from os import fspath
 
 from .._value import Value
-from ..errors import InvalidCall, LayerError, SandboxLost, StaddleError
+from ..errors import InvalidCall, LayerError, SandboxLost, SessionError, StaddleError
 from ..interrupts import with_all
 from ..layers.drift import MOST_PATHS, Drift
 from ..layers.store import no_room
@@ -160,7 +160,7 @@ class WorkspaceMethods:
             chosen = _by_tree(workspace, paths, sessions)
             change(workspace, workspace.without(chosen), partial(come_back, sessions, at_once=True))
 
-        self._at_rest(discarded)
+        self._at_rest(discarded, exchanges=True)
         self._now().record("discarded", paths=None if paths is None else sorted(paths))
 
     def snapshot(self, label: str = "") -> Snapshot:
@@ -206,7 +206,7 @@ class WorkspaceMethods:
             if processes == "end":
                 ended.extend(inside.end_processes())
 
-        drift = self._at_rest(partial(restore, snapshot=snapshot, first=end))
+        drift = self._at_rest(partial(restore, snapshot=snapshot, first=end), exchanges=True)
         self._now().record("restored", label=snapshot.label, ended=[each.command for each in ended])
         return Restored(tuple(ended), drift)
 
@@ -263,10 +263,20 @@ class WorkspaceMethods:
         self._now().record("forked", count=n)
         return made
 
-    def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T]) -> T:
-        """Do it while no command runs in any session and no request to the file server, and none begins."""
+    def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T], *, exchanges: bool = False) -> T:
+        """Do it while no command runs in any session and no request to the file server, and none begins.
+
+        SessionError at once in a pause, if that cannot be waited for, or if it `exchanges` files: shells
+        have to enter their directories again.
+        """
         inside = self._now()
         sessions = inside.every_session()
+        if inside.agent.is_paused and (exchanges or any(session._shell.busy for session in sessions)):
+            raise SessionError(
+                "this cannot be done while the sandbox is paused",
+                why="shells have to go on for it" if exchanges else "a command in it stands still",
+                fix="resume() first",
+            )
         turns: list[AbstractContextManager[object]] = [
             *(session._shell.lock() for session in sessions),
             *(client.turn for client in inside.file_clients),

@@ -140,6 +140,8 @@ class MountedTrees:
                 why="its changes are made directly, or in a copy",
                 fix="open it with mode='overlay' on the namespaces backend",
             )
+        if alone and self._agent.is_paused:
+            return False  # a shell could not enter its directory again
         return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
 
     @property
