@@ -13,6 +13,7 @@ from ..errors import LayerError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
 
@@ -72,9 +73,9 @@ class HostDirectory(str):
             "commit(to=DIRECTORY) writes it to another directory",
         )
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone by then
         if self._fd >= 0:
-            os.close(self._fd)
+            close(self._fd)
 
 
 _known: WeakValueDictionary[tuple[str, int, int], HostDirectory] = WeakValueDictionary()
