@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -228,3 +230,46 @@ def test_what_the_explanation_says(home: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     assert f"toolchain python: {home}/py/bin is on the PATH" in done.stdout
     assert f"{home}/scripts' on the PATH is not shown" in done.stdout
+
+
+def test_installs_by_an_interpreter_of_the_home_land_in_the_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = "/nonexistent"  # it has no account
+    versions = sorted(Path(home, ".pyenv/versions").glob("3.1[1-9]*/bin"))
+    if not versions:
+        pytest.skip("no pyenv in this home")
+    monkeypatch.setenv("HOME", home)
+    wheel = tmp_path / "tiny_package-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as made:
+        about = "tiny_package-1.0.dist-info"
+        made.writestr("tiny_package.py", "")
+        made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n")
+        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{about}/RECORD", "")
+    monkeypatch.setenv("PATH", f"{versions[0]}:{os.environ['PATH']}")
+    with Sandbox(tmp_path) as sb:
+        installed = sb.run(f"python3 -m pip install --no-index {wheel.name}", timeout=None)
+        assert installed.ok, installed.stderr
+        where = sb.run("command -v python3; python3 -c 'import tiny_package; print(tiny_package.__file__)'")
+    python, module = where.stdout.splitlines()
+    assert python == f"{versions[0]}/python3"
+    assert module.startswith("/home/user/")
+
+
+def test_programs_of_node_modules_in_the_workspace_are_found_and_can_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "node_modules/.bin"
+    place.mkdir(parents=True)
+    (place / "hello").write_text("#!/bin/sh\necho outside\n")
+    (place / "hello").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    with Sandbox(tmp_path) as sb:
+        assert sb.run("hello").stdout == "outside\n"
+        script = "printf '#!/bin/sh\\necho inside\\n' > node_modules/.bin/hello; hello"
+        assert sb.run(script).stdout == "inside\n"
+    assert "outside" in (place / "hello").read_text()
