@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters clean check-python demo-packages test-packages bench-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -23,6 +23,8 @@ help:
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
 	@echo "make reference  write the pages of docs/ that are made from the code"
+	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
+	@echo "make pictures  write the pictures of docs/tui.md"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
 
 check-python:
@@ -91,6 +93,12 @@ docs: $(VENV)/installed-dev
 
 reference: $(VENV)/installed
 	$(BIN)/python scripts/reference.py
+
+test-tui: test-packages $(VENV)/installed-dev
+	$(BIN)/python -m pytest tests/tui/real_terminal.py tests/kernel/test_tui.py tests/cli/test_tui.py tests/unit/tui
+
+pictures: $(VENV)/installed-dev
+	$(BIN)/python -m tests.support.tui_scene
 
 filters: $(VENV)/installed
 	$(BIN)/python -m staddle.linux.seccomp

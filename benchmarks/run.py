@@ -14,11 +14,12 @@ import layers
 import limits
 import network
 import session
+import tui
 
 
 def main() -> int:
     missed = 0
-    modules = (foundation, environment, session, layers, limits, network)
+    modules = (foundation, environment, session, layers, limits, network, tui)
     for group in (group for module in modules for group in module.CLAIMS):
         print(group.__name__)
         for claim in group():

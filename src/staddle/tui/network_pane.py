@@ -36,7 +36,7 @@ class NetworkPane(DataTable[Text]):
         self._last: tuple[list[tuple[float, Event]], list[ConnectionQuestion]] = ([], [])
 
     def on_mount(self) -> None:
-        self.add_columns("time", "destination", "decision", "rule")
+        self.add_columns("time", "decision", "destination", "rule")
 
     def show_events(
         self, events: Iterable[tuple[float, Event]], questions: Iterable[ConnectionQuestion]
@@ -65,7 +65,7 @@ class NetworkPane(DataTable[Text]):
     def _add(self, item: ConnectionQuestion | Event, when: str, event: Event, verdict: Text) -> None:
         self._rows.append(item)
         rule = shown(event.rule)
-        self.add_row(Text(when, style="dim"), Text(shown(event.what)), verdict, Text(rule, style="dim"))
+        self.add_row(Text(when, style="dim"), verdict, Text(shown(event.what)), Text(rule, style="dim"))
 
     def chosen(self) -> ConnectionQuestion | Event | None:
         """What the cursor is on."""

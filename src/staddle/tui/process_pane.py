@@ -60,7 +60,7 @@ class ProcessPane(Vertical):
         limits = sandbox.plan.limits if sandbox is not None else None
         wide = max(10, self.size.width - 34)
         rows = (
-            ("cpu", [s.cores for s in samples], getattr(limits, "cpu", None), lambda v: f"{v:.2f} cores"),
+            ("cpu", [s.cores for s in samples], getattr(limits, "cpu", None), _cores),
             ("memory", [s.memory for s in samples], getattr(limits, "memory", None), _size),
             ("disk", [s.disk for s in samples], getattr(limits, "disk", None), _size),
             ("processes", [s.processes for s in samples], getattr(limits, "processes", None), _count),
@@ -91,6 +91,10 @@ def _cells(process: object) -> tuple[Text, ...]:
         Text(size(process.memory)),  # type: ignore[attr-defined]
         Text(command[:300]),
     )
+
+
+def _cores(count: float) -> str:
+    return f"{count:.2f}"
 
 
 def _size(count: float) -> str:

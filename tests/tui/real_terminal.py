@@ -1,0 +1,80 @@
+"""`staddle tui` in tmux: typed with send-keys, resized, read with capture-pane. `make test-tui` runs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.staddle_command import COMMAND, environment
+from tests.support.waiting import until
+
+
+class Tmux:
+    """A tmux server of its own with one window."""
+
+    def __init__(self, directory: Path, command: list[str]) -> None:
+        self._socket = str(directory / "tmux")
+        self._env = {k: v for k, v in environment().items() if k != "TMUX"} | {"TERM": "xterm-256color"}
+        line = f"{shlex.join(command)}; echo ended with $?; sleep 1000"
+        self("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "32", line)
+
+    def __call__(self, *words: str) -> str:
+        argv = ["tmux", "-S", self._socket, *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, env=self._env).stdout
+
+    def keys(self, *keys: str) -> None:
+        """Press keys, by tmux's names, or texts."""
+        for key in keys:
+            self("send-keys", key)
+
+    def screen(self) -> str:
+        """What is on the screen."""
+        return self("capture-pane", "-p")
+
+    def until(self, *texts: str) -> None:
+        """Wait until all of these are on the screen."""
+        assert until(lambda: all(text in self.screen() for text in texts)), f"{texts}:\n{self.screen()}"
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[Tmux]:
+    work = tmp_path / "work"
+    work.mkdir()
+    made = Tmux(tmp_path, [*COMMAND, "tui", str(work), "--no-ask"])
+    yield made
+    made("kill-server")
+
+
+def test_type_resize_read_and_leave(tmux: Tmux, tmp_path: Path) -> None:
+    tmux.until("/workspace$", "no changes")
+    tmux.keys("for i in a b c; do echo $i > $i; done; ls", "Enter")
+    tmux.until("a  b  c", "3 changes: 3 added", "A a  2 B")
+    tmux("resize-window", "-x", "80", "-y", "24")
+    assert until(lambda: "3 changes: 3 added" not in tmux.screen())
+    tmux.keys("F3")
+    tmux.until("3 changes: 3 added")
+    tmux("resize-window", "-x", "140", "-y", "40")
+    tmux.until("/workspace$", "3 changes: 3 added")
+    tmux.keys("F2")
+    tmux.keys("seq 1 200", "Enter")
+    tmux.until("200")
+    tmux.keys("S-PPage")
+    assert until(lambda: "200" not in tmux.screen().split())
+    tmux.keys("F9")
+    tmux.until("Commit 3 changes")
+    tmux.keys("c")
+    tmux.until("no changes")
+    assert sorted(os.listdir(tmp_path / "work")) == ["a", "b", "c"]
+    tmux.keys("C-p")
+    tmux.until("Take a snapshot")
+    tmux.keys("Escape")
+    assert until(lambda: "Take a snapshot" not in tmux.screen())
+    tmux.keys("F10")
+    tmux.until("ended with 0")
+    tmux.keys("plain again")  # the terminal is as it was
+    tmux.until("plain again")
