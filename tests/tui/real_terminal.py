@@ -71,9 +71,9 @@ def test_type_resize_read_and_leave(tmux: Tmux, tmp_path: Path) -> None:
     tmux.until("no changes")
     assert sorted(os.listdir(tmp_path / "work")) == ["a", "b", "c"]
     tmux.keys("C-p")
-    tmux.until("Take a snapshot")
+    tmux.until("Close tab")
     tmux.keys("Escape")
-    assert until(lambda: "Take a snapshot" not in tmux.screen())
+    assert until(lambda: "Close tab" not in tmux.screen())
     tmux.keys("F10")
     tmux.until("ended with 0")
     tmux.keys("plain again")  # the terminal is as it was

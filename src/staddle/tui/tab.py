@@ -76,7 +76,6 @@ class SandboxTab(Container):
         self.log_pane = LogPane(id="log")
         self.pane = "changes"
         self.was_busy = False
-        self.typed_commands = 0  # programs that were seen to end on the terminal
 
     def compose(self) -> ComposeResult:
         with ContentSwitcher(initial="terminal", id="shell"):
@@ -116,13 +115,12 @@ class SandboxTab(Container):
         return self.commands.running is not None or self.terminal.is_busy()
 
     def count_commands(self) -> int:
-        """Commands that were run in this tab: those of the list, and programs seen on the terminal."""
+        """Commands of this tab: those of the list, and lines that were entered at the prompt."""
         busy = self.terminal.is_busy()
         if self.was_busy and not busy:
-            self.typed_commands += 1
             self.watched.look()
         self.was_busy = busy
-        return self.commands.count + self.typed_commands
+        return self.commands.count + self.terminal.entered
 
     # ------------------------------------------------------------ the side
 

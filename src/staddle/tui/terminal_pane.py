@@ -123,6 +123,7 @@ class TerminalPane(Widget, can_focus=True):
         self._typed = b""
         self._back = 0  # lines that the view is above the end
         self._painted, self._little = 0.0, 0
+        self.entered = 0  # lines that were entered at the prompt
         self._drawn_lines: list[CellLine] = []
         self._drawn_cursor = 0
         self._paint_waits = False
@@ -300,6 +301,8 @@ class TerminalPane(Widget, can_focus=True):
             return
         data = keys.encoded(event.key, event.character, application=self.emulator.has_application_cursor)
         if data:
+            if event.key == "enter" and not self.is_busy():
+                self.entered += 1
             self.scroll_back(-self._back)
             self.type(data)
 
