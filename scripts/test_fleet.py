@@ -61,8 +61,8 @@ def table(figures: dict[str, Any], faults: dict[str, Any], simulation: dict[str,
             f"{tasks['embedded_per_second']:.0f}/s, {tasks['fleet_per_second']:.0f}/s, {tasks['ratio']:.2f}",
         ),
         (
-            "memory of the largest keeper, before and after these tasks",
-            f"{tasks['keeper_mb_before']:.0f} MB, {tasks['keeper_mb_after']:.0f} MB",
+            "memory of the largest keeper, after the first quarter of these tasks and after the last",
+            f"{tasks['keeper_mb_first_turn']:.0f} MB, {tasks['keeper_mb_last_turn']:.0f} MB",
         ),
         (
             f"{crowd['open']:,} sandboxes open at once: that answered, seconds to open them",
@@ -71,7 +71,7 @@ def table(figures: dict[str, Any], faults: dict[str, Any], simulation: dict[str,
         ("one actor for each sandbox: create and use", f"{actors['per_second']:.1f}/s"),
         ("`ray.experimental.sandbox`", str(figures["rays_own"])),
         (
-            "CPU time of the driver: one call, one node in a look at the nodes",
+            "CPU time of the driver: one call, one node of the list of nodes",
             f"{driver['call_ms']:.2f} ms, {driver['nodes_ms_each']:.3f} ms",
         ),
         *(
@@ -122,6 +122,7 @@ def main() -> int:
     made = table(json.loads(figures.read_text()), json.loads(record.read_text()), simulation)
     page = PAGE.read_text()
     pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    page = page.replace("writes this table; it has not yet run as a whole.", "writes this table.")
     PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{made}{END}", page))
     print(made)
     return 0

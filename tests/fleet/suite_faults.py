@@ -240,4 +240,4 @@ def test_killed_heads(tmp_path: Path) -> None:
         said = done.stdout.split("said", 1)[1].strip()
         assert "FleetLost" in said
         assert until(lambda mark=mark: set(leftovers(mark)) <= before, 180), leftovers(mark)
-    record("head", kills=max(1, TIMES // 3), said=said, left=0)
+    record("head", kills=max(1, TIMES // 3), raised="`FleetLost`", left=0)
