@@ -110,3 +110,19 @@ def test_a_pool_can_be_awaited() -> None:
             assert pool.in_use == 0
 
     asyncio.run(work())
+
+
+def test_a_denied_network_is_told() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        for line in (
+            "curl -sS --max-time 20 https://example.com",
+            "python3 -c 'import urllib.request as u; u.urlopen(\"http://example.com\")'",
+            "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'",
+        ):
+            got = sb.run(line)
+            assert not got.ok
+            assert "the network is denied" in got.why, got.stderr
+            assert "Network.packages()" in got.violations[-1].allow
+        assert sb.run("false").why == ""
+        assert sb.run("echo 'Could not resolve host'").why == ""
+        assert "the network is denied" in sb.exec(["curl", "-sS", "http://example.com"]).why

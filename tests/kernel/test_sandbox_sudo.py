@@ -98,6 +98,17 @@ def test_others_write_nothing_but_numbers_and_read_nothing(sb: Sandbox) -> None:
     assert sb.run("sudo echo on").stdout == "on\n"
 
 
+def test_a_root_by_sudo_is_held_as_any_root_inside(sb: Sandbox) -> None:
+    look = (
+        "grep -E '^(Cap|Seccomp:|NoNewPrivs)' /proc/self/status; readlink /proc/self/ns/mnt /proc/self/ns/pid"
+    )
+    by_sudo, by_user = sb.run(f'sudo sh -c "{look}"').stdout, sb.run(look, user="root").stdout
+    assert by_sudo == by_user
+    assert "Seccomp:\t2\n" in by_sudo
+    assert "NoNewPrivs:\t1\n" in by_sudo
+    assert "CapEff:\t00000000000000fb\n" in by_sudo
+
+
 def test_ports_below_1024_can_be_bound(sb: Sandbox) -> None:
     process = sb.start(["python3", "-m", "http.server", "80", "--bind", "127.0.0.1"])
     process.wait_for_port(80)

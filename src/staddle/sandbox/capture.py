@@ -166,7 +166,7 @@ class CapturedCommand(CommandSpec):
 
     __slots__ = (
         *("_err", "_out", "_redactors", "_sinks", "_told"),
-        *("account", "command", "side_effects", "start"),
+        *("account", "command", "explain", "side_effects", "start"),
     )
 
     def __init__(
@@ -195,6 +195,8 @@ class CapturedCommand(CommandSpec):
         self.start: CommandStart | None = None
         #: Asked when it is over: what it changed, and what it was refused.
         self.side_effects: SideEffects | None = None
+        #: Asked about a command that failed: the result with what is known of why.
+        self.explain: Callable[[Result], Result] | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else arguments.seconds(timeout)
         self.stdin = None if stdin is None else arguments.input_bytes(stdin)
         self.env = None if env is None else arguments.command_variables(env, program=program)
@@ -263,7 +265,7 @@ class CapturedCommand(CommandSpec):
         err, err_dropped, err_spill = self._err.finish()
         changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
         secrets = self.secrets
-        return Result(
+        made = Result(
             self.command if secrets is None else secrets.command(self.command),
             outcome.exit_code,
             out,
@@ -285,6 +287,7 @@ class CapturedCommand(CommandSpec):
             self._out.cut,
             self._err.cut,
         )
+        return made if self.explain is None or not outcome.exit_code else self.explain(made)
 
     def _why(self, outcome: Outcome) -> str:
         """The sentence of the result: also that its time was up, or output could not be spilled."""

@@ -13,6 +13,7 @@ from ..ipc import file_messages
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
+from .denied_network import explained
 from .file_client import FileClient
 from .open import as_root
 from .open.open import open_agent
@@ -120,6 +121,8 @@ class OpenSandbox:
         )
         self.main._rules = self.rules
         self._has_sudo = False
+        if self.decided.plan.network.mode == "deny" and not self.decided.is_filtered:
+            self.main._explain = explained
         if settings.policy.sudo and self.decided.backend.name == "namespaces":
             self.main._allow_sudo = self.allow_sudo
         self.named: dict[str, Session] = {}
@@ -228,6 +231,7 @@ class OpenSandbox:
         )
         self.named[name] = made
         made._allow_sudo = None if other is not None else self.main._allow_sudo
+        made._explain = self.main._explain
         made._user, made._rules = "" if other is None else other.name, self.rules
         return made
 

@@ -80,6 +80,7 @@ class Session:
         self._user, self._is_single = "", False
         self._rules: CommandRules | None = None  # those of the policy
         self._allow_sudo: Callable[[], None] | None = None
+        self._explain: Callable[[Result], Result] | None = None  # what is known of why a command failed
         self._stream: ReferenceType[Stream] | None = None
         self._busy: set[int] = set()  # the threads that have a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
@@ -304,7 +305,7 @@ class Session:
             self._jobs[job] = str(spec.command)[:_REMEMBERED_BYTES]
             while len(self._jobs) > _REMEMBERED_JOBS:
                 del self._jobs[next(iter(self._jobs))]
-        spec.side_effects = self._side_effects
+        spec.side_effects, spec.explain = self._side_effects, self._explain
         result = spec.result(outcome)
         if self._is_single:
             self.close()

@@ -58,7 +58,7 @@ def execution(
     inside: OpenSandbox, spec: CapturedCommand, argv: Sequence[str], context: SessionState
 ) -> Execution:
     """Start a program in the foreground."""
-    spec.side_effects = inside.side_effects
+    spec.side_effects, spec.explain = inside.side_effects, inside.main._explain
     variables = _exported(context, spec.account)
     with FILE_ROOM.reserve(TO_START):
         return Execution(
