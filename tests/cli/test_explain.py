@@ -44,7 +44,7 @@ def test_every_part_of_the_plan_is_there_with_its_origin(place: Path) -> None:
     for part in (
         f"{place}/out/.git/config",
         "MODE=fast",
-        "timeout 30",
+        "timeout 120",
         "network:",
         "deny",
         "command: touch marker",
