@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A directory that was granted may be another one after a while.
 _OLDEST = 60.0
+#: How long one that is being started is waited for, in seconds: longer than it takes on a busy machine.
+_PATIENCE = 30.0
 
 
 class SpareAgent(Value):
@@ -51,11 +53,16 @@ class SpareAgents:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spare: SpareAgent | None = None
+        #: The plan of the one that is being started, and whether it is there.
+        self._making: Plan | None = None
+        self._made = threading.Event()
         self._opened = 0
         self._is_over = False
 
     def take(self, plan: Plan, bash: str) -> SpareAgent | None:
         """Take the spare for this plan, if there is one; one that does not fit any more is ended."""
+        if self._making == plan:
+            self._made.wait(_PATIENCE)  # it is further than one that would be begun now
         with self._lock:
             found, self._spare = self._spare, None
         if found is None:
@@ -92,12 +99,17 @@ class SpareAgents:
             endings: list[Callable[[], None]] = []
             try:
                 next_plan = plan if copy is None else _with_other_copy(plan, copy())
+                self._made.clear()
+                self._making = next_plan
                 opened = launch(next_plan, endings)
+                made = SpareAgent(next_plan, bash, _parent(), time.monotonic(), opened, endings)
+                with self._lock:
+                    left_over, self._spare = self._spare, made
             except Exception:  # the caller that needs one gets the error
                 return
-            made = SpareAgent(next_plan, bash, _parent(), time.monotonic(), opened, endings)
-            with self._lock:
-                left_over, self._spare = self._spare, made
+            finally:
+                self._making = None
+                self._made.set()
             if left_over is not None:
                 left_over.end()
 
@@ -118,7 +130,7 @@ class SpareAgents:
     def forsake(self) -> None:
         """In a fork of the program: the spare is the parent's."""
         found, self._spare, self._opened = self._spare, None, 0
-        self._lock = threading.Lock()
+        self._lock, self._making = threading.Lock(), None
         if found is not None:
             found.opened[0].forsake()
             found.opened[1].close()
