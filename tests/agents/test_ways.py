@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_nothing(name: str, bench: Bench) -> None:
     assert until(lambda: not with_argument(seconds))
 
 
-@pytest.mark.row("{name}", "shell", "installed; a missing shim is as documented; removed byte for byte")
+@pytest.mark.row("{name}", "shell", "installed; a missing shim is as documented; removed")
 @pytest.mark.parametrize("name", ["claude", "codex", "opencode"])
 def test_installed_settings_hold_and_are_open_or_closed_as_documented(name: str, bench: Bench) -> None:
     way = CODING_AGENTS[name].ways["shell"]
@@ -171,19 +171,20 @@ def test_installed_settings_hold_and_are_open_or_closed_as_documented(name: str,
     assert "the secret of the host" in after.results[0], after
 
 
-@pytest.mark.row("{name}", "mcp", "installed in its settings, and removed byte for byte")
+@pytest.mark.row("{name}", "mcp", "installed in its settings, and removed")
 @pytest.mark.parametrize("name", MCP)
 def test_installed_mcp_settings_hold(name: str, bench: Bench) -> None:
     bench.staddle("agent", name, "--way", "mcp", "--install", "--yes")
     # Claude Code does not wait for its servers, unless it is told to, and has their tools looked up.
     waits = {"MCP_CONNECTION_NONBLOCKING": "0", "ENABLE_TOOL_SEARCH": "false"}
+    waits |= dict.fromkeys(("MCP_TIMEOUT", "MCP_STARTUP_WAIT_MS", "MCP_CONNECT_TIMEOUT_MS"), "60000")
     found = bench.run(name, [canary(bench)], variables=waits)
     assert found.results, found
     assert "confined=1" in found.results[0], found
     bench.staddle("agent", name, "--remove")
 
 
-@pytest.mark.row("{name}", "shell", "a broker that is killed: the command is not run")
+@pytest.mark.row("{name}", "shell", "a shim that fails: the command is not run")
 @pytest.mark.parametrize("name", ["claude", "codex"])
 def test_a_broken_shim_is_closed(name: str, bench: Bench) -> None:
     bench.staddle("agent", name, "--install", "--yes")
