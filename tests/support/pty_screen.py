@@ -26,7 +26,8 @@ class PtyScreen:
         self._size(rows, cols)
         self.modes = termios.tcgetattr(follower)
         self.raw = b""
-        self._emulator = Emulator(rows, cols, lambda data: os.write(self._leader, data))
+        # It answers no question: an answer would be echoed in the midst of what is printed.
+        self._emulator = Emulator(rows, cols, lambda data: None)
         self.process = subprocess.Popen(
             argv,
             stdin=follower,
