@@ -67,7 +67,7 @@ SUITES = (
         "the shell tool, called by a scripted agent",
         ("langchain",),
     ),
-    Suite("openai_agents", "openai-agents", "openai-agents", "a scripted agent and 17 checks of a session"),
+    Suite("openai_agents", "openai-agents", "openai-agents", "a scripted agent and 14 checks of a session"),
     Suite(
         "swerex",
         "swerex",
