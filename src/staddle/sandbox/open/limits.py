@@ -258,12 +258,28 @@ class LaunchedLimits(SandboxLimits):
         most, first = self.limits.processes, self._first()
         if most is None or not first:
             return False
-        from ...limits.memory_watch import threads_below
+        from ...limits.memory_watch import below
+        from ...limits.supervisor import threads
+        from ...linux.process_tree import threads_of_user
 
-        if threads_below(first) < most - _OWN:
-            return False
-        self._full += 1
-        return True
+        pids = below(first)
+        is_full = threads(pids) >= most - _OWN
+        if not is_full and os.geteuid() != 0:
+            # The kernel counts all processes of the user, of other sandboxes, too: they come and go.
+            bound = max((_most_processes(pid) for pid in pids[-2:]), default=0)
+            is_full = 0 < bound - 3 * _OWN <= threads_of_user(os.geteuid())
+        self._full += is_full
+        return is_full
+
+
+def _most_processes(pid: int) -> int:
+    """The resource limit on processes that a process has; 0 if it has none, or is gone."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            row = next((line for line in file if line.startswith(b"Max processes")), b"").split()
+    except OSError:
+        return 0
+    return int(row[2]) if len(row) > 2 and row[2].isdigit() else 0
 
 
 def _read_tally(tally: int) -> tuple[int, int, int]:
