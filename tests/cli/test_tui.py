@@ -63,8 +63,9 @@ def start(work: Path) -> Iterator[Start]:
 
     def begin(*words: str, **options: int) -> PtyScreen:
         env = {**environment(), "TERM": "xterm-256color", "COLORTERM": ""}
-        # As from a shell: a program that leads its session would take the terminal with it.
-        argv = ["sh", "-c", '"$@"; exit $?', "sh", *COMMAND, *words]
+        # As from a shell, which stays: who leads a session takes the terminal with it when it ends.
+        script = '"$@"; status=$?; [ -z "$STAYS" ] || read line; exit $status'
+        argv = ["sh", "-c", script, "sh", *COMMAND, *words]
         made.append(PtyScreen(argv, env, str(work), **options))
         return made[-1]
 
@@ -143,12 +144,12 @@ def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
     start: Start, work: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.setenv("STAYS", "1")
     screen = start("tui", "--keep", "mine", "--no-ask")
     screen.until(PROMPT)
     screen.type(b"echo precious > file; echo do''ne\r")
     screen.until("done", "A file")
     os.kill(int(Path(f"/proc/{screen.process.pid}/task/{screen.process.pid}/children").read_text()), number)
-    assert screen.ended() == 128 + number
 
     def is_sane() -> bool:
         screen.text()
@@ -157,6 +158,8 @@ def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
         return is_usual and not emulator.wants_bracketed_paste and screen.modes_now() == screen.modes
 
     assert until(is_sane)
+    screen.type(b"\r")
+    assert screen.ended() == 128 + number
     done = staddle("diff", "mine", cwd=work, env={**environment(), "XDG_STATE_HOME": str(state)})
     assert "precious" in done.stdout
     assert staddle("rm", "mine", env={**environment(), "XDG_STATE_HOME": str(state)}).returncode == 0
