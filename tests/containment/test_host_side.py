@@ -25,7 +25,7 @@ def run(source: Path, file: str, keyword: str) -> subprocess.CompletedProcess[st
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 

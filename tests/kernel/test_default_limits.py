@@ -13,7 +13,6 @@ from staddle import Limits, Policy, Reason, Sandbox, wrap
 from staddle.limits import cgroup_files, default_limits, enforced, host_cgroups, memory_watch
 from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
-from staddle.sandbox.workspace import stores
 
 _MEBI = 1 << 20
 #: Takes 500 MiB, and keeps it until it is killed.
@@ -102,7 +101,6 @@ def test_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_when_memory_has_no_room_layers_go_to_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STADDLE_LAYERS", raising=False)
     with Sandbox() as first:
-        monkeypatch.setattr(stores, "has_memory_for_more", lambda: False)
         monkeypatch.setattr("staddle.layers.store.has_memory_for_more", lambda: False)
         with Sandbox() as second:
             homes = [sandbox._inside.workspace.stack.store.home for sandbox in (first, second)]

@@ -18,7 +18,7 @@ WITH_A_HOME = [name for name in BACKENDS if name != "landlock"]
 #: Says what it was asked and given, writes down that it was here, and looks at the others.
 STAND_IN = """#!/bin/bash
 echo "asked: ${@: -1}"
-echo "key: ${!KEY_NAME}"
+key=${!KEY_NAME}; echo "key: ${key%%-key} and -key"  # whole, it would be hidden
 for place in $WRITE; do test -d ~/$place && echo session > ~/$place/session && echo "wrote $place"; done
 for place in $READ; do test -e ~/$place && echo "sees $place"; done
 for place in $READ; do touch ~/$place/new 2> /dev/null && echo "wrote $place"; done
@@ -70,7 +70,7 @@ def test_it_finds_its_own_home_and_nobody_elses(world: World, backend: str, name
     said = new_jail(backend).run_capture(opts).decode().splitlines()
     assert said[0].endswith("fix $(id) it")
     assert said[1:] == [
-        "key: sk-the-key",
+        "key: sk-the and -key",
         *(f"wrote {place}" for place in write),
         *(f"sees {place}" for place in read),
     ]

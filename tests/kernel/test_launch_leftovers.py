@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, Sandbox, wrap
+from staddle.background import wait_for_jobs
 from staddle.launch import running
 from staddle.launch.contract import Launch
+from staddle.sandbox.open.spare_agents import SPARES
 from tests.support.waiting import until
 
 
@@ -53,4 +55,6 @@ def test_a_landlock_supervisor_that_is_killed_leaves_no_private_directory(
         with Sandbox(backend="landlock", best_effort=True) as sb:
             sb.run(fill)
             sb._now().agent.kill()
+        wait_for_jobs()  # a spare may be being started
+        SPARES.close()
     assert until(lambda: not [path for path in tmp_path.iterdir() if path.name.startswith("staddle-")])

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, Sandbox, Snapshot
+from staddle.background import wait_for_jobs
 from staddle.errors import CommitRefused
 from staddle.layers import trash
+from staddle.sandbox.open.spare_agents import SPARES
 from staddle.sandbox.workspace import stores
 from tests.support.layers_overlay import picture
 from tests.support.waiting import until
@@ -231,6 +233,8 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
         (fork,) = sandbox.fork()
         fork.close()
     snapshot.close()
+    wait_for_jobs()  # a spare may be being started
+    SPARES.close()
     trash.wait()
     for store in stores._copy_stores.values():
         assert set(os.listdir(store.path)) <= {"lock", "empty"}
