@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _NARROW = 100
 #: Characters of the directory in the status bar.
 _PATH = 30
+#: Seconds for leaving in good order after a signal.
+_LEAVING = 15.0
 
 
 class TabBar(Static):
@@ -150,9 +152,16 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             try:
-                loop.add_signal_handler(number, self.exit, 128 + number)
+                loop.add_signal_handler(number, self._leave_in_time, 128 + number)
             except (ValueError, RuntimeError):
                 return  # this is not the main thread
+
+    def _leave_in_time(self, status: int) -> None:
+        """Leave; at once if that takes long: the driver waits for ever for a terminal that is gone."""
+        late = threading.Timer(_LEAVING, os._exit, (status,))
+        late.daemon = True
+        late.start()
+        self.exit(status)
 
     async def _first_pane(self) -> None:
         tab = self.tab
