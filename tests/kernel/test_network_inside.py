@@ -132,7 +132,7 @@ def test_a_socket_made_inside_connects_inside_whoever_holds_it() -> None:
         socket.create_connection(("127.0.0.1", 7000))
     _, fds, _, _ = socket.recv_fds(ours, LONGEST, 8)
     with socket.socket(fileno=fds[0]) as made:
-        made.connect(("127.0.0.1", 7000))
+        made.connect(("::ffff:127.0.0.1", 7000))
         assert made.recv(10) == b"inside"
     os.waitpid(child, 0)
 

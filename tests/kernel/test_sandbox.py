@@ -138,8 +138,9 @@ def test_long_output_keeps_head_and_tail_and_counts(tmp_path: Path) -> None:
     with Sandbox(policy=Policy.agent().with_limits(output=1000), backend="bwrap") as sb:
         got = sb.run("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last")
         assert got.stdout_truncated
-        assert got.stdout.startswith("first\nxxx")
-        assert got.stdout.endswith("xxx\nlast\n")
+        assert got.stdout == "first\n[… 5,000,001 bytes left out …]\nlast\n"  # whole lines of what was kept
+        assert got.stdout_bytes.startswith(b"first\nxxx")
+        assert got.stdout_bytes.endswith(b"xxx\nlast\n")
         assert got.stdout_bytes_dropped == 5_000_012 - 1000
         assert len(got.stdout_bytes) == 1000
         assert not got.stderr_truncated

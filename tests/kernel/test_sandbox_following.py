@@ -9,7 +9,7 @@ import pytest
 
 from staddle import AsyncSandbox, Network, Policy, Sandbox
 from staddle.errors import InvalidCall, WaitTimeout
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE, until
 
 SERVER = """
 import http.server as s
@@ -67,7 +67,7 @@ def test_text_is_waited_for(sb: Sandbox) -> None:
         process.wait_for_text("never", timeout=0.01)
     process.kill()
     with pytest.raises(WaitTimeout, match="ended with 137"):
-        process.wait_for_text("never")
+        process.wait_for_text("never", timeout=PATIENCE)
     with pytest.raises(TimeoutError):
         sb.start("echo broken; exit 3").wait_for_text("ready")
 

@@ -200,9 +200,9 @@ for turn in range(40):
         check(other, number)
 sb = None
 end = time.monotonic() + 30
-while len(os.listdir("/proc/self/fd")) >= 60 and time.monotonic() < end:
+while len(os.listdir("/proc/self/fd")) >= 90 and time.monotonic() < end:
     time.sleep(0.05)
-print(hits > 15, len(os.listdir("/proc/self/fd")) < 60)
+print(hits > 15, len(os.listdir("/proc/self/fd")) < 90)
 """,
         tmp_path,
         kind,

@@ -339,8 +339,8 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     assert until(lambda: not tried.shell._state.dirty)
     in_use = open_descriptors()
     assert tried.shell.park()
-    # The meter has two, and where there are cgroups five more.
-    assert in_use - open_descriptors() in ((7,) if tried.shell._state._meter is None else (9, 14))
+    # The meter has two, and where there are cgroups up to five more.
+    assert in_use - open_descriptors() in ((7,) if tried.shell._state._meter is None else range(9, 15))
     assert tried.run("echo $x").out == b"1\n"
     assert open_descriptors() == in_use
 

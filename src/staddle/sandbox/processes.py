@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _PIECE = 64 << 10
 #: Seconds from SIGTERM to SIGKILL, and between two looks whether a port is open.
 _GRACE, _PORT_EVERY = 2.0, 0.05
+#: And for the exit code of one whose output has ended.
+_TO_END = 5.0
 #: While the reader does not read, how often it is looked whether it has ended, in seconds.
 _LOOK_EVERY = 0.5
 #: The sandbox has ended: so long the last word of each process is waited for, in seconds.
@@ -220,7 +222,9 @@ class Process:
             time.sleep(_PORT_EVERY)
 
     def _missed(self, what: str, said: str) -> WaitTimeout:
-        code = self.poll()
+        until = time.monotonic() + _TO_END
+        while (code := self.poll()) is None and self._transcript.closed and time.monotonic() < until:
+            time.sleep(_PORT_EVERY)  # its output has ended: it may be ending
         why = "the time is up" if code is None else f"it ended with {code}"
         return WaitTimeout(
             what,

@@ -15,8 +15,6 @@ from staddle.fleet import content
 from staddle.fleet.node_files import NodeFiles
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.same_for_everyone
-
 KEEPER = """
 import sys, time
 from staddle.fleet.node_files import NodeFiles

@@ -6,8 +6,6 @@ import pytest
 
 from staddle.inside.agent.sudo import NotUnderstood, parse_su, parse_sudo
 
-pytestmark = pytest.mark.same_for_everyone
-
 
 def words(line: str) -> list[bytes]:
     return line.encode().split()

@@ -178,7 +178,11 @@ def test_what_is_no_policy_file_is_refused(file: Path, content: bytes, why: str)
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, why in (("missing", "cannot be read"), (".", "directory"), ("pipe", "not a regular file")):
+    for name, why in (
+        ("missing", "there is no policy file"),
+        (".", "directory"),
+        ("pipe", "not a regular file"),
+    ):
         with pytest.raises(PolicyError, match=why):
             Policy.from_file(tmp_path / name)
     for wrong in ("", "a\0b", 5, None):
