@@ -24,7 +24,7 @@ from .command_pane import CommandPane
 from .log_pane import LINES, lines_of
 from .palette import NOT_ON_TOP, PALETTE
 from .sizes import counted
-from .tab import PANES, SandboxTab
+from .tab import PANES, SandboxTab, TabBar
 from .terminal_pane import TerminalPane
 from .watched import WatchedSandbox
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from textual.app import ComposeResult, SystemCommand
-    from textual.events import Click, Event, Resize
+    from textual.events import Event, Resize
     from textual.screen import Screen
 
     from staddle import Sandbox
@@ -46,30 +46,6 @@ _NARROW = 100
 _PATH = 30
 #: Seconds for leaving in good order after a signal.
 _LEAVING = 15.0
-
-
-class TabBar(Static):
-    """The tabs; a click chooses one."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False, id="tabs")
-        self._ends: list[tuple[int, int]] = []
-
-    def show(self, labels: list[str], current: int) -> None:
-        """Draw them. One tab needs no bar."""
-        self.display = len(labels) > 1
-        text, self._ends = Text(), []
-        for number, label in enumerate(labels):
-            text.append(f" {number + 1} {label} ", style="bold reverse" if number == current else "")
-            text.append("│", style="dim")
-            self._ends.append((len(text), number))
-        self.update(text)
-
-    def on_click(self, event: Click) -> None:
-        for end, number in self._ends:
-            if event.x < end:
-                self.app.show_tab(number)  # type: ignore[attr-defined]
-                return
 
 
 class TuiApp(SandboxActions, App[int], inherit_bindings=False):

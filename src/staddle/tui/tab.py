@@ -24,6 +24,32 @@ PANES = {"changes": "F3", "snapshots": "F4", "network": "F5", "processes": "F6",
 _SHORT = {"processes": "usage"}
 
 
+class TabBar(Static):
+    """The tabs; a click chooses one."""
+
+    def __init__(self) -> None:
+        super().__init__(markup=False, id="tabs")
+        self._ends: list[tuple[int, int]] = []
+
+    def show(self, labels: list[str], current: int) -> None:
+        """Draw them. One tab needs no bar."""
+        from rich.text import Text
+
+        self.display = len(labels) > 1
+        text, self._ends = Text(), []
+        for number, label in enumerate(labels):
+            text.append(f" {number + 1} {label} ", style="bold reverse" if number == current else "")
+            text.append("│", style="dim")
+            self._ends.append((len(text), number))
+        self.update(text)
+
+    def on_click(self, event: Click) -> None:
+        for end, number in self._ends:
+            if event.x < end:
+                self.app.show_tab(number)  # type: ignore[attr-defined]
+                return
+
+
 class PaneNames(Static):
     """The names of the side panes; a click shows one."""
 
