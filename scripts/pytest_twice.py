@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 #: More failures than this are no chance: they are not run again.
-_CHANCES = 12
+_CHANCES = 40
 _SOME_FAILED = 1
 
 
