@@ -224,10 +224,10 @@ servers = []
 for name in (place, "\\0host"):
     server = socket.socket(socket.AF_UNIX); server.bind(name); server.listen(); servers.append(server)
 os.chmod(place, 0o777)
-os.makedirs("/tmp/work"); os.chmod("/tmp/work", 0o755)
-with open("/tmp/work/connecting.py", "w") as file:
+os.makedirs("/tmp/project"); os.chmod("/tmp/project", 0o755)
+with open("/tmp/project/connecting.py", "w") as file:
     file.write(sys.argv[1].replace("/srv/host.sock", place))
-os.chdir("/tmp/work")
+os.chdir("/tmp/project")
 run = [sys.executable, "-m", "staddle", "run", "--nested", "--"]
 sys.exit(subprocess.call([*run, "python3", "connecting.py"]))
 """

@@ -12,7 +12,7 @@ import pytest
 from staddle.ipc.gateway_messages import LONGEST, decode_sockets
 from staddle.ipc.network_spec import NetworkSpec
 from staddle.linux import netlink
-from staddle.linux.process import become
+from staddle.linux.process import SIGKILL, become, death_signal
 from staddle.linux.syscalls import call
 from staddle.linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
 from staddle.network.host.probe import probe
@@ -117,6 +117,7 @@ def test_a_socket_made_inside_connects_inside_whoever_holds_it() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
+        death_signal(SIGKILL)
         own_network()
         prepare(NetworkSpec())
         server = socket.create_server(("127.0.0.1", 7000))
@@ -151,6 +152,7 @@ def test_the_kernels_answers_are_errors() -> None:
 def test_without_the_right_over_a_namespace_nothing_is_made() -> None:
     child = os.fork()
     if child == 0:
+        death_signal(SIGKILL)
         status = 1
         try:
             if os.geteuid() == 0:

@@ -29,7 +29,7 @@ class TestFakeBackend:
             done = wrap(["rm", "-rf", "/"], Policy(), backend=name).run(capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (3, b"hello\n", b"\xff")
         assert fake.commands == [["rm", "-rf", "/"]]
-        assert fake.plans[0].access("/root/.ssh/id_rsa") == "none"
+        assert fake.plans[0].access("/home/somebody/.ssh/id_rsa") == "none"
 
     def test_results_are_played_in_order_and_then_the_default(self) -> None:
         with FakeBackend([Scripted(exit_code=1)], default=Scripted(exit_code=9)):

@@ -101,10 +101,10 @@ def test_roots_home_is_closed_unless_something_below_it_is_shown(host: Path, tmp
     (tmp_path / "closed").mkdir()
     (tmp_path / "open").mkdir()
     assert built(host, tmp_path / "closed").joinpath("root").stat().st_mode & 0o777 == 0o700
-    shown = Bind("/root/.pyenv", False, "toolchain", source=str(host / "usr"))
+    shown = Bind("/root/tools", False, "toolchain", source=str(host / "usr"))
     place = built(host, tmp_path / "open", shown)
     assert (place / "root").stat().st_mode & 0o777 == 0o755
-    assert (place / "root/.pyenv").is_dir()
+    assert (place / "root/tools").is_dir()
 
 
 def test_its_parts_come_parents_first(host: Path, tmp_path: Path) -> None:

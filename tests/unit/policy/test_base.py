@@ -166,9 +166,9 @@ def test_a_bare_name_is_an_imported_one_first(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STADDLE_BASES", str(tmp_path / "bases"))
-    make(tmp_path, "bases/root/root/usr/imported", "root/usr/own")
+    make(tmp_path, str(Path("bases", "root", "root", "usr/imported")), "root/usr/own")
     here = {"cwd": "/", "base": str(tmp_path), "home": str(tmp_path)}
-    assert compile_policy(Policy(base="root"), **here).base == f"{tmp_path}/bases/root/root"  # type: ignore[arg-type]
+    assert compile_policy(Policy(base="root"), **here).base == str(tmp_path.joinpath("bases", "root", "root"))  # type: ignore[arg-type]
     for own in ("./root", Path("root"), str(root)):
         assert compile_policy(Policy(base=own).replace(env={"A": "1"}), **here).base == str(root)  # type: ignore[arg-type]
 
