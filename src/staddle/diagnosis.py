@@ -70,7 +70,7 @@ class Diagnosis(Value):
 
 
 class ContainerReport(Value):
-    """What this container is, what sandboxes lack in it, and lines to paste that would give it to them."""
+    """A container: its kind, the protections that sandboxes lack in it, and options that add them."""
 
     evidence: tuple[Evidence, ...]
     needs: Needs

@@ -1,4 +1,4 @@
-"""What people and agents do with files that is more than one operation: edit, search, watch, fetch.
+"""File tools made of several operations: edit, search, watch, fetch.
 
 A part of `sb.files`: everything here is made of what Files can do.
 """

@@ -60,7 +60,7 @@ class Output(str):
 
     @classmethod
     def since(cls, transcript: Transcript, offset: int) -> Self:
-        """What came from `offset` on, in the order it came; what is lost of it counts as dropped."""
+        """The output from `offset` on, in the order it came; bytes that are lost count as dropped."""
         pieces, lost = transcript.since(offset)
         made = super().__new__(cls, b"".join(data for _, data in pieces).decode("utf-8", "replace"))
         made.stdout_bytes = b"".join(data for stream, data in pieces if stream == "stdout")

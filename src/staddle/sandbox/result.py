@@ -90,7 +90,7 @@ class Result(Value):
         return parts(self.stderr_bytes, self.stderr_bytes_dropped, self.stderr_cut)[:2]
 
     def text(self, limit: int | None = 30_000, *, lines: int | None = None) -> str:
-        """What it printed and how it ended, for a model to read: at most `limit` characters, and `lines`.
+        """The output and the exit code as a text for a model: at most `limit` characters, and `lines`.
 
         Standard output, standard error, and unless it succeeded its exit code and why. What is too long is
         left out in the middle, at line ends, and a line says how much. Each None is no limit.
