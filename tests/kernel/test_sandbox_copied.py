@@ -237,4 +237,5 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
     SPARES.close()
     trash.wait()
     for store in stores._copy_stores.values():
-        assert set(os.listdir(store.path)) <= {"lock", "empty"}
+        place = store.path
+        assert until(lambda path=place: set(os.listdir(path)) <= {"lock", "empty"}), os.listdir(place)

@@ -20,6 +20,7 @@ from staddle.errors import (
     UnknownBackend,
 )
 from staddle.wrapping import is_wrapped
+from tests.support.waiting import until
 
 BACKENDS = ["namespaces", "bwrap", "landlock"]
 confined = pytest.mark.parametrize("backend", BACKENDS)
@@ -118,7 +119,7 @@ def test_many_at_once_from_threads_and_no_descriptor_left(backend: str, tmp_path
     for thread in threads:
         thread.join()
     assert sorted(results) == sorted(b"%d\n" % n for n in range(12))
-    assert descriptors() == before
+    assert until(lambda: descriptors() <= before)  # of a test before, some may be closed only now
 
 
 @confined
@@ -127,7 +128,7 @@ def test_what_is_never_started_leaves_no_descriptor(backend: str) -> None:
     before = descriptors()
     for _ in range(3):
         wrap(["true"], Policy.agent(), backend=backend).close()
-    assert descriptors() == before
+    assert until(lambda: descriptors() <= before)
 
 
 @confined

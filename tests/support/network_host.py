@@ -44,6 +44,7 @@ SETTINGS = {
 #: Longer than anything takes that works or is refused, shorter than any client's own patience.
 SECONDS = 60
 _DATABASE_USER = 1000
+_IFA_F_TENTATIVE = 0x40
 
 
 class Host:
@@ -114,6 +115,7 @@ def main(directory: Path) -> None:
     assert until(lambda: all(_is_there(where) for where in listening), 90), _last_words(directory)
     for port in PORTS:
         published(port)
+    assert until(lambda: not _tentative())
     print("{}", flush=True)
     before = _shown()
     sandboxes: dict[str, Sandbox] = {}
@@ -160,6 +162,12 @@ def _closed(sandboxes: dict[str, Sandbox], before: dict[str, list[str]]) -> dict
     return {"places": len(places), "left": left}
 
 
+def _tentative() -> bool:
+    """Whether the kernel still looks for others with an address of ours: routes come after that."""
+    lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    return any(int(line.split()[4], 16) & _IFA_F_TENTATIVE for line in lines)
+
+
 def _shown() -> dict[str, list[str]]:
     """What this host's kernel shows of listeners, routes and gateways."""
     found = {"gateways": _gateways()}
@@ -167,7 +175,9 @@ def _shown() -> dict[str, list[str]]:
         lines = Path(f"/proc/net/{name}").read_text().splitlines()[1:]
         found[name] = sorted(words[1] for words in map(str.split, lines) if words[3] in ("0A", "07"))
     for name in ("route", "ipv6_route"):
-        found[name] = sorted(line.split()[0] for line in Path(f"/proc/net/{name}").read_text().splitlines())
+        routes = [line.split()[0] for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+        # The kernel makes routes of links and groups by itself, when it has time.
+        found[name] = sorted(route for route in routes if not route.startswith(("fe80", "ff00")))
     return found
 
 

@@ -162,6 +162,8 @@ _MOST_EVENTS = 64
 _FASTEST = 2 << 30
 #: Between two looks, in seconds, and how much longer when nothing moves.
 _SHORTEST, _LONGEST, _RESTING = 0.005, 0.25, 4
+#: Exact readings that must all be too much: pages that a fork shares during one are counted twice.
+_READINGS = 3
 #: A shell that waits is worth keeping as long as it takes no more than this part of the limit.
 _SMALL = 8
 
@@ -270,8 +272,11 @@ class Supervisor:
         if step.closer:
             if self._measured_at < now:  # by now it may be closed
                 shared += self._memory_files(pids, now, again=True) - unnamed
-            sample = exactly([pid for pid, _ in sample.processes], shared)
-            step = judge(sample, self._memory, self._shells(), self._cores)
+            for _ in range(_READINGS):
+                sample = exactly(self._pids(), shared)
+                step = judge(sample, self._memory, self._shells(), self._cores)
+                if not step.kill:
+                    break
         self.seen = sample.total
         # One that is still dying of the last look is no new event: it may belong to the command before.
         if new := tuple(pid for pid in step.kill if pid not in self._dying):

@@ -351,7 +351,7 @@ class DiskQuota:
             return self._patience(used)
         if now < self._not_before:
             return _OFTEN
-        self._taken = self._count(self._most if self._at_end is None else None)
+        self._taken = self._counted(self._most if self._at_end is None else None)
         self._used = used
         if not self.is_over:
             self._at_end = None
@@ -383,6 +383,11 @@ class DiskQuota:
         left = self._most - self._taken.bytes - (used[0] - self._used[0])
         files = inodes(self._most) - self._taken.inodes - (used[1] - self._used[1])
         return min(max(min(left / _FASTEST, files / _MOST_FILES), _OFTEN), _SELDOM)
+
+    def _counted(self, most: int | None) -> disk.DiskUsage:
+        """As `_count`; too much is counted once more: layers may have been merged during the first count."""
+        taken = self._count(most)
+        return self._count(most) if disk.is_over(taken, self._most) else taken
 
     def _count(self, most: int | None) -> disk.DiskUsage:
         """Count what is taken; stops as soon as it is over `most`."""

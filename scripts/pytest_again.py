@@ -1,13 +1,17 @@
-"""Run pytest; run what failed once more, one test after the other, and name what passed only then.
+"""Run pytest; run what failed again, one test after the other, and name what passed only then.
 
 Ten thousand tests side by side on a busy machine meet moments that none of them meets alone. A test that
 fails alone as well is a failure. One that passes then is named at the end: it has to be made steady, or
 it has found a fault that depends on the moment.
+
+With `--quiet FILE` first, what failed is run again only when nobody else runs tests with the same FILE.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,25 +19,36 @@ from pathlib import Path
 
 #: More failures than this are no chance: they are not run again.
 _CHANCES = 40
+#: How often what failed is run again.
+_AGAIN = 2
 _SOME_FAILED = 1
 
 
 def main(arguments: list[str]) -> int:
+    lock = -1
+    if arguments[:1] == ["--quiet"]:
+        lock = os.open(arguments[1], os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        arguments = arguments[2:]
     cache = Path(".pytest_cache")
     pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
-    first = _status([*pytest, "--cache-clear", *arguments])
-    failed = _failed(cache)
-    if first != _SOME_FAILED or not 0 < len(failed) <= _CHANCES:
-        return first
-    print(f"once more, one after the other: {len(failed)} that failed", flush=True)
-    second = _status([*pytest, *failed])
-    still = set(_failed(cache))
+    status = _status([*pytest, "--cache-clear", *arguments])
+    failed = still = _failed(cache)
+    if lock >= 0:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    if status != _SOME_FAILED or not 0 < len(failed) <= _CHANCES:
+        return status
+    if lock >= 0:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    for _ in range(_AGAIN):
+        print(f"again, one after the other: {len(still)} that failed", flush=True)
+        status = _status([*pytest, *still])
+        still = _failed(cache)
+        if status != _SOME_FAILED or not still:
+            break
     for test in failed:
-        print(
-            f"passed only the second time: {test}" if test not in still else f"failed twice: {test}",
-            flush=True,
-        )
-    return second
+        print(f"{'failed again' if test in still else 'passed only alone'}: {test}", flush=True)
+    return status
 
 
 def _status(command: list[str]) -> int:
