@@ -157,6 +157,11 @@ class Stack:
         finally:
             layer.drop()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds its layers."""
+        return self._open
+
     def close(self) -> None:
         """Let the layers go. A second time does nothing."""
         if self._open:

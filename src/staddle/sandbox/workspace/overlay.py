@@ -247,10 +247,10 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Go on with `stacks`, which are mounted now."""
-        before = [tree.stack for root, tree in self.trees.items() if root in stacks]
+        before = []
         for root, stack in stacks.items():
             if root in self.trees:
-                self.trees[root].stack = stack
+                before.append(self.trees[root].replace(stack))
             else:
                 self.trees[root] = LayeredTree(root, (root,), stack)
         self._replaced()

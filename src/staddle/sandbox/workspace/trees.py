@@ -43,10 +43,19 @@ class LayeredTree:
     def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
         self.squash = Squash()
+        #: Stacks that were replaced, and are closed in the background.
+        self._replaced: list[Stack] = []
+
+    def replace(self, stack: Stack) -> Stack:
+        """Go on with `stack`; the one before, which the caller closes."""
+        before, self.stack = self.stack, stack
+        self._replaced = [*(one for one in self._replaced if one.is_open), before]
+        return before
 
     def is_shared(self, layer: Layer) -> bool:
         """Whether a snapshot or another sandbox holds a frozen layer of this tree, too."""
-        return layer.users > 1 + self.squash.holds(layer)
+        ours = sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
+        return layer.users > 1 + ours + self.squash.holds(layer)
 
     @property
     def dirs(self) -> OverlayDirs:
