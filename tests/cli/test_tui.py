@@ -125,7 +125,7 @@ def test_keys_sizes_and_the_end(start: Start, work: Path) -> None:
     screen.type(b"\x1b")
     assert until(lambda: "-- INSERT --" not in screen.text())
     screen.type(b":wq\r")
-    assert until(lambda: "~" not in screen.text())
+    assert until(lambda: "~" not in screen.text()), screen.text()
     screen.type(b"cat file | tr a-z A-Z\r")
     screen.until("WRITTEN IN VI")
     screen.type(b"\x1bOR")  # F3
