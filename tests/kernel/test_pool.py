@@ -136,7 +136,7 @@ def test_after_close_everything_says_so_and_nothing_is_left() -> None:
     with pytest.raises(SandboxClosed):
         taken.run("true")
     pool.release(taken)  # late, but harmless
-    assert until(lambda: (descriptors(), len(children())) == before)
+    assert until(lambda: descriptors() <= before[0] and len(children()) <= before[1])
     assert "closed" in repr(pool)
 
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 #: The session that every sandbox has.
 MAIN = "main"
 _NUMBERS = count(1)
+#: The longest that the maintenance of an idle shell is waited for at the end, in seconds.
+_MAINTENANCE = 5.0
 #: All that are open in this process.
 _EVERY: WeakSet[OpenSandbox] = WeakSet()
 
@@ -325,7 +327,8 @@ class OpenSandbox:
         kept = dict(workspace.kept_shells(self._environment))
         for session in self.every_session():
             lock = session._shell.lock()
-            if session._user or not lock.acquire(blocking=False):
+            # Where no command runs, only maintenance has the lock, which is done soon.
+            if session._user or session._shell.busy or not lock.acquire(timeout=_MAINTENANCE):
                 continue  # a command runs: it stays as it was kept before
             try:
                 kept[session.name] = session._shell.saved()
