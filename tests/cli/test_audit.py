@@ -88,3 +88,9 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
     assert following.returncode == 130
     log.close()
     assert os.path.exists(path)
+
+
+def test_a_kind_that_no_line_has_is_an_error(log: str) -> None:
+    done = audit(log, "--what", "comand")
+    assert done.returncode == 125
+    assert "no line is of the kind 'comand'" in done.stderr

@@ -12,6 +12,7 @@ from staddle.cli import _COMMANDS, OURS
 from staddle.cli.options import KEEP, RUNNING
 from staddle.enforcement import PROTECTIONS
 from staddle.jail.agents import AGENTS
+from staddle.launch.audit import KINDS as AUDIT_KINDS
 from staddle.network.host.gateway_process import GatewayBounds
 from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
@@ -145,6 +146,11 @@ def test_variables_that_staddle_reads() -> None:
     read = set(re.findall(r"\bSTADDLE_[A-Z_]+\b", source)) - {"STADDLE_CANARY", "STADDLE_SANDBOX"}
     shown = {name for row in rows("variables.md", "variable") for name in code(row[0])}
     assert read == {name for name in shown if name.startswith("STADDLE_")}
+
+
+def test_kinds_of_audit_lines() -> None:
+    shown = next(row for row in rows("audit.md", "field") if row[0] == "`what`")
+    assert tuple(code(shown[1])) == AUDIT_KINDS
 
 
 def test_every_page_is_in_the_index() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -268,3 +269,20 @@ def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
     assert len(found) == 1
     assert "no end after number" in found[0]
     assert os.path.getsize(log) > 0
+
+
+@pytest.mark.same_for_everyone
+def test_the_end_of_a_program_in_the_background_is_recorded_when_it_is_noticed(tmp_path: Path) -> None:
+    with Sandbox(audit=tmp_path / "audit") as sb:
+        sb.start("exit 4").wait(60)
+        sb.start("sleep 1000")
+        unasked = sb.start("exit 5")
+        with sb.terminal(["true"]) as terminal:
+            terminal.wait(60)
+        assert until(lambda: select.select([unasked._spawned], [], [], 0)[0])  # it has ended
+    lines = lines_of(tmp_path / "audit")
+    ended = {line["id"]: line["exit_code"] for line in lines if line["what"] == "ended"}
+    begun = [line["id"] for line in lines if line["what"] in {"started", "terminal"}]
+    assert len(begun) == 4
+    assert {number: ended.get(number) for number in begun} == dict(zip(begun, [4, None, 5, 0], strict=True))
+    assert lines[-1]["what"] == "closed"

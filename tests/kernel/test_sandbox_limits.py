@@ -636,6 +636,18 @@ def test_memory_is_always_known_and_an_estimate_is_told(backend: str) -> None:
         assert (sb.usage.memory or 0) >= 50 * MIB * 0.9
         assert sb.usage.memory_is_estimate == before
         assert before == (not (backend == "namespaces" and os.geteuid() == 0)), "only a cgroup counts exactly"
+        alone = sb.exec(["true"]).usage
+        assert alone.memory
+        assert alone.memory_is_estimate == before
+
+
+@pytest.mark.parametrize("backend", ["namespaces", "landlock"])
+def test_what_a_supervisor_has_seen_is_an_estimate(backend: str) -> None:
+    with Sandbox(policy=Policy.agent().with_limits(memory="1G"), backend=backend, best_effort=True) as sb:
+        used = [sb.run("""python3 -c 'x = bytes(b"a") * 30_000_000'""").usage, sb.exec(["true"]).usage]
+        assert all(each.memory for each in used)
+        counts = backend == "namespaces" and os.geteuid() == 0
+        assert [each.memory_is_estimate for each in (*used, sb.usage)] == [not counts] * 3
 
 
 def test_a_native_sandbox_without_a_workspace_works_in_a_directory_of_its_own(

@@ -28,7 +28,7 @@ INTERPRETER_WORDS = 3
 
 _SHIM = """\
 #!/bin/bash -p
-# Made by staddle: runs its arguments in a sandbox. See docs/coding-agents.md; nothing here is to be edited.
+# Made by staddle, not to be edited: runs its arguments in a sandbox. See `staddle docs coding-agents`.
 fail() {
   [[ $reader ]] && kill $reader 2>/dev/null
   echo "staddle: $1; the command was not run" >&2

@@ -33,6 +33,7 @@ _COMMANDS = {
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
     "agent": "start a coding agent whose commands are confined, or change its settings so",
     "jail": "let a coding agent work on a git worktree, and review what it did",
+    "docs": "print a page of the documentation",
 }
 
 #: Commands that are in another one's file, each as a function of its name.
@@ -54,7 +55,7 @@ usage: staddle COMMAND [options] ...
   staddle explain --write out -- make      what that would allow, and why
   staddle doctor                           what this host can enforce
 
-`staddle COMMAND --help` describes each command. The documentation is in docs/ of the source.
+`staddle COMMAND --help` describes each command, `staddle docs` has the documentation.
 """
 
 

@@ -48,7 +48,8 @@ usage: staddle agent NAME [options] [-- ARGUMENTS OF THE AGENT]
   inside    the whole agent runs in a sandbox that can reach its model, and knows its key
 
 The first way of each agent is the default. With `shell` and `inside` the workspace (the current directory) is
-written directly, with `mcp` it is in a layer until the tool `commit`. docs/coding-agents.md compares them.
+written directly, with `mcp` it is in a layer until the tool `commit`. `staddle docs coding-agents` compares
+them.
 
 {options}
 

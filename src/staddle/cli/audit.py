@@ -8,7 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError, UsageError
-from ..launch.audit import AuditLine, AuditProblem, read
+from ..launch.audit import KINDS, AuditLine, AuditProblem, read
 from ..policy.limits import parse_duration
 from .kept import JSON, begin, print_json
 from .options import HELP, Option
@@ -89,6 +89,9 @@ def main(words: Sequence[str]) -> int:
 
 def _filter(parsed: Parsed) -> Callable[[AuditLine], bool]:
     kinds, log, text = frozenset(parsed.many("what")), parsed.one("log") or "", parsed.one("grep")
+    unknown = sorted(kinds - set(KINDS))
+    if unknown:
+        raise UsageError(f"no line is of the kind {unknown[0]!r}", fix=f"choose {', '.join(KINDS)}")
     since = parsed.one("since")
     after = 0.0 if since is None else time.time() - parse_duration(since)
 

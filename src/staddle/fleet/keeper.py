@@ -286,7 +286,7 @@ class Keeper:
             raise InvalidCall(
                 f"a sandbox of a fleet has no {what!r}",
                 why="it is not known on that machine",
-                fix="use what docs/fleet.md lists",
+                fix="`staddle docs fleet` lists what it has",
             )
         return await self._thread(
             lambda: getattr(kept.sandbox.session(session) if session else kept.sandbox, what)

@@ -360,6 +360,8 @@ class SpawnedProcess:
         self.failure, self.errno = "", 0
         #: As usage.of_process has it, once it has ended.
         self.used: tuple[int, int, int, int, int, int] | None = None
+        #: Called once with its exit status, by whoever notices its end.
+        self.ended: Callable[[int], object] | None = None
 
     def fileno(self) -> int:
         """Readable when the process has ended, or the sandbox is gone."""
@@ -381,7 +383,12 @@ class SpawnedProcess:
                     self._status = exit_code(message.fields[0])
                     self.failure = message.fields[1].decode("utf-8", "replace")
                     self.errno, self.used = message.fields[2:]
-            return self._status
+            status, ended = self._status, self.ended
+            if status is None or ended is None:
+                return status
+            self.ended = None
+        ended(status)
+        return status
 
     def wait(self, timeout: float | None = None) -> int | None:
         """The same, waiting up to `timeout` seconds."""

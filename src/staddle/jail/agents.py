@@ -47,6 +47,8 @@ class Agent(Value):
     `model` are the words that choose a model, `session` those that give a new conversation an id of ours,
     `resume` those that continue the one of an id, `latest` those that continue the last one in the
     directory; `interactive` is the command for a person at a terminal. Empty: it has none that we know.
+    With `interactive`, `interactive_latest` replaces `latest`, and `interactive_model` tells whether `model`
+    works.
     """
 
     name: str
@@ -62,6 +64,8 @@ class Agent(Value):
     resume: tuple[str, ...] = ()
     latest: tuple[str, ...] = ()
     interactive: tuple[str, ...] = ()
+    interactive_latest: tuple[str, ...] = ()
+    interactive_model: bool = True
 
     def asked(
         self, prompt: str, *, model: str | None = None, session: str | None = None, resume: str | None = None
@@ -86,6 +90,14 @@ class Agent(Value):
                 why="its row has no interactive command",
                 fix="use a shell",
             )
+        if model is not None and not self.interactive_model:
+            raise PolicyError(
+                f"{self.name} has no words for the model of a conversation at a terminal",
+                why="it takes one only for a single prompt",
+                fix="leave the model out, or choose it in the conversation",
+            )
+        if resume == LATEST and self.interactive_latest:
+            return [*self.interactive, *self._chosen(model), *self.interactive_latest]
         return [*self.interactive, *self._chosen(model), *self._continued(resume)]
 
     def _chosen(self, model: str | None) -> list[str]:
@@ -159,6 +171,8 @@ AGENTS: dict[str, Agent] = {
             resume=("resume", SESSION),
             latest=("resume", "--last"),
             interactive=("codex", "--dangerously-bypass-approvals-and-sandbox"),
+            # Without it, `codex resume` passes over what `codex exec` began.
+            interactive_latest=("resume", "--last", "--include-non-interactive"),
         ),
         Agent(
             "gemini",
@@ -237,9 +251,10 @@ AGENTS: dict[str, Agent] = {
             hosts=("api.openai.com",),
             model=("--model", MODEL),
             session=("--name", SESSION),
+            # No `latest`: without a name goose continues the last conversation of any directory.
             resume=("--resume", "--name", SESSION),
-            latest=("--resume",),
             interactive=("goose", "session"),
+            interactive_model=False,
         ),
         Agent(
             "crush",
@@ -249,6 +264,10 @@ AGENTS: dict[str, Agent] = {
             obeyed=("~/.config/crush", "~/.local/share/crush/crush.json"),
             hosts=("api.anthropic.com", "catwalk.charm.sh"),
             model=("--model", MODEL),
+            resume=("--session", SESSION),
+            latest=("--continue",),
+            interactive=("crush", "--yolo"),
+            interactive_model=False,
         ),
         Agent(
             "amp",

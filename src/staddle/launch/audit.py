@@ -32,11 +32,15 @@ if TYPE_CHECKING:
     #: Where the lines of a log go: a file, a stream of text or bytes, or a function of one record.
     AuditTarget = str | PathLike[str] | IO[str] | IO[bytes] | Callable[[dict[str, Any]], object]
 
+#: What a line can be of.
+KINDS = (
+    *("opened", "command", "result", "failed", "refused", "network", "started", "terminal", "ended"),
+    *("snapshot", "restored", "forked", "committed", "discarded", "paused", "resumed", "violation", "closed"),
+)
 #: A text longer than this is cut: a prompt or a script can be a book.
 MOST_LETTERS = 10_000
 #: Of a list, so many items are written, and how many there were.
 MOST_ITEMS = 100
-_AS_THEY_ARE = frozenset({int, float, bool})
 #: A line longer than this is none of ours.
 _LONGEST = 4 << 20
 
@@ -44,13 +48,14 @@ _LONGEST = 4 << 20
 class AuditLog:
     """A log that is open. Safe to use from any thread; lines are in the order of their numbers."""
 
-    def __init__(
-        self, put: Callable[[dict[str, Any]], object], secrets: Secrets | None, fd: int = -1
-    ) -> None:
-        """Called by `open`. `put` takes a record; `fd` is the log's own file, if it has one."""
+    def __init__(self, put: Callable[[str], object], secrets: Secrets | None, fd: int = -1) -> None:
+        """Called by `open`. `put` takes one line; `fd` is the log's own file, if it has one."""
         self.name = os.urandom(8).hex()
         self._put, self._fd = put, fd
         self._texts = None if secrets is None or not secrets.values else secrets.text
+        #: A value as JSON has it, without secrets, and not too long.
+        self.spell = _speller(self._plain, is_simple=self._texts is None)
+        self._head = f'{{"log":"{self.name}","n":'
         self._lock = threading.RLock()  # a handler of a signal may write a line, too
         self._number = 0
         self._closed = False
@@ -67,7 +72,7 @@ class AuditLog:
             fd = _opened(os.fspath(target), outside)
             return cls(_to_file(fd, os.fspath(target)), secrets, fd)
         if callable(target):
-            return cls(target, secrets)
+            return cls(_to_function(target), secrets)
         if hasattr(target, "write"):
             return cls(_to_stream(target), secrets)
         raise InvalidCall(
@@ -81,15 +86,19 @@ class AuditLog:
 
         An error of a function comes out here.
         """
-        record: dict[str, Any] = {"log": self.name, "n": 0, "at": time.time(), "what": what}
+        fields = f'"what":"{what}"'
         for name, value in facts.items():
             if value is not None:
-                record[name] = value if type(value) in _AS_THEY_ARE else self._plain(value)
+                fields += f',"{name}":{self.spell(value)}'
+        self.append(fields)
+
+    def append(self, fields: str) -> None:
+        """Write one line with these fields: JSON without its braces, "what" first, each value by `spell`."""
         with self._lock:
             if self._closed:
                 return
-            record["n"] = number = self._number + 1
-            self._put(record)
+            number = self._number + 1
+            self._put(f'{self._head}{number},"at":{time.time():.6f},{fields}}}\n')
             self._number = number
 
     def try_write(self, what: str, **facts: object) -> None:
@@ -153,35 +162,42 @@ def _opened(path: str, outside: Iterable[str]) -> int:
         ) from error
 
 
-def _encoder() -> Callable[[dict[str, Any]], str]:
-    """A function that makes JSON of a record. Most values are short texts and numbers."""
+def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[[object], str]:
+    """A function that makes JSON of a value. Most are short texts and numbers.
+
+    `plain` makes a value fit for JSON; `is_simple`: a short text is already, as no secret is known.
+    """
     import json
     from json.encoder import encode_basestring_ascii as quoted
 
-    rest = json.JSONEncoder(separators=(",", ":")).encode
-    plain: dict[type, Callable[[Any], str]] = {str: quoted, int: int.__repr__, float: float.__repr__}
-    plain[bool] = {True: "true", False: "false"}.__getitem__
-    names: dict[str, str] = {}
+    other = json.JSONEncoder(separators=(",", ":")).encode
+    longest = MOST_LETTERS if is_simple else -1
 
-    def encode(record: dict[str, Any]) -> str:
-        parts = []
-        for name, value in record.items():
-            spelled = names.get(name)
-            if spelled is None:
-                spelled = names[name] = quoted(name) + ":"
-            parts.append(spelled + plain.get(type(value), rest)(value))
-        return "{" + ",".join(parts) + "}"
+    def spell(value: object) -> str:
+        kind = type(value)
+        if kind is str and len(value) <= longest:  # type: ignore[arg-type]
+            return quoted(value)  # type: ignore[arg-type]
+        if kind is int:
+            return f"{value}"
+        if kind is float:
+            return f"{value:.6f}"
+        return other(plain(value))
 
-    return encode
+    return spell
 
 
-def _to_file(fd: int, path: str) -> Callable[[dict[str, Any]], object]:
-    encode = _encoder()
+def _to_function(function: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
+    from json import loads
+
+    return lambda line: function(loads(line))
+
+
+def _to_file(fd: int, path: str) -> Callable[[str], object]:
     is_torn = False
 
-    def put(record: dict[str, Any]) -> None:
+    def put(text: str) -> None:
         nonlocal is_torn
-        line = encode(record).encode() + b"\n"
+        line = text.encode()
         if is_torn:  # after half a line: this one begins on its own
             line = b"\n" + line
         try:
@@ -195,16 +211,14 @@ def _to_file(fd: int, path: str) -> Callable[[dict[str, Any]], object]:
     return put
 
 
-def _to_stream(stream: Any) -> Callable[[dict[str, Any]], object]:
+def _to_stream(stream: Any) -> Callable[[str], object]:
     import io
 
-    encode = _encoder()
     is_text = isinstance(stream, io.TextIOBase) or "b" not in str(getattr(stream, "mode", ""))
     if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
         is_text = False
 
-    def put(record: dict[str, Any]) -> None:
-        line = encode(record) + "\n"
+    def put(line: str) -> None:
         try:
             stream.write(line if is_text else line.encode())
             if hasattr(stream, "flush"):

@@ -47,8 +47,8 @@ class Usage(Value):
 
     `memory` is the most that the sandbox took during the command, `read` and `written` are bytes
     that its processes read and wrote, files and pipes alike, `processes` those that were
-    started, threads included. `memory_is_estimate`: nothing counts the memory, so it was looked at
-    now and then.
+    started, threads included. `memory_is_estimate`: no cgroup counts the memory, so it was looked at
+    now and then, or is that of the largest process.
     """
 
     wall: float

@@ -341,5 +341,5 @@ def _bad(name: str, key: str, why: str, fix: str = "") -> PolicyError:
     return PolicyError(
         f"the policy file {name!r} is refused{where}",
         why=why,
-        fix=fix or "correct the file; `Policy` in the API reference has the fields",
+        fix=fix or "correct the file; `staddle docs policy-file` lists the keys",
     )

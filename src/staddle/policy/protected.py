@@ -65,7 +65,7 @@ def checked_names(names: object) -> tuple[str, ...]:
             raise PolicyError(
                 f"unprotect holds {name!r}",
                 why="it is not a protected name",
-                fix="write one as docs/policy.md lists it, such as '.git/hooks' or '.vscode'",
+                fix="`staddle docs protected-names` lists them, such as '.git/hooks' or '.vscode'",
             )
         found.add(name)
     return tuple(sorted(found))

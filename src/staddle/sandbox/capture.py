@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ..shell.command import Outcome
     from .arguments import Heard
     from .open.accounts import Account
-    from .open.hook_settings import CommandStart
 
     SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
 
@@ -166,7 +165,7 @@ class CapturedCommand(CommandSpec):
 
     __slots__ = (
         *("_err", "_out", "_redactors", "_sinks", "_told"),
-        *("account", "command", "explain", "side_effects", "start"),
+        *("account", "command", "explain", "number", "side_effects"),
     )
 
     def __init__(
@@ -191,8 +190,8 @@ class CapturedCommand(CommandSpec):
         self.command = command
         self.text = b"" if program else command_bytes(command)
         self.account: Account | None = None  # whose it is, if not the session's user's
-        #: As hooks were told of it, if there are any.
-        self.start: CommandStart | None = None
+        #: Its number in the sandbox, for hooks and the audit log; 0: they were not told of it.
+        self.number = 0
         #: Asked when it is over: what it changed, and what it was refused.
         self.side_effects: SideEffects | None = None
         #: Asked about a command that failed: the result with what is known of why.

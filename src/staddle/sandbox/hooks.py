@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
+    from ..ipc.agent_client import SpawnedProcess
     from ..launch.redaction import Secrets
     from .arguments import User
     from .capture import CapturedCommand
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from .open.hook_settings import HookSettings
     from .open.settings import SandboxSettings
     from .result import Result
-
-#: Paths of changes that a line of the audit log names.
-_MOST_PATHS = 100
 
 
 class Hooks:
@@ -46,6 +44,7 @@ class Hooks:
         secrets: Secrets | None,
     ) -> None:
         self._hooks = settings
+        self._is_told = settings.on_result is not None or settings.on_violation is not None
         self._secrets = secrets
         self._numbers = count(1)
         self._log: AuditLog | None = None
@@ -67,32 +66,36 @@ class Hooks:
 
     def begin(self, spec: CapturedCommand, session: str) -> None:
         """Tell that a command is about to start."""
-        start = self._started(spec, session)
+        self._begun(spec, session)
         if self._hooks.on_command is not None:
-            self._hooks.on_command(start)
+            self._hooks.on_command(self._start(spec, session))
 
     async def begin_awaited(self, spec: CapturedCommand, session: str) -> None:
         """The same; a hook that is a coroutine function is awaited."""
-        start = self._started(spec, session)
+        self._begun(spec, session)
         if self._hooks.on_command is not None:
-            await _seen(self._hooks.on_command(start))
+            await _seen(self._hooks.on_command(self._start(spec, session)))
 
     def end(self, spec: CapturedCommand, result: Result) -> None:
         """Tell that it is over: what it was refused, then its result."""
-        self._ended(spec, result)
-        for hook, value in self._told(result):
-            hook(value)
+        if self._log is not None:
+            self._ended(self._log, spec, result)
+        if self._is_told:
+            for hook, value in self._told(result):
+                hook(value)
 
     async def end_awaited(self, spec: CapturedCommand, result: Result) -> None:
         """The same; hooks that are coroutine functions are awaited."""
-        self._ended(spec, result)
-        for hook, value in self._told(result):
-            await _seen(hook(value))
+        if self._log is not None:
+            self._ended(self._log, spec, result)
+        if self._is_told:
+            for hook, value in self._told(result):
+                await _seen(hook(value))
 
     def failed(self, spec: CapturedCommand, error: BaseException) -> None:
         """A command that was begun has no result. Never raises: the error is on its way already."""
-        if self._log is not None and spec.start is not None:
-            self._log.try_write("failed", id=spec.start.number, error=f"{type(error).__name__}: {error}")
+        if self._log is not None and spec.number:
+            self._log.try_write("failed", id=spec.number, error=f"{type(error).__name__}: {error}")
 
     def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> CommandStart:
         """Tell that a program in the background, or on a terminal, is about to start."""
@@ -103,11 +106,18 @@ class Hooks:
 
     async def background_awaited(
         self, command: str | tuple[str, ...], user: User, what: str = "started"
-    ) -> None:
+    ) -> CommandStart:
         """The same; a hook that is a coroutine function is awaited."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             await _seen(self._hooks.on_command(start))
+        return start
+
+    def follow(self, start: CommandStart, spawned: SpawnedProcess) -> None:
+        """Record the end of a program in the background when it is noticed."""
+        log = self._log
+        if log is not None:
+            spawned.ended = lambda status: log.try_write("ended", id=start.number, exit_code=status)
 
     def _in_background(self, command: str | tuple[str, ...], user: User, what: str) -> CommandStart:
         name = "" if user is None else str(user)
@@ -116,44 +126,51 @@ class Hooks:
         self.record(what, id=start.number, command=shown, user=name or None)
         return start
 
-    def _started(self, spec: CapturedCommand, session: str) -> CommandStart:
+    def _begun(self, spec: CapturedCommand, session: str) -> None:
+        spec.number = number = next(self._numbers)
+        log = self._log
+        if log is None:
+            return
+        spell, command = (
+            log.spell,
+            spec.command if spec.secrets is None else spec.secrets.command(spec.command),
+        )
+        # On every command's path: its usual fields are spelled here.
+        fields = f'"what":"command","id":{number},"session":{spell(session)},"command":{spell(command)}'
+        if spec.account is not None:
+            fields += f',"user":{spell(spec.account.name)}'
+        if spec.cwd is not None:
+            fields += f',"cwd":{spell(str(spec.cwd))}'
+        if spec.env:
+            fields += f',"env":{spell(sorted(spec.env))}'
+        log.append(fields)
+
+    def _start(self, spec: CapturedCommand, session: str) -> CommandStart:
         user = "" if spec.account is None else spec.account.name
         cwd = None if spec.cwd is None else str(spec.cwd)
         command = spec.command if spec.secrets is None else spec.secrets.command(spec.command)
-        spec.start = start = CommandStart(next(self._numbers), command, session, user, cwd, spec.timeout)
-        if self._log is not None:
-            self._log.write(
-                "command",
-                id=start.number,
-                session=session,
-                command=command,
-                user=user or None,
-                cwd=cwd,
-                env=None if not spec.env else sorted(spec.env),
-            )
-        return start
+        return CommandStart(spec.number, command, session, user, cwd, spec.timeout, False)
 
-    def _ended(self, spec: CapturedCommand, result: Result) -> None:
-        log, number = self._log, None if spec.start is None else spec.start.number
-        if log is None:
-            return
+    def _ended(self, log: AuditLog, spec: CapturedCommand, result: Result) -> None:
+        number, usage = spec.number, result.usage
         for event in result.violations:
             self._record_refusal(event, number)
-        usage = result.usage
-        log.write(
-            "result",
-            id=number,
-            ok=result.ok,
-            exit_code=result.exit_code,
-            reason=str(result.reason),
-            duration=round(result.duration, 6),
-            stdout=len(result.stdout_bytes) + result.stdout_bytes_dropped,
-            stderr=len(result.stderr_bytes) + result.stderr_bytes_dropped,
-            user_time=usage.user,
-            memory=usage.memory,
-            changes=None if not result.changes else [f"{each.kind} {each.path}" for each in result.changes],
-            why=result.why or None,
+        out = len(result.stdout_bytes) + result.stdout_bytes_dropped
+        err = len(result.stderr_bytes) + result.stderr_bytes_dropped
+        fields = (
+            f'"what":"result","id":{number},"ok":{"true" if result.ok else "false"}'
+            f',"exit_code":{result.exit_code},"reason":"{result.reason.value}"'
+            f',"duration":{result.duration:.6f},"stdout":{out},"stderr":{err}'
         )
+        if usage.user is not None:
+            fields += f',"user_time":{usage.user:.6f}'
+        if usage.memory is not None:
+            fields += f',"memory":{usage.memory}'
+        if result.changes:
+            fields += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes])}'
+        if result.why:
+            fields += f',"why":{log.spell(result.why)}'
+        log.append(fields)
 
     def _told(self, result: Result) -> Iterable[tuple[Callable[[Any], Any], object]]:
         if self._hooks.on_violation is not None:

@@ -358,6 +358,10 @@ class OpenSandbox:
         hooks, self.hooks = self.hooks, None
         try:
             if hooks is not None:
+                for process in self.processes.started:
+                    process.poll()  # an end that was not noticed yet is recorded
+                for terminal in self.terminals:
+                    terminal.poll()
                 hooks.refused(self.redacted(self.network.refused(str)) if self.network else ())
                 hooks.close(alive=self.agent.alive)
         finally:

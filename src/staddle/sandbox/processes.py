@@ -382,6 +382,11 @@ class ProcessList:
         self._started.append(process)
 
     @property
+    def started(self) -> tuple[Process, ...]:
+        """Those that were started, the last ones of those that have ended among them."""
+        return tuple(self._started)
+
+    @property
     def running(self) -> bool:
         """Whether one of those that were started has not ended."""
         return any(process.running for process in self._started)

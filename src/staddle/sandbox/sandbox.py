@@ -218,10 +218,9 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         thread of its own; an error of theirs ends it.
         """
         inside = self._now()
-        if inside.hooks is not None:
-            inside.hooks.background(arguments.shown(command), user)
+        start = None if inside.hooks is None else inside.hooks.background(arguments.shown(command), user)
         context = inside.main._exec_context
-        return spawn.background(inside, command, cwd, env, context, user=user, **following)
+        return spawn.background(inside, command, cwd, env, context, user=user, start=start, **following)
 
     def processes(self) -> list[Process | Job]:
         """List what was started, and the jobs that commands left behind; also those that ended lately."""
@@ -241,11 +240,13 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     ) -> Terminal:
         """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
         inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
-        context = inside.main._exec_context
+        context, start = inside.main._exec_context, None
         if inside.hooks is not None:
             words = (inside.bash, "-i") if argv is None else arguments.shown(argv)
-            inside.hooks.background(words, user, "terminal")
-        return spawn.open_terminal(inside, argv, rows, cols, context=context, user=user, **options)
+            start = inside.hooks.background(words, user, "terminal")
+        return spawn.open_terminal(
+            inside, argv, rows, cols, context=context, user=user, start=start, **options
+        )
 
     def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""

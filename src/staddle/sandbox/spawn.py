@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .arguments import StartOptions, User
     from .capture import CapturedCommand
     from .open.accounts import Account
+    from .open.hook_settings import CommandStart
     from .open_sandbox import OpenSandbox
     from .session import SessionState
 
@@ -82,9 +83,10 @@ def background(
     context: SessionState,
     *,
     user: User = None,
+    start: CommandStart | None = None,
     **following: Unpack[StartOptions],
 ) -> Process:
-    """Start a program, or a text for a shell of its own, in the background."""
+    """Start a program, or a text for a shell of its own, in the background. `start`: as hooks were told."""
     timeout, merge = arguments.seconds(following.get("timeout")), bool(following.get("merge"))
     other = account(inside, user)
     if isinstance(command, str):
@@ -106,6 +108,7 @@ def background(
             streams.close()
             raise
         streams.started()
+    _audited(inside, start, spawned)
     process = Process(
         shown,
         spawned,
@@ -131,6 +134,7 @@ def open_terminal(
     env: object,
     context: SessionState,
     user: User = None,
+    start: CommandStart | None = None,
 ) -> Terminal:
     """Start a program, or an interactive shell, on a new PTY."""
     other = account(inside, user)
@@ -148,6 +152,7 @@ def open_terminal(
             terminal=(high, wide),
             who=_who(other),
         )
+    _audited(inside, start, spawned)
     made = Terminal(spawned, high, wide, _secrets(inside, variables))
     inside.terminals = [*(known for known in inside.terminals if not known.closed), made]
     return made
@@ -164,6 +169,11 @@ def spawn(
     context = inside.main._exec_context
     variables = {**context.env, **(env or {})}
     return inside.agent.spawn(arguments.arguments(argv), variables, context.cwd, stdio=stdio)
+
+
+def _audited(inside: OpenSandbox, start: CommandStart | None, spawned: SpawnedProcess) -> None:
+    if start is not None and inside.hooks is not None:
+        inside.hooks.follow(start, spawned)
 
 
 def _exported(context: SessionState, other: Account | None) -> Mapping[str, str]:

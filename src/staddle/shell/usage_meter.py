@@ -72,9 +72,8 @@ class SandboxMeter:
         used = of_process(self._agent.count(whole=True), wall)
         counted = None if self._limits is None else self._limits.total(wall)
         if counted is None or counted.user is None:
-            memory = used.memory if counted is None else counted.memory
-            is_estimate = not memory and self.estimate > 0
-            return used.replace(memory=memory or self.estimate or None, memory_is_estimate=is_estimate)
+            memory = max((used.memory if counted is None else counted.memory) or 0, self.estimate)
+            return used.replace(memory=memory or None, memory_is_estimate=True)
         return counted.replace(read=used.read, written=used.written, processes=used.processes)
 
 
@@ -145,12 +144,19 @@ class UsageMeter:
         if self._group is not None and self._limits is not None:
             counted = self._group.end(outcome.duration)
             if counted.memory is None:
-                counted = counted.replace(memory=self._limits.seen())
+                counted = counted.replace(memory=self._limits.seen(), memory_is_estimate=True)
             # A program alone knows its own time; of a shell, only what it has waited for.
-            used = used.replace(memory=counted.memory) if outcome.usage else _together(counted, used)
+            memory, is_estimate = counted.memory, counted.memory_is_estimate
+            alone = used.replace(memory=memory, memory_is_estimate=is_estimate)
+            used = alone if outcome.usage else _together(counted, used)
             self._memory = counted.memory
         elif self._limits is not None and self._is_watched:
-            used = used.replace(memory=self._limits.seen() or used.memory)
+            # It is looked at now and then, as in `sampled`; a program's own peak is that of one process.
+            memory = max(self._limits.seen() or 0, used.memory or 0, sampled)
+            self._sandbox.estimate = max(self._sandbox.estimate, memory)
+            used = used.replace(memory=memory or None, memory_is_estimate=True)
+        elif used.memory is not None:
+            used = used.replace(memory_is_estimate=True)
         if used.memory is None and shell:
             if self._sample is not None and self._sample.resident:
                 self._memory = self._sample.resident

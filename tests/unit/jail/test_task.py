@@ -281,9 +281,26 @@ def test_model_and_conversation_stand_before_the_prompt_as_the_row_says(agent: A
         assert line[at : at + len(spelled)] == spelled
         assert "do it" in line[-1]
         assert agent.asked("do it") == line[:at] + line[at + len(spelled) :]
-    if agent.interactive and agent.latest:
-        assert agent.attached()[-len(agent.latest) :] == list(agent.latest)
+    last = agent.interactive_latest or agent.latest
+    if agent.interactive and last:
+        assert agent.attached()[-len(last) :] == list(last)
         assert not any("do it" in word for word in agent.attached())
+
+
+@pytest.mark.parametrize(
+    "agent", [agent for agent in AGENTS.values() if agent.interactive], ids=lambda a: a.name
+)
+def test_a_person_chooses_a_model_where_the_agent_takes_one_at_a_terminal(agent: Agent) -> None:
+    if agent.interactive_model:
+        assert "m-1" in agent.attached(model="m-1", resume="last" if agent.latest else "s-1")
+    else:
+        with pytest.raises(PolicyError, match="at a terminal"):
+            agent.attached(model="m-1", resume="s-1")
+
+
+def test_the_last_conversation_is_never_one_of_another_directory() -> None:
+    with pytest.raises(PolicyError, match="no words for latest"):
+        AGENTS["goose"].asked("do it", resume="last")
 
 
 def test_a_model_that_looks_like_an_option_is_refused() -> None:

@@ -201,11 +201,13 @@ class AsyncSandbox:
         from .processes import AsyncProcess
 
         context = await (await self._main())._exec_context()
-        if (hooks := self._inside.hooks) is not None:
-            await hooks.background_awaited(arguments.shown(command), user)
+        hooks, shown = self._inside.hooks, arguments.shown(command)
+        start = None if hooks is None else await hooks.background_awaited(shown, user)
         return AsyncProcess(
             await in_thread(
-                lambda: spawn.background(self._inside, command, cwd, env, context, user=user, **following)
+                lambda: spawn.background(
+                    self._inside, command, cwd, env, context, user=user, start=start, **following
+                )
             )
         )
 
@@ -233,14 +235,11 @@ class AsyncSandbox:
         from .processes import AsyncTerminal
 
         context = await (await self._main())._exec_context()
+        options: dict[str, Any] = {"term": term, "cwd": cwd, "env": env, "context": context, "user": user}
         if (hooks := self._inside.hooks) is not None:
             words = (self._inside.bash, "-i") if argv is None else arguments.shown(argv)
-            await hooks.background_awaited(words, user, "terminal")
-        opened = await in_thread(
-            lambda: spawn.open_terminal(
-                self._inside, argv, rows, cols, term=term, cwd=cwd, env=env, context=context, user=user
-            )
-        )
+            options["start"] = await hooks.background_awaited(words, user, "terminal")
+        opened = await in_thread(lambda: spawn.open_terminal(self._inside, argv, rows, cols, **options))
         return AsyncTerminal(opened)
 
     async def interrupt(self) -> None:

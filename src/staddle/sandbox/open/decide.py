@@ -141,6 +141,8 @@ def decide(
         found = found.replace(enforced=found.enforced.replace(nested=True))
     if kind == "copied" and settings.mode != "copy":
         found = _with_gap(found, _copy_gap(found.backend.name))
+    elif kind == "direct" and settings.mode in APART:
+        found = _with_gap(found, _untracked_gap(found.backend.name))
     if moved or (settings.workspace_at is not None and settings.workspace_at == settings.workspace):
         return found
     shows = f"{found.backend.name} shows every directory at its own place"
@@ -259,6 +261,12 @@ def _no_layer(why: str) -> PolicyNotEnforceable:
         fix=f"use the {_LAYERED} backend, or choose mode='bind' (writes through) or mode='readonly'",
         gaps=(gap,),
     )
+
+
+def _untracked_gap(backend: str) -> Gap:
+    """The gap that `enforced` lists for a sandbox without a workspace, where nothing is in layers."""
+    why = f"{backend} has no layers: without a workspace no change is recorded, and no snapshot can be taken"
+    return Gap("layers", why, f"use the {_LAYERED} backend, or give a workspace", documented=True)
 
 
 def _copy_gap(backend: str) -> Gap:

@@ -28,18 +28,17 @@ _ELSEWHERE = {
     "sudo": "a policy: policy=Policy.agent().replace(sudo=False)",
     "envs": "env=",
     "environ": "env=",
-    "image": "base=: a root file system, see docs/world.md",
+    "image": "base=: a root file system, see `staddle docs base`",
     "template": "base=, or Sandbox.from_snapshot()",
     "metadata": "labels=",
-    "cwd": "workspace=, workspace_at=, or of a command: sb.run(..., cwd=...)",
-    "workdir": "workspace_at=, or of a command: sb.run(..., cwd=...)",
+    "cwd": "workspace=, workdir=, or of a command: sb.run(..., cwd=...)",
     "user": "identity=Identity(user=...), or of a command: sb.run(..., user=...)",
 }
 #: All that a sandbox takes.
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
-    *("labels", "identity", "environment", "base"),
+    *("labels", "identity", "environment", "base", "workdir"),
 )
 
 
