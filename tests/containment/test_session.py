@@ -106,7 +106,7 @@ def test_shells_of_a_sandbox_can_read_each_other_but_change_nothing(sandbox: San
     """They are one user in one place, and could as well trace each other."""
     other = sandbox.session("other")
     other.run("true")
-    file = "/.staddle/1.text"
+    file = "/dev/.staddle/1.text"
     said = sandbox.run(f"test -r {file} && cat {file} >/dev/null && echo read; echo x > {file}; rm -f {file}")
     assert said.stdout == "read\n"
     assert said.stderr.count("Read-only file system") == 2
@@ -120,9 +120,9 @@ talking, taking = {}, {}
 until = time.monotonic() + 20
 print("begun", flush=True)
 while time.monotonic() < until:
-    for path in glob.glob("/.staddle/*") + glob.glob("/proc/[0-9]*/fd/*"):
+    for path in glob.glob("/dev/.staddle/*") + glob.glob("/proc/[0-9]*/fd/*"):
         try:
-            if path.startswith("/.staddle") and not os.path.isfile(path) and path not in talking:
+            if path.startswith("/dev/.staddle") and not os.path.isfile(path) and path not in talking:
                 talking[path] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             elif os.readlink(path).startswith("pipe:") and not path.startswith(f"/proc/{os.getpid()}/"):
                 taking.setdefault(path, os.open(path, os.O_RDONLY | os.O_NONBLOCK))

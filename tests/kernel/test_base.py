@@ -102,7 +102,7 @@ def test_links_of_a_hostile_base_lead_to_nothing_of_the_host(root: Path, tmp_pat
         assert "127.0.0.1 localhost" in got.stdout
 
 
-OURS = ("dev", "proc", "sys", "tmp", "home", "run", "etc", "workspace", "var", "usr", ".staddle")
+OURS = ("dev", "proc", "sys", "tmp", "home", "run", "etc", "workspace", "var", "usr", "media", "mnt", "srv")
 ODD = {"a file": Path.touch, "a link": lambda path: path.symlink_to("/etc"), "a pipe": os.mkfifo}
 
 

@@ -19,7 +19,7 @@ host = _host
 
 #: What a package's own scripts try: to write where the sandbox ends, and where only the host has something.
 POSTINST = """#!/bin/sh
-for place in {outside} /proc/sys/kernel/hostname /sys/kernel/uevent_helper /dev/sda /.staddle/planted; do
+for place in {outside} /proc/sys/kernel/hostname /sys/kernel/uevent_helper /dev/sda /dev/.staddle/planted; do
     echo planted > $place && echo "wrote $place" >> /var/log/through
 done 2>/dev/null
 echo configured > /etc/chatty-was-here

@@ -100,7 +100,8 @@ def test_only_some_paths_can_be_asked_for_from_where_the_session_is(sandbox: San
 def test_a_commit_takes_everything_over(sandbox: Sandbox, project: Path) -> None:
     sandbox.run("echo more >> file; rm gone; mkdir -p new/dir; echo n > new/dir/f; ln -s ../file new/l")
     done = sandbox.commit()
-    assert {change.path for change in done.changes} >= {"file", "gone", "new/dir/f", "new/l"}
+    names = {"file", "gone", "new/dir/f", "new/l"}
+    assert {change.path for change in done.changes} >= {f"/workspace/{name}" for name in names}
     assert (project / "file").read_text() == "of the host\nmore\n"
     assert not (project / "gone").exists()
     assert (project / "new/dir/f").read_text() == "n\n"

@@ -64,19 +64,19 @@ def test_the_policy_switches_it_off() -> None:
         got = sb.run("sudo id")
         assert (got.exit_code, got.stdout) == (1, "")
         assert "nobody can be root here" in got.stderr
-        assert not sb.run("test -e /.staddle/sudo").ok
+        assert not sb.run("test -e /dev/.staddle/sudo").ok
 
 
 def test_nothing_is_made_for_it_before_it_is_typed() -> None:
     with Sandbox(backend="namespaces") as sb:
-        assert not sb.run("test -e /.staddle/sud*").ok
+        assert not sb.run("test -e /dev/.staddle/sud*").ok
         assert not sb.run("grep -q overlay.*/usr /proc/self/mounts").ok
 
 
 @pytest.mark.parametrize("said", ["1", "0", "-1", "99999999999", "x", "", "1\\n1\\n1"])
 def test_nonsense_on_its_pipe_harms_nobody(sb: Sandbox, said: str) -> None:
     sb.run("sudo true")
-    assert sb.run(f"printf '{said}\\n' > /.staddle/sudo; sudo echo on").stdout == "on\n"
+    assert sb.run(f"printf '{said}\\n' > /dev/.staddle/sudo; sudo echo on").stdout == "on\n"
 
 
 def test_nobody_gets_the_streams_of_our_own_processes(sb: Sandbox) -> None:
@@ -86,7 +86,7 @@ def test_nobody_gets_the_streams_of_our_own_processes(sb: Sandbox) -> None:
     inside = sb._inside
     server = inside.file_client._process
     assert server is not None
-    assert sb.run(f"echo {server.pid} > /.staddle/sudo; echo 1 > /.staddle/sudo").ok
+    assert sb.run(f"echo {server.pid} > /dev/.staddle/sudo; echo 1 > /dev/.staddle/sudo").ok
     assert sb.run("sudo echo on").stdout == "on\n"
     assert sb.files.exists("/tmp")
     assert inside.file_client._process is server
@@ -94,7 +94,9 @@ def test_nobody_gets_the_streams_of_our_own_processes(sb: Sandbox) -> None:
 
 def test_others_write_nothing_but_numbers_and_read_nothing(sb: Sandbox) -> None:
     sb.run("sudo true")
-    assert sb.run("rm /.staddle/sudo; mv /.staddle/sudo /tmp/x; cat < /.staddle/sudo").exit_code != 0
+    assert (
+        sb.run("rm /dev/.staddle/sudo; mv /dev/.staddle/sudo /tmp/x; cat < /dev/.staddle/sudo").exit_code != 0
+    )
     assert sb.run("sudo echo on").stdout == "on\n"
 
 

@@ -264,7 +264,7 @@ def test_a_paused_sandbox_is_committed_and_saved_without_its_shells(tmp_path: Pa
     with Sandbox(tmp_path) as sb:
         sb.run("mkdir sub; cd sub; x=5; echo one > f", check=True)
         sb.pause()
-        assert [change.path for change in sb.commit().changes] == ["sub", "sub/f"]
+        assert [change.path for change in sb.commit().changes] == ["/workspace/sub", "/workspace/sub/f"]
         point = sb.snapshot()
         assert point.method == "copy"
         for exchange in (sb.discard, lambda: sb.restore(point)):

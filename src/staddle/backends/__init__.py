@@ -77,6 +77,8 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     none, the one with the fewest of those that leave only gaps that they document. With
     `best_effort` gaps are recorded instead of raised, but some backend must confine.
     """
+    if plan.world == "writable" and not best_effort:
+        raise world_refused("a single command has no layers")
     if plan.layers:
         name = _with_layers(name)
     host = installation()
@@ -125,6 +127,14 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
         why="; ".join(refused),
         fix=_way_out(usable, fixes),
         gaps=usable[0][1],
+    )
+
+
+def world_refused(why: str) -> PolicyNotEnforceable:
+    """The error for a `/` that cannot be written because there is no layer for it."""
+    fix = "open a Sandbox on the namespaces backend with mode='overlay', or leave world out"
+    return PolicyNotEnforceable(
+        "`/` cannot be written in this sandbox", why=why, fix=fix, gaps=(Gap("world", why, fix),)
     )
 
 

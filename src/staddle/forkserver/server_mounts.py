@@ -15,7 +15,7 @@ import errno
 import os
 
 from ..ipc.descriptors import receive, send
-from ..ipc.forkserver_messages import MAP, MAPPED, MOST_DESCRIPTORS
+from ..ipc.forkserver_messages import MAP, MAPPED, MOST_DESCRIPTORS, ROOT_OF_TEMPLATE
 from ..linux import mounts, overlay, process, userns
 from ..linux.openat2 import open_beneath
 from ..linux.syscalls import call
@@ -184,4 +184,6 @@ def _taken(request: SandboxRequest, old_root: int) -> int:
 
 
 def _beneath(old_root: int, path: bytes) -> int:
+    if path == ROOT_OF_TEMPLATE:
+        return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     return open_beneath(old_root, os.fsdecode(path[1:]) or ".", os.O_PATH)

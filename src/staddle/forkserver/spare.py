@@ -76,6 +76,7 @@ class SandboxTemplate:
             confine=confinement.confine,
             started=confinement.started,
             another=confinement.another,
+            ids=(config.uid, config.gid),
         )
         self.trees.on_fork = self.agent.leave_out_one
 

@@ -28,6 +28,8 @@ NEED_CGROUPS = b"w"
 MAP, MAPPED = b"map", b"mapped"
 #: As long as a message may be, and as many descriptors as may come with one.
 LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
+#: Among the layers of a tree, in the place of a path of the host: the root of the fork server's template.
+ROOT_OF_TEMPLATE = b""
 
 #: Of root's unused ids, the one of the sandbox's user, whatever number it has inside: layers
 #: that are kept belong to it.

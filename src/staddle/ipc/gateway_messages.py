@@ -1,6 +1,6 @@
 """Messages on the socket between the host program and a gateway, as bytes. Pure.
 
-To the gateway, from the host side (`GatewaySettings`, once and first; decisions) and from the
+To the gateway, from the host side (`GatewaySettings`, first, and when they change; decisions) and from the
 sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
 (`Attempt`) and what it asks for (`ConnectQuestion`). One message is one packet of a SOCK_SEQPACKET socket.
 """
@@ -30,6 +30,7 @@ _SETTINGS, _SOCKETS, _ATTEMPT, _NEED_SOCKETS = (
     b"need-sockets 1\n",
 )
 _QUESTION, _DECISION, _FLUSH = b"question 1\n", b"decision 1\n", b"flush 1\n"
+_CHANGE = b"change 1\n"
 
 
 class GatewaySettings(Value):
@@ -123,6 +124,16 @@ def decode_settings(data: bytes) -> GatewaySettings:
         tuple((name.decode(), address.decode()) for name, address in hosts),
         *numbers,
     )
+
+
+def encode_change(settings: GatewaySettings) -> bytes:
+    """To a gateway that has its settings: other ones, in their place."""
+    return _CHANGE + encode_settings(settings)
+
+
+def decode_change(data: bytes) -> GatewaySettings | None:
+    """The new settings; None for another message."""
+    return decode_settings(data[len(_CHANGE) :]) if data.startswith(_CHANGE) else None
 
 
 def encode_sockets(order: Sockets) -> bytes:

@@ -63,6 +63,15 @@ class Change(Value):
     conflict: str = ""
     elsewhere: bool = False
 
+    def below(self, at: str) -> Change:
+        """The same change, with its paths below the directory `at`."""
+        moved = self.replace(
+            path=f"{at}/{self.path}", old_path=f"{at}/{self.old_path}" if self.old_path else None
+        )
+        if "_source" in self.__dict__:
+            moved._set("_source", self.__dict__["_source"])
+        return moved
+
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
         """The change as a unified diff. Lazily, from the files as they are now.
 

@@ -33,6 +33,7 @@ from ..policy.plan import (
     Text,
     all_derived,
 )
+from ..policy.system import TOP
 from .host import Host
 from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
 
@@ -122,6 +123,10 @@ def lay_out(plan: Plan, view: View) -> Layout:
     writer = _Writer(view, frozenset(s.path for s in plan.scratch if s.path != plan.identity.home))
     root_size = _ROOT_SIZE + sum(len(text.content) + 4096 for text in plan.texts)
     writer.add(Empty("/", 0o755, root_size, _OURS))
+    taken = {item.path for item in items}
+    for path in TOP:
+        if path not in taken:
+            writer.add(Directory(path, 0o755, _OURS))
     for item, region in _visit([*items, *rebuilt]):
         writer.write(item, region)
     for item in reversed(rebuilt):

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from .._value import Value
 from ..policy.paths import ROOT_HOME, WORKSPACE_PATH, covers
-from .operations import Bind, Directory, Empty, File, Mask, ProcMount, Symlink
+from .operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Symlink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: In the template: what is shown later, and the old root. Unmounted before anything of a sandbox
 #: runs; then the session's control files are there, a directory for each shell.
-ASIDE = CONTROL = "/.staddle"
+ASIDE = CONTROL = "/dev/.staddle"
 OLD_ROOT = f"{ASIDE}/host"
 BORROWED = f"{ASIDE}/lent"
 #: Where the host's /proc goes when a sandbox has its own.
@@ -50,7 +50,8 @@ class SharedView(Value):
 def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> SharedView:
     """Split a view. The first operation is the root; `layered` are the places that are to be of the world."""
     root, *rest = operations
-    template: list[Operation] = [root, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
+    devices = [operation for operation in rest if isinstance(operation, Devices)]  # ASIDE is in there
+    template: list[Operation] = [root, *devices, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
     template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, BORROWED, OLD_PROCESSES)]
     if not any(covers(ROOT_HOME, operation.path) for operation in rest):
         template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
@@ -62,7 +63,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> Sha
     skeleton: list[Operation] = []
     for operation in rest:
         path = operation.path
-        if path == "/proc/1":
+        if path == "/proc/1" or isinstance(operation, Devices):
             continue  # the first process hides itself
         if (isinstance(operation, Bind) and path == WORKSPACE_PATH) or (
             workspace and covers(WORKSPACE_PATH, path)

@@ -23,8 +23,9 @@ import stat
 
 from .._value import Value
 from ..mounts.operations import Bind, Directory, File, Mask, Symlink
-from ..policy.paths import ROOT_HOME
-from ..policy.system import STATE
+from ..policy.base import OWN as BASE_OWN
+from ..policy.paths import ROOT_HOME, ROOT_TREE, above
+from ..policy.system import STATE, TOP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ ADDED = {
     "/usr/sbin/policy-rc.d": b"#!/bin/sh\n# No services are started here.\nexit 101\n",
     **FILES,
 }
+#: The skeleton of `/` itself: the directories that are there, for things to be made in them.
+TOP_PLACE = "/.top"
 _OPAQUE = ("user.overlay.opaque", b"y")
 _EVERYBODY = 0o005
 #: More than this is not a configuration.
@@ -169,6 +172,7 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
     is_shown = any(operation.path.startswith(f"{ROOT_HOME}/") for operation in view)
     for root in OWN:
         made.directory(root, 0o700 if root == ROOT_HOME and not is_shown else 0o755)
+    made.top(view)
     made.etc([operation for operation in view if operation.path.startswith("/etc/")])
     for operation in view:
         is_link_to_scratch = isinstance(operation, Symlink) and operation.path in STATE
@@ -192,16 +196,26 @@ def build(place: str, view: Sequence[Operation], owner: int | None, host: str = 
     made.accounts()
 
 
+def build_top(place: str, view: Sequence[Operation], owner: int | None) -> None:
+    """Make the skeleton of `/` alone in the empty directory `place`; as `build`."""
+    _Skeleton(place, owner, "").top(view)
+
+
 def parts(place: str, host: str = "") -> tuple[Part, ...]:
     """The directories that the system layer in `place` was made for, parents first."""
     own = [Part(root, f"{place}{root}") for root in OWN]
+    own.append(Part(ROOT_TREE, place + TOP_PLACE))
     over = [Part(root, f"{place}{root}", host + root) for root in _repeated(host)]
     return tuple(sorted((*own, *over), key=lambda part: part.root))
 
 
 def _repeated(host: str) -> list[str]:
-    """Those of REPEATED that the host has."""
-    return [root for root in REPEATED if os.path.isdir(host + root) and not os.path.islink(host + root)]
+    """Those of REPEATED that the host has; of a base, every directory of its root that is shown."""
+    roots: tuple[str, ...] = REPEATED
+    if host:
+        names = {f"/{name}" for name in os.listdir(host)}
+        roots = (*REPEATED, *sorted(names.difference(REPEATED, OWN, BASE_OWN)))
+    return [root for root in roots if os.path.isdir(host + root) and not os.path.islink(host + root)]
 
 
 def repeated(source: str, place: str, owner: int) -> str:
@@ -236,6 +250,12 @@ class _Skeleton:
         names = path.split("/")[1:]
         for count in range(1, len(names) + 1):
             self.directory("/" + "/".join(names[:count]))
+
+    def top(self, view: Sequence[Operation]) -> None:
+        """The directories of `/` that are there, with those on the way to what is shown."""
+        ways = {way for operation in view for way in above(operation.path)}
+        for path in {*TOP, *ways} - {"/"}:
+            self.directories(TOP_PLACE + path)
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link, unless something is there."""

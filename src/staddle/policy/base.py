@@ -65,7 +65,7 @@ def imported(name: str) -> str | None:
 
 ORIGIN = "base"
 #: Of the base's root, what every sandbox has of its own.
-OWN = ("/dev", "/proc", "/sys", "/tmp", "/run", "/home", "/workspace", "/.staddle", "/boot", "/lost+found")
+OWN = ("/dev", "/proc", "/sys", "/tmp", "/run", "/home", "/workspace", "/boot", "/lost+found")
 #: Put together entry by entry in every base, because things of ours are in them.
 PARTS = ("/", "/etc", "/var")
 #: Files of /etc about accounts, which are ours or not shown.

@@ -174,6 +174,7 @@ def compile(
         unprotect=policy.unprotect,
         base=root or "",
         nested=policy.nested,
+        world=policy.world,
         redact=policy.redact is not False,
     )
     return plan.replace(cwd=_start(plan, context, host))
@@ -421,8 +422,8 @@ def asking(plan: Plan, seconds: int) -> Plan:
             why="the network is open: everything can be reached",
             fix="use Network.deny() or Network.allow(...), which leave something open",
         )
+    asked = {"/etc/resolv.conf": system.RESOLV_CONF, "/etc/nsswitch.conf": system.NSSWITCH % b" dns"}
     texts = tuple(
-        text.replace(content=system.RESOLV_CONF) if text.path == "/etc/resolv.conf" else text
-        for text in plan.texts
+        text.replace(content=asked[text.path]) if text.path in asked else text for text in plan.texts
     )
     return plan.replace(texts=texts, asks=seconds)

@@ -73,6 +73,7 @@ _KEYS: dict[str, type] = {
     "system": bool,
     "toolchains": bool,
     "sudo": bool,
+    "world": str,
     "nested": bool,
     "network": dict,
     "limits": dict,

@@ -23,7 +23,7 @@ ACCOUNTS = {"root": 0, "nobody": 65534, "nogroup": 65534}
 #: No home can be there: these are the system's, the kernel's, the sandbox's own or the workspace.
 TAKEN = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/run"),
-    *("/sbin", "/sys", "/usr", "/workspace", "/.staddle"),
+    *("/sbin", "/sys", "/usr", "/workspace"),
 )
 #: Nor at these themselves, which are places of others; below them there is room.
 PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")

@@ -26,6 +26,8 @@ KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
 #: Where a session sees its workspace.
 WORKSPACE_PATH = "/workspace"
+#: The tree of layers that is the root of a sandbox, where directories can be made in that: its name, no path.
+ROOT_TREE = "/."
 #: The home of root inside.
 ROOT_HOME = "/root"
 #: These are private and empty in every sandbox; what lies below them on the host can be named.

@@ -168,6 +168,8 @@ class Plan(Value):
     base: str = ""
     #: Whether gaps that a backend documents are accepted where no backend leaves none.
     nested: bool = False
+    #: Who may make directories in `/`: "root", or "writable" for everybody inside.
+    world: str = "root"
     #: Whether the values of secret variables are hidden in what is printed.
     redact: bool = True
 
@@ -196,6 +198,8 @@ class Plan(Value):
         )
         yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in self.hidden]
         yield "protected from change", [(shown(g.path), g.origin) for g in self.guards]
+        if self.world == "writable":
+            yield "may be made", [("directories in /", "world")]
         yield "private and empty", [(s.path, s.origin) for s in self.scratch]
         yield (
             "made for the inside",

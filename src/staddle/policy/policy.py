@@ -14,14 +14,17 @@ from .paths import declared, declared_all
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any, Self
+    from typing import Any, Literal, Self
 
     from .command_rules.rules import CommandRules
     from .paths import AnyPath
 
+    World = Literal["root", "writable"]
+
 _DENY = Network.deny()
 _LIMITS = Limits()
 _IDENTITY = Identity()
+WORLDS = ("root", "writable")
 
 
 class Policy(Value):
@@ -49,6 +52,8 @@ class Policy(Value):
     toolchains: bool
     nested: bool
     sudo: bool
+    #: Who may make directories in `/`: "root", or "writable" for everybody inside.
+    world: str
     #: Not part of what is enforced: they are looked at before a command is started.
     rules: CommandRules | None
     #: Whether the values of secret variables are hidden in output; or the names of more such variables.
@@ -79,6 +84,7 @@ class Policy(Value):
         toolchains: bool | None = None,
         nested: bool = False,
         sudo: bool = True,
+        world: World = "root",
         rules: CommandRules | None = None,
         redact: bool | Iterable[str] = True,
     ) -> None:
@@ -95,6 +101,8 @@ class Policy(Value):
         that a backend documents where none leaves no gap, as in a container. `rules` tell an agent which
         commands to leave to others, before they start; they are advice, and confine nothing.
         `sudo` gives a session a `sudo` and a `su` by which commands inside become the sandbox's root.
+        `world` says who may make directories in `/` in a session: the sandbox's root, or, if it is
+        "writable", its user as well.
         `redact` hides the values of secret variables (`Secret`, and names and values that look like one) in
         output, events, messages and logs; a list names more such variables, False hides nothing.
         """
@@ -113,6 +121,10 @@ class Policy(Value):
         if not isinstance(sudo, bool):
             raise PolicyError(
                 f"sudo is {sudo!r}", why="it is neither True nor False", fix="say True or False"
+            )
+        if world not in WORLDS:
+            raise PolicyError(
+                f"world is {world!r}", why="there is no such choice", fix="say 'root' or 'writable'"
             )
         if not isinstance(identity, Identity):
             raise PolicyError(
@@ -161,6 +173,7 @@ class Policy(Value):
             toolchains=toolchains,
             nested=nested,
             sudo=sudo,
+            world=world,
             rules=rules,
             redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
         )

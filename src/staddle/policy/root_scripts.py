@@ -13,7 +13,7 @@ ORIGIN = "sudo"
 _SCRIPT = b"""\
 #!/bin/sh
 # Runs a command as the root of this sandbox, which its first process starts. Asks for no password.
-if [ ! -p /.staddle/sudo ]; then
+if [ ! -p /dev/.staddle/sudo ]; then
     echo "${0##*/}: nobody can be root here now: the sandbox has no root, or the command that" \\
         "was started does not name sudo (start it as: sudo COMMAND)" >&2
     exit 1
@@ -21,7 +21,7 @@ fi
 pipe=$(mktemp -u "${TMPDIR:-/tmp}/.sudo.XXXXXXXX") && mkfifo -m 600 "$pipe" && exec 9<>"$pipe" || exit 1
 rm -f "$pipe"
 # In a shell of its own: what is redirected for this must not be so in us, whose streams are taken.
-status=$(echo $$ >/.staddle/sudo; read -r status <&9; echo "$status")
+status=$(echo $$ >/dev/.staddle/sudo; read -r status <&9; echo "$status")
 exit "${status:-1}"
 """
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 STATE = ("/var/cache", "/var/lib", "/var/log")
 STATE_PLACE = "/var/tmp"
 
+#: Empty directories in the root, as every such system has them.
+TOP = ("/media", "/mnt", "/srv")
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -159,13 +162,14 @@ def _look_at_etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
     return grants, links, copies
 
 
-#: Accounts are in files inside, and names are asked of the servers in resolv.conf.
+#: Accounts are in files inside, and names of hosts are asked of the servers in resolv.conf, if there are any:
+#: without one there is no such name, and nobody is waited for.
 NSSWITCH = b"""\
 passwd: files
 group: files
 shadow: files
 gshadow: files
-hosts: files dns
+hosts: files%b
 networks: files
 protocols: files
 services: files
@@ -234,7 +238,7 @@ def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
         "/etc/hostname": _lines(who.host),
         "/etc/hosts": hosts.encode() + others,
         "/etc/machine-id": b"0" * 31 + b"1\n",
-        "/etc/nsswitch.conf": NSSWITCH,
+        "/etc/nsswitch.conf": NSSWITCH % (b" dns" if resolv else b""),
         "/etc/passwd": _lines(
             *([] if who.uid == 0 else ["root:x:0:0:root:/root:/usr/sbin/nologin"]),
             f"{who.user}:x:{who.uid}:{who.gid}::{who.home}:{shell}",

@@ -19,6 +19,7 @@ _LOOKED_AT = 8 << 10
 _SIGNS = (
     *(b"Could not resolve host", b"Temporary failure in name resolution", b"Temporary failure resolving"),
     *(b"Name or service not known", b"Network is unreachable", b"getaddrinfo EAI_AGAIN", b"ENETUNREACH"),
+    *(b"getaddrinfo ENOTFOUND", b"Could not resolve '", b"Could not resolve hostname", b"dns error"),
     *(b"No address associated with hostname", b"unable to resolve host address", b"failed to lookup address"),
 )
 WHY = "the network is denied by the policy: nothing outside can be reached"

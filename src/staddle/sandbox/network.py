@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidCall, StaddleError
+from ..errors import InvalidCall, PolicyNotEnforceable, StaddleError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
     from ..events import Event
+    from ..policy.network import Network
     from .open.network import SandboxNetwork
+    from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
 
 #: Seconds that the host's own loopback may take.
@@ -41,6 +43,32 @@ def expose(inside: OpenSandbox, port: int, host_port: int) -> int:
             )
         return port
     return _reach(inside).expose(inside.agent, port, host_port)
+
+
+def change(inside: OpenSandbox, network: Network) -> None:
+    """Have the gateway of a sandbox go by another policy. PolicyNotEnforceable where that cannot be."""
+    from ..network.namespace.from_policy import fits, network_spec
+    from ..policy.network import Network
+
+    if not isinstance(network, Network):
+        raise InvalidCall(
+            f"network is {network!r}", why="it is not a Network", fix="say Network.allow('example.com')"
+        )
+    plan, why = inside.decided.plan, ""
+    asks = bool(plan.asks)
+    if not inside.decided.is_filtered or inside.network is None or not inside.network.has_gateway:
+        why = f"it was opened with {plan.network}, and has no gateway"
+    elif network.mode not in ("allow", "deny"):
+        why = f"{network} does not go through the gateway that it has"
+    elif not fits(network_spec(network), network_spec(plan.network, asks=asks)):
+        why = "ports or networks are new, and lead nowhere inside"
+    if why or inside.network is None:
+        raise PolicyNotEnforceable(
+            "the network of this sandbox cannot be changed so",
+            why=why,
+            fix="open it with an allow list that has these ports, or with on_connect=; or open another one",
+        )
+    inside.network.change(network, plan.asks)
 
 
 def has_port(inside: OpenSandbox, port: int) -> bool:
@@ -76,6 +104,7 @@ class NetworkMethods:
     """The methods of a sandbox that lead into its network."""
 
     if TYPE_CHECKING:
+        _settings: SandboxSettings
 
         def _now(self) -> OpenSandbox: ...
 
@@ -86,6 +115,26 @@ class NetworkMethods:
     def expose(self, port: int, host_port: int = 0) -> int:
         """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
         return expose(self._now(), port, host_port)
+
+    def set_network(self, network: Network) -> None:
+        """Go by another network policy from now on; connections that it does not allow are ended.
+
+        The sandbox was opened with Network.allow(), Network.packages() or `on_connect`, and `network` is an
+        allow list, or Network.deny(). Ports that the first list did not have cannot be added, unless there is
+        an `on_connect`: PolicyNotEnforceable, and nothing has changed.
+        """
+        inside = self._now()
+        change(inside, network)
+        self._settings = self._settings.replace(policy=self._settings.policy.with_network(network))
+        inside.record("network", network=str(network))
+
+    def refusals(self) -> tuple[Event, ...]:
+        """Return what the network has refused, and no result has reported yet."""
+        inside = self._now()
+        found = inside.side_effects()[1]
+        if inside.hooks is not None:
+            inside.hooks.refused(found)
+        return found
 
     def events(self) -> tuple[Event, ...]:
         """Return the attempts on the network since the last call: allowed, refused, failed."""

@@ -367,6 +367,11 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         life = arguments.seconds(seconds)
         LIFETIMES.set_end(self, self.policy.limits.replace(max_lifetime=life))
 
+    def extend(self, seconds: float) -> float | None:
+        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        self._now()
+        return LIFETIMES.extend(self, arguments.seconds(seconds) or 0.0)
+
     def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
         self._now().pause()
@@ -428,13 +433,6 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
         workspace = self._inside.decided.workspace
         return (*appeared(self.plan), *(() if workspace is None else appeared(workspace)))
-
-    def refusals(self) -> tuple[Event, ...]:
-        """Return what the network has refused, and no result has reported yet."""
-        found = self._now().side_effects()[1]
-        if self._inside.hooks is not None:
-            self._inside.hooks.refused(found)
-        return found
 
     def __enter__(self) -> Self:
         return self

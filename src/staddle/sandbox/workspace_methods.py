@@ -119,7 +119,7 @@ class WorkspaceMethods:
             # The shell is asked where it is: it must be able to answer.
             chosen = _below(workspace, paths, sessions)
             with workspace.mounts.stopped():
-                return workspace.commit(
+                done = workspace.commit(
                     chosen,
                     None if to is None else fspath(to),
                     on_conflict=on_conflict,
@@ -127,6 +127,7 @@ class WorkspaceMethods:
                     allow_protected=allow_protected,
                     progress=progress,
                 )
+            return done.replace(changes=tuple(change.below(workspace.mounted_at) for change in done.changes))
 
         done = self._at_rest(committed)
         self._now().record("committed", changes=[f"{each.kind} {each.path}" for each in done.changes])

@@ -9,7 +9,7 @@ import os
 
 from .kit import Refused, World, attack
 
-CONTROL = "/.staddle"
+CONTROL = "/dev/.staddle"
 HELD = "EROFS EACCES EPERM ENOENT"
 
 

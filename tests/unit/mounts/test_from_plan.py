@@ -25,7 +25,7 @@ def of_plan(layout: Layout) -> list[object]:
 
 def test_a_sandbox_of_nothing_has_a_root_devices_and_processes() -> None:
     kinds = [type(op) for op in laid_out().operations]
-    assert kinds == [Empty, Devices, Empty, ProcMount, Empty, Seal, Seal]
+    assert kinds == [Empty, *[Directory] * 3, Devices, Empty, ProcMount, Empty, Seal, Seal]
     first, *_, last = laid_out().operations
     assert (first.path, last.path) == ("/", "/")
 

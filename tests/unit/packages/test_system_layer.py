@@ -113,7 +113,7 @@ def test_its_parts_come_parents_first(host: Path, tmp_path: Path) -> None:
     build(str(place), (), None, str(host))
     found = parts(str(place), str(host))
     assert [part.root for part in found] == [
-        *("/etc", "/opt", "/root", "/usr", "/var", "/var/lib/apt", "/var/lib/dpkg")
+        *("/.", "/etc", "/opt", "/root", "/usr", "/var", "/var/lib/apt", "/var/lib/dpkg")
     ]
     assert {part.root: part.host for part in found}["/etc"] == ""
     assert {part.root: part.host for part in found}["/usr"] == f"{host}/usr"

@@ -75,7 +75,7 @@ def test_names_that_machines_have(user: str, host: str) -> None:
         ({"home": "/workspace/me"}, "/workspace is taken"),
         ({"home": "/usr/home"}, "/usr is taken"),
         ({"home": "/proc/self"}, "/proc is taken"),
-        ({"home": "/.staddle/x"}, "taken"),
+        ({"home": "/dev/.staddle/x"}, "taken"),
         ({"home": "/" + "a/" * 3000 + "b"}, "too long"),
     ],
 )

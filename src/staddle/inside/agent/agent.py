@@ -63,6 +63,7 @@ class SandboxAgent:
         confine: Callable[[bool], None] | None = None,
         started: Callable[[int], None] = lambda _: None,
         another: Callable[[Who], AnotherUser] | None = None,
+        ids: tuple[int, int] = (0, 0),
     ) -> None:
         """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
         in the sandbox's cgroups or not.
@@ -70,11 +71,12 @@ class SandboxAgent:
         `started` is called with each child, which may wait for that. `another` returns the same two for
         another user of the sandbox, its root for one.
 
-        `user` is whose the terminals are, if not ours. `swap` puts trees in the place of the present
-        ones, and `tidy` follows when there is time; see mount_swap.Trees.
+        `user` is whose the terminals are, if not ours, and `ids` are who that is inside. `swap` puts trees
+        in the place of the present ones, and `tidy` follows when there is time; see mount_swap.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
+        self._ids = ids
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -302,6 +304,7 @@ class SandboxAgent:
                 self._poll,
                 lambda spec: self._start(spec, None, become),
                 lambda pid: pid in self._ours() or any(pid == child.pid for child in starting),
+                self._ids,
             )
         self._main.send(agent_messages.encode(agent_messages.SUDO_READY))
 

@@ -2,7 +2,8 @@
 
 A tree is known by the path of its root inside. Most are seen there: the workspace, and directories of
 the system once somebody is to write in them. The world, whose root is "/", is seen in parts: each
-of its places is a directory of it. One may lie in another. Belongs to the sandbox's first process,
+of its places is a directory of it. One may lie in another. ROOT_TREE is the root that all of them are
+mounted in. Belongs to the sandbox's first process,
 which has the right to mount.
 """
 
@@ -18,8 +19,9 @@ from ...linux.syscalls import call
 from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
-from ...policy.paths import WORKSPACE_PATH
+from ...policy.paths import ROOT_TREE, WORKSPACE_PATH
 from ..child import live
+from .root_swap import RootMount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ class TreeMounts:
         self._places, self._operations = tuple(places), operations
         self._statics: dict[str, dict[str, bool]] = {}
         self._workspace: Sequence[Operation] = ()
+        self._root = RootMount()
         self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
         self._room = -1  # of the place aside: for so many trees
         self._beneath_aside = -1  # the directory of that place itself, under what is mounted there
@@ -91,10 +94,11 @@ class TreeMounts:
         self.tidy()
         if self._mounted_aside >= 0:
             raise OSError(errno.EBUSY, "the files of before cannot be taken away")
-        shown = {path: root for root in roots for path in self._shown_at(root)}
+        shown = {path: root for root in roots if root != ROOT_TREE for path in self._shown_at(root)}
         old: dict[str, int] = {}
         closed: list[int] = []
         made: list[int] = []
+        has_root = ROOT_TREE in roots
         try:
             for path in sorted({*shown, *self._within(shown, shown)}):
                 try:
@@ -108,8 +112,15 @@ class TreeMounts:
                 ):
                     mounts.set_attributes(old[path], mounts.ATTR_RDONLY, recursive=False)
                     closed.append(old[path])
-            self._make_place_aside(len(old))
-            self._exchange(self._parts(come(), shown, old, made), shown, old)
+                if has_root:
+                    self._root.seal(closed, made)
+            self._make_place_aside(len(old) + has_root)
+            trees = come()
+            if has_root:
+                self._root.check(trees[ROOT_TREE], self._aside)
+            self._exchange(self._parts(trees, shown, old, made), shown, old)
+            if has_root:
+                self._exchange_root(trees[ROOT_TREE], old)
             self._cover_place_aside()
         except BaseException:
             self.tidy()
@@ -121,7 +132,7 @@ class TreeMounts:
         finally:
             for fd in made:
                 os.close(fd)
-        self._added |= {*roots} - {WORKSPACE_PATH, HOME_TREE}
+        self._added |= {*roots} - {WORKSPACE_PATH, HOME_TREE, ROOT_TREE}
         return list(old.values())
 
     def tidy(self) -> None:
@@ -247,6 +258,15 @@ class TreeMounts:
         for path in self._within(covered, shown):
             if path in old and path in (*self._places, *self._added):  # it is seen in the new one
                 _attach(old[path], self._aside_for(path, old))
+
+    def _exchange_root(self, tree: int, old: dict[str, int]) -> None:
+        """Have `tree` be the root; the one before goes aside with the rest, and is added to `old`."""
+        before, left = self._root.exchange(tree, self._aside)
+        name = f"{_BEFORE}{len(old)}"
+        old["/"] = before
+        if left:
+            self._hiding.append(name)
+        _attach(before, self._place_aside(name))
 
     def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
         """Where the tree that was seen at `path` goes."""

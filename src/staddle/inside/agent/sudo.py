@@ -138,9 +138,18 @@ class SudoRequests:
     """The pipe that requests come on, and the commands that run."""
 
     def __init__(
-        self, directory: int, poll: select.poll, start: StartRoot, is_ours: Callable[[int], bool]
+        self,
+        directory: int,
+        poll: select.poll,
+        start: StartRoot,
+        is_ours: Callable[[int], bool],
+        ids: tuple[int, int],
     ) -> None:
-        """Make the pipe in `directory`. `is_ours`: a process of staddle's own, which never asks."""
+        """Make the pipe in `directory`. `is_ours`: a process of staddle's own, which never asks.
+
+        `ids` are the sandbox's user and group: git, for one, looks for who asked.
+        """
+        self._asks = {b"SUDO_UID": b"%d" % ids[0], b"SUDO_GID": b"%d" % ids[1]}
         os.mkfifo(PIPE, 0o600, dir_fd=directory)
         os.chmod(PIPE, 0o622, dir_fd=directory)  # noqa: S103 - to be written by those who ask
         self._pipe = os.open(PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
@@ -208,7 +217,8 @@ class SudoRequests:
             os.close(asking)
             return
         env = dict(item.split(b"=", 1) for item in variables if b"=" in item)
-        env = {**env, **_ROOT, b"SUDO_USER": env.get(b"USER", b""), **command.variables}
+        asks = {b"SUDO_USER": env.get(b"USER", b""), **self._asks}
+        env = {**env, **_ROOT, **asks, **command.variables}
         spec = SpawnSpec(
             command.argv,
             tuple(b"%b=%b" % pair for pair in env.items()),

@@ -11,12 +11,14 @@ import _socket
 import os
 
 from ..rules import sniff
+from ..rules.rules import decide
 from ..rules.sniff import objection
 from .loop import ENDING, READABLE
 from .tcp_relay import AGAIN, ENDED, Flow, reset
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...policy.network import Network
     from ..rules.rules import Verdict
     from .context import GatewayContext
 
@@ -25,6 +27,8 @@ _LOOKING, _ONE_ADDRESS, _DIALLING = 5.0, 3.0, 15.0
 #: Every piece of an opening has us look at it anew: a client that sends bytes one by one pays for it.
 _PIECES = 256
 _NONBLOCKING = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
+#: The rule by which a connection from the host into the sandbox is allowed.
+EXPOSED = "exposed"
 
 
 class Connection:
@@ -156,6 +160,12 @@ class Connection:
         """Tell why there is no connection, and end it."""
         self._context.events.about(outcome, self._verdict, why)
         self.close(abort=True)
+
+    def judge_again(self, network: Network) -> None:
+        """The rules are others now: end it, unless they allow its destination. An exposed port stays."""
+        verdict = self._verdict
+        if verdict.rule != EXPOSED and not decide(verdict.host, verdict.port, network).allowed:
+            self.fail("refused", "the network of the sandbox was changed")
 
     def look_at_the_clock(self, now: float, idle: float) -> None:
         """End what takes too long."""

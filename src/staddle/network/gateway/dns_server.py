@@ -66,6 +66,10 @@ class DnsServer:
             return dns.error_answer(question, dns.OK)
         return self._named(question, name)
 
+    def forget(self) -> None:
+        """Forget what was decided about names: the rules are others now."""
+        self._known.clear()
+
     def _named(self, question: dns.DnsQuestion, name: str) -> bytes:
         verdict = self._known.get(name)
         if verdict is None:

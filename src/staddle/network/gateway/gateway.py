@@ -17,6 +17,7 @@ from ...ipc.gateway_messages import (
     MOST_DESCRIPTORS,
     Attempt,
     GatewaySettings,
+    decode_change,
     decode_decision,
     decode_flush,
     decode_settings,
@@ -30,7 +31,7 @@ from ..rules import synthetic
 from ..rules.rules import Verdict, decide
 from ..rules.sniff import destinations
 from .confinement import confine
-from .connection import Connection
+from .connection import EXPOSED, Connection
 from .context import MOST_DECISIONS, GatewayContext
 from .dns_client import DnsClient
 from .dns_server import DnsServer
@@ -102,6 +103,8 @@ class Gateway(GatewayContext):
                 self._set(decode_settings(data))
             elif (decision := decode_decision(data)) is not None:
                 self.approvals.decided(*decision)
+            elif (settings := decode_change(data)) is not None:
+                self._change(settings)
             elif (turn := decode_flush(data)) is not None:
                 self._flush(turn)
             else:
@@ -124,10 +127,7 @@ class Gateway(GatewayContext):
             self.loop.stop()
 
     def _set(self, settings: GatewaySettings) -> None:
-        if settings.mode == "allow":
-            self.network = Network.allow(*settings.entries)
-        else:
-            self.network = Network.loopback(settings.ports) if settings.ports else Network.deny()
+        self.network = _network(settings)
         self.addresses = synthetic.Addresses(exact_names(self.network))
         self.budget.most_bytes = settings.most_bytes
         self.dns_client = DnsClient(self.loop, settings.nameservers, settings.hosts)
@@ -135,6 +135,17 @@ class Gateway(GatewayContext):
         self.udp_relay = UdpRelay(self)
         self.approvals = Approvals(self.loop, self.events, settings.asks)
         self._settings = settings
+
+    def _change(self, settings: GatewaySettings) -> None:
+        """Go by other rules from now on. What they do not allow is ended, whoever has allowed it."""
+        self.network = _network(settings)
+        self._decisions.clear()
+        self._answers.clear()
+        self.dns_server.forget()
+        self.approvals.forget()
+        self.udp_relay.close()
+        for connection in list(self._connections):
+            connection.judge_again(self.network)
 
     def _serve(self, served: _socket.socket, label: Label) -> None:
         kind, _, port = label
@@ -259,7 +270,7 @@ class Gateway(GatewayContext):
         return bool(self._stock)
 
     def _expose(self, accepted: _socket.socket, port: int) -> None:
-        verdict = Verdict(True, "127.0.0.1", port, "tcp", "exposed")
+        verdict = Verdict(True, "127.0.0.1", port, "tcp", EXPOSED)
         connection = Connection(self, accepted, verdict, None)
         self._connections.add(connection)
         connection.unlooked()
@@ -325,6 +336,12 @@ def serve(socket: int, starter: int = -1, ready: int = -1) -> NoReturn:
         gateway.events.tell(Attempt("note", "", "", 0, why))
     finally:
         os._exit(0)
+
+
+def _network(settings: GatewaySettings) -> Network:
+    if settings.mode == "allow":
+        return Network.allow(*settings.entries)
+    return Network.loopback(settings.ports) if settings.ports else Network.deny()
 
 
 def _family(packed: bytes) -> int:

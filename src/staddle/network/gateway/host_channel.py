@@ -169,6 +169,10 @@ class Approvals:
         self._waiting[self._last] = (verdict, self._loop.now + self.seconds, [decided])
         self._events.ask(ConnectQuestion(self._last, verdict.host, verdict.port))
 
+    def forget(self) -> None:
+        """Ask again about everything: the rules are others now."""
+        self._known.clear()
+
     def decided(self, identity: int, allowed: bool | None, fresh: float = _FRESH) -> None:
         """The answer to a question, and how long it holds; one that is not waiting any more is too late.
 

@@ -79,6 +79,12 @@ class UdpRelay:
             context.dns_client.resolve(name, flow.found)
         return flow
 
+    def close(self) -> None:
+        """End all flows; one that is allowed begins again with its next datagram."""
+        for flow in self._flows.values():
+            flow.close()
+        self._flows.clear()
+
     def _sweep(self, now: float) -> bool:
         for key, flow in list(self._flows.items()):
             if now - flow.touched >= _IDLE or flow.failed:

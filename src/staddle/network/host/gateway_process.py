@@ -29,6 +29,7 @@ from ...ipc.gateway_messages import (
     NeedSockets,
     Sockets,
     decode_report,
+    encode_change,
     encode_decision,
     encode_flush,
     encode_settings,
@@ -173,6 +174,10 @@ class GatewayProcess:
             raise LaunchFailed(
                 "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
             ) from None
+
+    def change(self, network: Network, bounds: GatewayBounds) -> None:
+        """Have it go by the rules of another policy, before it answers `all_attempts`."""
+        self.tell(encode_change(settings(network, bounds)))
 
     def expose(self, listener: int, port: int) -> None:
         """Have connections to `listener`, a socket of ours, go to `port` of the sandbox's loopback."""

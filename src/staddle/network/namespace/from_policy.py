@@ -75,6 +75,24 @@ def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
     )
 
 
+def fits(wanted: NetworkSpec, made: NetworkSpec) -> bool:
+    """Whether a namespace that was made by `made` leads all that `wanted` needs to the gateway."""
+    gates = {(packed, prefix): ports for packed, prefix, ports in made.gates}
+
+    def is_open(packed: bytes, prefix: int, ports: tuple[int, ...]) -> bool:
+        for place in ((packed, prefix), (bytes(len(packed)), 0)):
+            if place in gates and (not gates[place] or (ports and {*ports} <= {*gates[place]})):
+                return True
+        return False
+
+    return (
+        (made.resolver or not wanted.resolver)
+        and all(is_open(*gate) for gate in wanted.gates)
+        and {*wanted.forwards} <= {*made.forwards}
+        and {*wanted.datagrams} <= {*made.datagrams}
+    )
+
+
 def _gates(tcp: list[HostRule]) -> tuple[tuple[bytes, int, tuple[int, ...]], ...]:
     gates: dict[tuple[bytes, int], set[int]] = {}
     everywhere: set[tuple[bytes, int]] = set()

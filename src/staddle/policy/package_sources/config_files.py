@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _PIP = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 _NPM = "prefix=${HOME}/.local\nupdate-notifier=false\nfund=false\n"
+#: Once more: with none, pip does not say what is wrong.
+_PIP_ONCE, _NPM_ONCE = "retries = 1\n", "fetch-retries=0\n"
 #: What is visible inside at its own path: certificates elsewhere would not be found.
 _VISIBLE = ("/etc/ssl/certs/", "/usr/")
 
@@ -21,10 +23,11 @@ _VISIBLE = ("/etc/ssl/certs/", "/usr/")
 def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The files for /etc, by path, and those for a home, by name. `network` is the policy's mode.
 
-    Where there is nothing to be reached, nothing is looked up.
+    Where there is nothing to be reached, nothing is looked up, and nothing is tried again.
     """
     if network not in ("allow", "open"):
-        return {"/etc/pip.conf": _PIP.encode()}, {".npmrc": _NPM.encode()}
+        etc = {"/etc/pip.conf": f"{_PIP}{_PIP_ONCE}".encode()}
+        return etc, {".npmrc": f"{_NPM}{_NPM_ONCE}".encode()}
     from .allow_list import read
 
     found = read(("pip", "npm"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ...errors import SandboxClosed, SessionError
+from ...errors import InvalidCall, SandboxClosed, SessionError
 from ...policy.network import PATIENCE
 from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
@@ -55,6 +55,19 @@ if TYPE_CHECKING:
 
 def _close(made: IO[bytes] | socket) -> None:
     made.close()
+
+
+def _refuse_other_loops() -> None:
+    """InvalidCall where no loop of asyncio runs, as in trio."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise InvalidCall(
+            "AsyncSandbox needs asyncio",
+            why="no event loop of asyncio runs here: trio and others are loops of their own",
+            fix="use Sandbox in threads, as in `await trio.to_thread.run_sync(sb.run, 'ls')`, "
+            "or anyio with its asyncio backend",
+        ) from None
 
 
 async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
@@ -250,6 +263,10 @@ class AsyncSandbox:
         """Close it so many seconds from now, in place of `limits.max_lifetime`; None is no end."""
         (await self._opened()).set_timeout(seconds)
 
+    async def extend(self, seconds: float) -> float | None:
+        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        return (await self._opened()).extend(seconds)
+
     async def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
         await in_thread(self._now().pause)
@@ -296,6 +313,7 @@ class AsyncSandbox:
     connect = awaited(Sandbox.connect, undo=_close)
     expose = awaited(Sandbox.expose)
     events = awaited(Sandbox.events)
+    set_network = awaited(Sandbox.set_network)
     ps = awaited(Sandbox.ps)
     kill = awaited(Sandbox.kill)
 
@@ -439,6 +457,7 @@ class AsyncSandbox:
 
     async def _opened(self) -> Sandbox:
         if self._sandbox is None:
+            _refuse_other_loops()
             async with self._opening:
                 if self._sandbox is None and not self._closed:
                     if self._decider is not None:

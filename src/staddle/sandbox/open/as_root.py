@@ -11,6 +11,7 @@ import os
 import threading
 
 from ...errors import InvalidCall, RootUnavailable
+from ...policy.paths import ROOT_TREE
 from ..workspace.home_layer import SYSTEM, digest, made_whole
 
 TYPE_CHECKING = False
@@ -61,6 +62,25 @@ def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
     elif workspace.stack.store.is_persistent:
         _check_owner(workspace, plan)
         workspace.rebase(_bases(workspace, plan))
+
+
+def open_root(workspace: OverlayWorkspace, plan: Plan) -> None:
+    """Before a sandbox is opened: `/` is in a layer, and its user may make directories there."""
+    from ...mounts.from_plan import layout_of
+    from ...mounts.operations import encode_operations
+    from ...packages import system_layer
+
+    store, view = workspace.stack.store, layout_of(plan).operations
+
+    def make(half: str) -> None:
+        system_layer.build_top(half, view, None if store.owner is None else store.owner[0])
+        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
+
+    place = made_whole(f"{store.path}/{SYSTEM}{digest((encode_operations(tuple(view)), 'top'))}", make)
+    if ROOT_TREE in workspace.trees:
+        workspace.rebase({ROOT_TREE: [place + system_layer.TOP_PLACE]})
+    else:
+        workspace.begin({ROOT_TREE: [place + system_layer.TOP_PLACE]})
 
 
 def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:

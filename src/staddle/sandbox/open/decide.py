@@ -139,6 +139,12 @@ def decide(
         found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
     if nested and not found.enforced.nested:  # the same backend, by its name
         found = found.replace(enforced=found.enforced.replace(nested=True))
+    if found.plan.world == "writable" and kind not in ("overlay", "persistent"):
+        why = f"the {found.backend.name} backend has no layer with mode={settings.mode!r}"
+        refused = backends.world_refused(why)
+        if not settings.best_effort:
+            raise refused
+        found = _with_gap(found, refused.gaps[0])
     if kind == "copied" and settings.mode != "copy":
         found = _with_gap(found, _copy_gap(found.backend.name))
     elif kind == "direct" and settings.mode in APART:
@@ -181,7 +187,8 @@ def _decided(
     if (known := plan.derived.get(asking)) is not None:
         return known  # type: ignore[no-any-return]
     is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)
-    planned, chosen = plan, name
+    # A session has a layer for `/`, or none: see `decide`.
+    planned, chosen = plan if plan.world == "root" else plan.replace(world="root"), name
     limits: tuple[EnforcedLimit, ...] = ()
     if chosen in _MAY_BE_LAYERED and is_limited and _layers().usable:
         limits, gaps = _enforced_limits(plan.limits, settings.mode)

@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "deny": "a policy: policy=Policy.agent().with_deny('~/.ssh')",
     "sockets": "a policy: policy=Policy.agent().with_sockets('/run/x.sock')",
     "sudo": "a policy: policy=Policy.agent().replace(sudo=False)",
+    "world": "a policy: policy=Policy.agent().replace(world='writable')",
     "envs": "env=",
     "environ": "env=",
     "image": "base=: a root file system, see `staddle docs base`",

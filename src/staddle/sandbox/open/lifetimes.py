@@ -76,6 +76,16 @@ class Lifetimes:
         if limits.max_lifetime is not None or limits.idle is not None:
             self.watch(sandbox, limits)
 
+    def extend(self, sandbox: TimedSandbox, seconds: float) -> float | None:
+        """Let it live so much longer; the seconds that it has from now on, None for no end."""
+        for life in [life for life in self._lives if life.sandbox() is sandbox]:
+            if life.limits.max_lifetime is not None:
+                longer = life.limits.max_lifetime + seconds
+                life.limits = life.limits.replace(max_lifetime=longer)
+                self._worker.wake()
+                return life.began + longer - time.monotonic()
+        return None
+
     def _end_due(self) -> float | None:
         """End those whose time is up; return how long until the next one's is."""
         over, wait = self._look()

@@ -96,6 +96,14 @@ class SandboxNetwork:
             self._attend()
             return found
 
+    def change(self, network: Network, asks: int) -> None:
+        """Go by the rules of another policy; they hold when this returns."""
+        with self._lock:
+            if self._gateway is None:
+                return
+            self._gateway.change(network, gateway_process.GatewayBounds(asks=asks))
+            self._collect(everything=True)
+
     def events(self) -> tuple[Event, ...]:
         """The events since the last call: allowed, refused, failed."""
         with self._lock:

@@ -182,8 +182,12 @@ def _spawn(
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
     if layers and layers.stack.store.small:
         decided = _with_little_room(decided, layers.stack.store.small)
+    if layers:
+        layers.root_uid = client.root_of(layers.stack.store.owner, plan.identity.uid)
     if layers and (layers.has_system or plan.identity.uid == 0):
         as_root.prepare(layers, plan)
+    if layers and plan.world == "writable":
+        as_root.open_root(layers, plan)
     network, limits = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered), None
     try:
         limits = _sandbox_limits(plan.limits, workspace)

@@ -6,6 +6,7 @@ It lies in the store, as the lowest layer of the home tree, and is shared by all
 from __future__ import annotations
 
 import os
+import stat
 from functools import lru_cache
 
 from ...errors import LaunchFailed
@@ -26,10 +27,14 @@ SYSTEM = "system-"
 _WAY = 0o755
 
 
-def home_layer(store: Store, operations: Sequence[Operation]) -> str:
-    """The skeleton with exactly these, in `store`; made if it is not there."""
-    path = f"{store.path}/{_NAME}{_name(tuple(operations))}"
-    return made_whole(path, lambda half: _make(half, operations, store.owner))
+def home_layer(store: Store, operations: Sequence[Operation], root: int | None = None) -> str:
+    """The skeleton with exactly these, in `store`; made if it is not there.
+
+    `root` is the uid on the host of the sandbox's root, if that is not its user: it has /tmp.
+    """
+    apart = 0 if store.owner is None or root is None else root - store.owner[0]
+    path = f"{store.path}/{_NAME}{_name(tuple(operations), apart)}"
+    return made_whole(path, lambda half: _make(half, operations, store.owner, apart))
 
 
 def made_whole(path: str, make: Callable[[str], object]) -> str:
@@ -58,8 +63,8 @@ def sweep(store: Store, used: Collection[str]) -> None:
 
 
 @lru_cache(maxsize=8)
-def _name(operations: tuple[Operation, ...]) -> str:
-    return digest(encode_operations(operations))
+def _name(operations: tuple[Operation, ...], apart: int) -> str:
+    return digest((encode_operations(operations), apart))
 
 
 def digest(what: object) -> str:
@@ -69,14 +74,15 @@ def digest(what: object) -> str:
     return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())
 
 
-def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | None) -> None:
+def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | None, apart: int) -> None:
     modes: dict[str, int] = {path: _WAY}
     for operation in operations:
         above, _, name = operation.path.rpartition("/")
         _put(operation, f"{_directories(path, above, modes)}/{name}", modes)
     for place, mode in reversed(modes.items()):  # at last: some may not be written then, by us either
         if owner is not None:
-            os.chown(place, *owner, follow_symlinks=False)
+            uid, gid = (number + (apart if mode & stat.S_ISVTX else 0) for number in owner)
+            os.chown(place, uid, gid, follow_symlinks=False)
         if not os.path.islink(place):
             os.chmod(place, mode)
 

@@ -13,7 +13,7 @@ from ...layers.merged_view import LayerView
 from ...layers.stack import LayerSnapshot, Stack
 from ...policy.paths import WORKSPACE_PATH
 from .snapshot import Snapshot
-from .trees import LayeredTree, by_tree
+from .trees import LayeredTree, by_tree, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def changes(
             if everything if chosen is None else tree.root in chosen:
                 below = None if chosen is None else chosen[tree.root]
                 layers = view(tree.layers, base_paths(directory, tree.bases))
-                found += diff(layers, below, at=tree.root, elsewhere=True)
+                found += diff(layers, below, at=path_of(tree.root), elsewhere=True)
         return found
     except FileNotFoundError:
         raise LayerError(

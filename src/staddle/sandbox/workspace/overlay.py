@@ -16,7 +16,7 @@ from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
 from .home_layer import home_layer
 from .stores import EMPTY, empty_directory, store_for
-from .trees import LayeredTree, by_tree, overlay_dirs
+from .trees import LayeredTree, by_tree, overlay_dirs, path_of
 from .workspace import SandboxWorkspace
 
 TYPE_CHECKING = False
@@ -37,6 +37,9 @@ _FEW = 3
 
 class OverlayWorkspace(SandboxWorkspace):
     """OverlayDirs over the host's directory. One store of this process holds those of all its sandboxes."""
+
+    #: The uid on the host of the sandbox's root, if that is not its user.
+    root_uid: int | None = None
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class OverlayWorkspace(SandboxWorkspace):
     def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
         """Have these directories of the system in layers, too. Before they are mounted."""
         for root, below in bases.items():
-            self.trees[root] = LayeredTree(root, (root,), Stack.new(self.stack.store, below))
+            stack = Stack.new(self.stack.store, below)
+            self.trees[root] = LayeredTree(root, (path_of(root),), stack)
 
     def rebase(self, bases: Mapping[str, Sequence[str]], mounted_at: tuple[str, ...] = ()) -> None:
         """Put other lower directories below trees that are begun. Before they are mounted."""
@@ -118,9 +122,9 @@ class OverlayWorkspace(SandboxWorkspace):
         if not mount_points:
             return None
         store = self.stack.store
-        skeleton = None if store.is_persistent else home_layer(store, operations)
+        skeleton = None if store.is_persistent else home_layer(store, operations, self.root_uid)
         if HOME_TREE not in self.trees and skeleton is None:
-            stack = Stack.new(store, [home_layer(store, operations)])
+            stack = Stack.new(store, [home_layer(store, operations, self.root_uid)])
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, stack)
         self._fresh_home = (mount_points, skeleton)
         begun = self.trees.get(HOME_TREE)
@@ -252,7 +256,7 @@ class OverlayWorkspace(SandboxWorkspace):
             if root in self.trees:
                 before.append(self.trees[root].replace(stack))
             else:
-                self.trees[root] = LayeredTree(root, (root,), stack)
+                self.trees[root] = LayeredTree(root, (path_of(root),), stack)
         self._replaced()
         close = partial(_close, before, self.stack.store)
         if self.stack.store.is_persistent:

@@ -171,7 +171,8 @@ class PersistentWorkspace(OverlayWorkspace):
     def _home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
         """The home tree to be mounted: as it was left, over the home layer of the present plan."""
         if HOME_TREE in self.trees:
-            self.rebase({HOME_TREE: [home_layer.home_layer(self._store, operations)]}, mount_points)
+            below = home_layer.home_layer(self._store, operations, self.root_uid)
+            self.rebase({HOME_TREE: [below]}, mount_points)
         found = super()._home(mount_points, operations)
         self.save()
         home_layer.sweep(self._store, self.record.every_base)

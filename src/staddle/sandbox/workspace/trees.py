@@ -1,8 +1,8 @@
 """The layered trees of a sandbox, each known by the path of its root inside, and as they are mounted there.
 
 The workspace is one. The home tree, whose root is "/", is the home, /tmp and /var/tmp in one; directories
-of the system are others, once root inside may write them. Only the workspace is ever committed. All are
-part of every snapshot, fork and kept sandbox.
+of the system are others, once root inside may write them, and ROOT_TREE is `/` itself. Only the workspace is
+ever committed. All are part of every snapshot, fork and kept sandbox.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from functools import partial
 
 from ...errors import LayerError
 from ...forkserver.connection import OverlayDirs, in_order
+from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
 from ...layers.squash import DEEP, DEEPEST, Squash
 from ...layers.stack import Stack
-from ...policy.paths import WORKSPACE_PATH, covers
+from ...policy.paths import ROOT_TREE, WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +93,12 @@ class LayeredTree:
         from ...layers.changes import diff
 
         elsewhere = self.root != WORKSPACE_PATH
-        return diff(self.stack.view(), paths, at=self.root, baseline=baseline, elsewhere=elsewhere)
+        return diff(self.stack.view(), paths, at=path_of(self.root), baseline=baseline, elsewhere=elsewhere)
+
+
+def path_of(root: str) -> str:
+    """The path inside that paths in the tree with this root are below."""
+    return "/" if root == ROOT_TREE else root
 
 
 def by_tree(
@@ -105,20 +111,30 @@ def by_tree(
     found: dict[str, list[str]] = {}
     for path in paths:
         whole = os.path.normpath(os.path.join(directory, path))
-        roots = [root for root, shown in mounted_at.items() if any(covers(place, whole) for place in shown)]
+        # Of several, the innermost: everything is in the root.
+        roots = [
+            (len(place.strip("/")), path_of(root), root)
+            for root, shown in mounted_at.items()
+            for place in shown
+            if covers(place, whole)
+        ]
         if not roots:
             first, *others = (place for shown in mounted_at.values() for place in shown)
             rest = f", nor in {', '.join(others)}" if others else ""
             raise ValueError(f"{path!r} is not in the workspace, which is {first}{rest}")
-        found.setdefault(roots[0], []).append(whole[len(roots[0]) :].lstrip("/"))
+        _, at, root = max(roots)
+        found.setdefault(root, []).append(whole[len(at) :].lstrip("/"))
     return found
 
 
 def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
     """The directories that the fork server mounts for a tree.
 
-    Of the workspace without the lowest one, the host's directory, which the fork server knows.
+    Of the workspace without the lowest one, the host's directory, which the fork server knows; of the root
+    with its template, which has the places of everything that is mounted there.
     """
+    if root == ROOT_TREE:
+        return OverlayDirs(stack.top.upper, stack.top.work, (*stack.lowers, ROOT_OF_TEMPLATE.decode()))
     lowers = stack.lowers[:-1] if root == WORKSPACE_PATH else stack.lowers
     return OverlayDirs(stack.top.upper, stack.top.work, lowers)
 

@@ -13,7 +13,7 @@ from ...layers.change_watch import ChangeWatch
 from ...layers.drift import Drift
 from ...layers.host_directory import HostDirectory
 from ...limits import disk
-from ...policy.paths import WORKSPACE_PATH
+from ...policy.paths import ROOT_TREE, WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class SandboxWorkspace(ABC):
                 self._watches[root] = ChangeWatch(
                     view,
                     baseline=self.baseline if ours else None,
-                    at=self.mounted_at if ours else root,
+                    at=self.mounted_at if ours else "/" if root == ROOT_TREE else root,
                     most=MOST_ENTRIES,
                     elsewhere=not ours,
                 )
