@@ -63,14 +63,26 @@ class WrappedCommand:
         `terminate` and `send_signal` reach every process of the command; `kill` ends them all. On bwrap a
         signal that is sent to the `pid` in another way ends all as well.
         """
-        from .launch.running import start
+        from .launch.running import Lifeline, start
 
         launch = self.launch()
         self.begin_audit()
         self._close_audit()  # how it ends is the caller's to see
-        if launch.status is not None:
-            os.close(launch.status)  # not read here; run() reads it
-        process = start(launch, **kwargs)
+        lifeline = None
+        try:
+            if launch.is_monitored:
+                lifeline = Lifeline(launch.status)
+                kwargs["group"] = lifeline.group
+            process = start(launch, **kwargs)
+        except BaseException:
+            if lifeline is not None:
+                lifeline.close()
+            raise
+        finally:
+            if launch.status is not None:
+                os.close(launch.status)  # not read here; run() reads it
+        if lifeline is not None:
+            vars(process)["lifeline"] = lifeline  # a MonitoredPopen closes it
         if launch.gateway_log is not None:
             if self.plan.asks:
                 launch.gateway_log.attend()  # on_connect is asked, and refusals can be listed afterwards

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from staddle import Policy, wrap
 from staddle.launch.running import Lifeline
+from staddle.linux.process_tree import descendants
 from tests.support.jail_runs import SOURCE, gone, processes_with
 from tests.support.waiting import until
 
@@ -102,3 +104,43 @@ def test_no_lifeline_waits_for_a_status_that_is_a_pipe() -> None:
     assert os.waitpid(group, 0)[1] == signal.SIGKILL
     os.close(reading)
     os.close(writing)
+
+
+#: Starts a command on bwrap, and is killed some milliseconds later: before bwrap has bound it to itself.
+HASTY = """
+import os, signal, sys, time
+from staddle import Policy, wrap
+command = wrap(["/usr/bin/sleep", "600"], Policy.agent(), backend="bwrap", env={"MARK": sys.argv[1]})
+command.popen()
+time.sleep(float(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_popen_starts_on_bwrap_ends_with_its_caller_at_any_moment() -> None:
+    """bwrap's child is in a session of its own before the kernel knows that it is to end with bwrap."""
+    names = []
+    for step in range(8):
+        names.append(mark())
+        words = [sys.executable, "-c", HASTY, names[-1], str(step * 0.0007)]
+        subprocess.run(words, env={**os.environ, "PYTHONPATH": SOURCE}, check=False)
+    assert until(lambda: not any(_with_variable(name) for name in names))
+
+
+def test_the_lifeline_of_a_popen_ends_with_its_command() -> None:
+    before = {*descendants(os.getpid())}
+    with wrap(["/bin/true"], Policy.agent(), backend="bwrap").popen() as process:
+        assert process.wait(60) == 0
+    assert {*descendants(os.getpid())} <= before
+
+
+def _with_variable(mark: str) -> list[str]:
+    """The processes that have this in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                found += [pid] if mark.encode() in file.read() else []
+        except OSError:
+            continue
+    return found

@@ -6,17 +6,42 @@ A signal that ends it has the kernel kill everything inside, without a signal th
 from __future__ import annotations
 
 import subprocess
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..linux.process_tree import descendants, send
 from .signals import SIGKILL
+
+Status = TypeVar("Status", int, int | None)
+
+
+class Closes(Protocol):
+    """What has to be closed when the program has ended."""
+
+    def close(self) -> None: ...
 
 
 class MonitoredPopen(subprocess.Popen[Any]):
     """`send_signal` and `terminate` reach the command's processes; `kill` ends the program and all of them.
 
-    A signal sent to its `pid` in another way reaches the program alone.
+    A signal sent to its `pid` in another way reaches the program alone. The lifeline that `wrap` gave it is
+    closed when its end is noticed.
     """
+
+    lifeline: Closes | None = None
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+        return self._noticed(super().poll())
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen's."""
+        return self._noticed(super().wait(timeout))
+
+    def _noticed(self, status: Status) -> Status:
+        if status is not None and self.lifeline is not None:
+            lifeline, self.lifeline = self.lifeline, None
+            lifeline.close()
+        return status
 
     def send_signal(self, sig: int) -> None:
         """Send a signal to every process inside, or to the program while there is none."""
