@@ -78,13 +78,16 @@ def test_ports_inside_can_be_reached_from_the_host() -> None:
         server = "python3 -I -m http.server --bind 127.0.0.1 8000 --directory /usr/share/common-licenses"
         inside.run("bash", "-c", f"exec timeout 20 {server} >/dev/null 2>&1 &")
         assert until(lambda: _answers(line, 8000))
-        port = forward.exposed(inside.gateway, line, 8000)
+        exposed = forward.ExposedPort(8000)
+        exposed.serve(inside.gateway, line)
+        port = exposed.host_port
         for _ in range(40):  # more than were handed out at first
             with socket.create_connection(("127.0.0.1", port), 5) as s:
                 s.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 assert s.recv(15) == b"HTTP/1.0 200 OK"
             inside.gateway.attempts()
             forward.feed(inside.gateway, line)
+        exposed.close()
         inside.gateway.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), 5)

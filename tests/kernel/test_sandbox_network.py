@@ -18,6 +18,7 @@ from staddle.errors import InvalidCall
 from staddle.linux.process_tree import descendants
 from staddle.network.host import gateway_process, prewarm
 from staddle.network.host.prewarm import GATEWAYS
+from staddle.sandbox.open import network
 from tests.support.staddle_command import environment
 from tests.support.waiting import until
 from tests.support.web import serving
@@ -214,21 +215,61 @@ def test_nothing_is_left_when_the_host_program_is_killed(backend: str) -> None:
     assert until(lambda: not any(_command(pid) for pid in everything))
 
 
-@each_backend
-def test_when_the_gateway_is_killed_nothing_goes_out_any_more(server: int, backend: str) -> None:
-    with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
+def test_where_a_gateway_cannot_be_started_again_nothing_goes_out_any_more(server: int) -> None:
+    with sandbox_with(Network.loopback(ports=[server]), "bwrap") as sandbox:
         url = f"http://127.0.0.1:{server}/"
         assert fetch(sandbox, url) == ("hello from outside\n", 0)
-        for gateway in _gateways():
-            os.kill(gateway, signal.SIGKILL)
-        assert until(lambda: not _gateways())
+        _kill_gateways()
+        assert until(lambda: not sandbox.alive)
         result = sandbox.run(f"curl -s {url}")
         assert result.exit_code == 7
         told = [event for event in result.violations if event.kind == "note"]
-        assert ["it was killed" in event.rule for event in told] == [True]
+        assert ["it was killed: nothing goes out" in event.rule for event in told] == [True]
         again = sandbox.run("echo still there")
         assert (again.stdout, again.violations) == ("still there\n", ())
         assert sandbox.events()[-1].what == "the network gateway"
+
+
+def test_a_gateway_that_was_killed_is_started_again_with_its_listeners_and_ports(server: int) -> None:
+    """Also in the middle of a command, and more than once."""
+    policy = Policy.agent().with_network(Network.loopback(ports=[server]))
+    with Sandbox(policy=policy, on_connect=lambda _: False) as sandbox:
+        url = f"http://127.0.0.1:{server}/"
+        sandbox.start("echo inside > index.html; exec python3 -m http.server 8000").wait_for_port(8000)
+        port = sandbox.expose(8000)
+        for _ in range(2):
+            _kill_gateways()
+            assert sandbox.run(f"until curl -sf {url}; do sleep 0.01; done", timeout=20).ok
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+                assert answer.read() == b"inside\n"
+            refused = sandbox.run("curl -sS http://other.example/").violations
+            assert [event.what for event in refused if event.kind == "refused"] == ["other.example:80"]
+            assert sandbox.alive
+        told = [event.rule for event in sandbox.events() if event.what == "the network gateway"]
+        assert len(told) >= 2  # one that waited for the next sandbox may have been killed as well
+        assert all(rule.startswith("it was killed, and another one was started") for rule in told)
+
+
+def test_the_end_of_a_gateway_is_told_by_the_next_result_and_by_alive(server: int) -> None:
+    with sandbox_with(Network.loopback(ports=[server])) as sandbox:
+        _kill_gateways()
+        assert sandbox.alive
+        told = sandbox.run("true").violations
+        assert [(event.kind, event.what) for event in told] == [("note", "the network gateway")]
+        assert sandbox.run("true").violations == ()
+
+
+def test_a_gateway_that_ends_again_and_again_is_given_up(
+    server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_RESTARTS_WITHIN", 1e9)
+    with sandbox_with(Network.loopback(ports=[server])) as sandbox:
+        for _ in range(network._MOST_RESTARTS + 1):
+            _kill_gateways()
+            sandbox.alive  # noqa: B018 - it is looked at, and another one is started
+        assert not sandbox.alive
+        assert sandbox.run(f"curl -s http://127.0.0.1:{server}/").exit_code == 7
+        assert "nothing goes out of this sandbox any more" in sandbox.events()[-1].rule
 
 
 @each_backend
@@ -250,6 +291,14 @@ def test_a_gateway_that_is_stopped_is_told_and_waited_for_once(
             for gateway in gateways:
                 os.kill(gateway, signal.SIGCONT)
         assert until(lambda: "it answers again" in [event.rule for event in sandbox.run("true").violations])
+
+
+def _kill_gateways() -> None:
+    """Kill all gateways of this program, those that wait first, and wait until they have ended."""
+    killed = sorted(_gateways(), reverse=True)
+    for gateway in killed:
+        os.kill(gateway, signal.SIGKILL)
+    assert until(lambda: not {*killed} & {*_gateways()})
 
 
 def _gateways() -> list[int]:

@@ -263,6 +263,11 @@ class OpenSandbox:
             workspace.changes()
 
     @property
+    def alive(self) -> bool:
+        """Whether its agent is there, and its gateway, if it has one."""
+        return self.agent.alive and (self.network is None or self.network.alive)
+
+    @property
     def in_use(self) -> bool:
         """Whether a command, a program or a terminal runs, or files are being looked after."""
         return (

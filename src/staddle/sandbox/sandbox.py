@@ -424,8 +424,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be run in it: it is open, and nothing has killed it."""
-        return not self._closed and self._inside.agent.alive
+        """Whether commands can be run in it: it is open, and nothing has killed it or its network gateway."""
+        return not self._closed and self._inside.alive
 
     def violations(self) -> tuple[Event, ...]:
         """Protected names that appeared in what may be written on the host since it was opened."""

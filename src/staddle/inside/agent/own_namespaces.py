@@ -132,8 +132,10 @@ class AgentNetwork:
     def __init__(self, rows: tuple[NetworkRow, ...]) -> None:
         """Bring loopback up, and make what the policy needs besides."""
         self._ready: socket_handoff.PreparedSockets | None = None
+        self._rows = rows
         if rows:
-            self._ready = setup.prepare(network_spec.decoded(rows))
+            self._ready = ready = setup.prepare(network_spec.decoded(rows))
+            self._kind = ready.redirects, ready.tells, ready.v6
         else:  # the usual case, with as little of us as possible: every sandbox has this in memory
             netlink.loopback_up()
 
@@ -146,7 +148,15 @@ class AgentNetwork:
     def answer(self, socket: int, wish: bytes) -> None:
         """Serve a request of the host program: a connection to a server inside, more sockets."""
         if socket_handoff.is_forward_request(wish):
-            socket_handoff.answer(socket, wish)
+            socket_handoff.answer(socket, wish, self._make_again)
+
+    def _make_again(self) -> socket_handoff.PreparedSockets | None:
+        """The sockets that were handed over, made again: their gateway was killed, which has closed them."""
+        if not self._rows:
+            return None
+        redirects, tells, v6 = self._kind
+        spec = network_spec.decoded(self._rows)
+        return setup.sockets(spec, redirects=redirects, tells=tells, v6=v6)
 
 
 # The layer of a sandbox's home tree, made before the sandbox is asked for, by a spare that still sees the

@@ -4,8 +4,9 @@ A socket that reaches the sandbox's loopback has to be made inside. So the host 
 process in there over a UNIX socket (SOCK_SEQPACKET), and gets sockets back (see `handing`):
 
     connect(socket, 8000)             a connection to a server inside
-    exposed(gateway, socket, 8000)    127.0.0.1 of the host, at a port of its own
+    ExposedPort(8000)                 127.0.0.1 of the host, at a port of its own, served by a gateway
     feed(gateway, socket)             whenever the gateway has asked for sockets
+    listen_again(gateway, socket)     for a gateway in place of one that was killed
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...ipc import wire
 from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
 from ...policy.hosts import checked_port
-from ..namespace.socket_handoff import CONNECT, FORWARD_REQUEST, NEED_SOCKETS, STOCK
+from ..namespace.socket_handoff import CONNECT, FORWARD_REPLY, FORWARD_REQUEST, LISTENERS, NEED_SOCKETS, STOCK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,19 +47,50 @@ def connect(socket: int, port: int) -> int:
     return descriptors[0]
 
 
-def exposed(gateway: GatewayProcess, socket: int, port: int, host_port: int = 0) -> int:
-    """Have a port of the host's 127.0.0.1 lead to `port` inside; returns which. Ends with the gateway."""
-    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-    try:
-        listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", host_port and checked_port(host_port)))
-        listener.listen(128)
-        gateway.expose(listener.fileno(), checked_port(port))
-        found: int = listener.getsockname()[1]
-    finally:
-        listener.close()
-    _give(gateway, socket, STOCK)
-    return found
+class ExposedPort:
+    """A port of the host's 127.0.0.1 that leads to `port` inside. Ours until `close`, whatever serves it."""
+
+    def __init__(self, port: int, host_port: int = 0) -> None:
+        self._port = checked_port(port)
+        self._listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        try:
+            self._listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            self._listener.bind(("127.0.0.1", host_port and checked_port(host_port)))
+            self._listener.listen(128)
+            self.host_port: int = self._listener.getsockname()[1]
+        except BaseException:
+            self._listener.close()
+            raise
+
+    def serve(self, gateway: GatewayProcess, socket: int) -> None:
+        """Have this gateway accept its connections; `socket` leads to the first process inside."""
+        gateway.expose(self._listener.fileno(), self._port)
+        _give(gateway, socket, STOCK)
+
+    def close(self) -> None:
+        """Accept no more."""
+        self._listener.close()
+
+
+def listen_again(gateway: GatewayProcess, socket: int) -> None:
+    """Give a gateway the sockets that the one before it had. ForwardFailed if they cannot be made again."""
+    message, descriptors = _ask(socket, LISTENERS, 0)
+    while not message.startswith(FORWARD_REPLY):
+        try:
+            gateway.pass_on(message, descriptors)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+        message, descriptors = _answer(socket)
+    for fd in descriptors:
+        os.close(fd)
+    (number,) = wire.decode(FORWARD_REPLY, message, 1)
+    if number != 0:
+        raise ForwardFailed(
+            "its sockets inside could not be made again",
+            why=os.strerror(number) if isinstance(number, int) else "it does not say why",
+            fix="call reset() or fork()",
+        )
 
 
 def feed(gateway: GatewayProcess, socket: int) -> None:
@@ -80,10 +112,16 @@ def _give(gateway: GatewayProcess, socket: int, count: int) -> None:
 
 
 def _ask(socket: int, kind: int, value: int) -> tuple[bytes, list[int]]:
+    return _answer(socket, wire.encode(FORWARD_REQUEST, (kind, value)))
+
+
+def _answer(socket: int, request: bytes = b"") -> tuple[bytes, list[int]]:
+    """The next answer, after `request` was sent, if it is one."""
     channel = _socket.socket(fileno=os.dup(socket))
     try:
         channel.settimeout(_PATIENCE)
-        channel.send(wire.encode(FORWARD_REQUEST, (kind, value)))
+        if request:
+            channel.send(request)
         message, descriptors = receive(channel, LONGEST, MOST_DESCRIPTORS)
     except OSError as error:
         raise ForwardFailed("the sandbox does not answer", why=error.strerror or str(error)) from None

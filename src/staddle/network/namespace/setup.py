@@ -105,6 +105,11 @@ def prepare(spec: NetworkSpec, *, redirect: bool = True) -> PreparedSockets:
     if redirect and (spec.gates or spec.datagrams):
         redirects, tells = _redirect(spec)
     v6 = _interfaces(spec, everything=redirects)
+    return sockets(spec, redirects=redirects, tells=tells, v6=v6)
+
+
+def sockets(spec: NetworkSpec, *, redirects: bool, tells: bool, v6: bool) -> PreparedSockets:
+    """The sockets of a network that is there: of a new one, or when those before were closed."""
     made: list[tuple[Label, _socket.socket]] = []
     try:
         for packed, port in spec.forwards:
@@ -127,7 +132,7 @@ def prepare(spec: NetworkSpec, *, redirect: bool = True) -> PreparedSockets:
         for _, each in made:
             each.close()
         raise
-    return PreparedSockets(tuple(made), redirects, v6)
+    return PreparedSockets(tuple(made), redirects, v6, tells)
 
 
 def _interfaces(spec: NetworkSpec, everything: bool) -> bool:

@@ -21,10 +21,14 @@ from ...ipc.gateway_messages import MOST_DESCRIPTORS, Sockets, encode_sockets
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...ipc.gateway_messages import Label
 
 FORWARD_REQUEST, FORWARD_REPLY = b"forward 1\n", b"forwarded 1\n"
-CONNECT, NEED_SOCKETS = 1, 2
+CONNECT, NEED_SOCKETS, LISTENERS = 1, 2, 3
+#: The answer where the sockets that a gateway had cannot be made again.
+_NOT_HERE = 95  # EOPNOTSUPP
 #: Unconnected sockets to hand out at a time.
 STOCK = 16
 #: Seconds for a server inside that does not accept.
@@ -34,12 +38,14 @@ _INSIDE = 0.5
 class PreparedSockets(Value):
     """The sockets that were made, with their labels, and the features of this kernel.
 
-    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6.
+    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6, `tells`
+    whether the kernel reports what it refuses.
     """
 
     sockets: tuple[tuple[Label, _socket.socket], ...]
     redirects: bool
     v6: bool
+    tells: bool = False
 
 
 def hand_over(socket: int, ready: PreparedSockets) -> None:
@@ -98,13 +104,21 @@ def is_forward_request(message: bytes) -> bool:
     return message.startswith(FORWARD_REQUEST)
 
 
-def answer(socket: int, message: bytes) -> None:
-    """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted."""
+def answer(
+    socket: int, message: bytes, make_again: Callable[[], PreparedSockets | None] | None = None
+) -> None:
+    """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted.
+
+    `make_again` makes the sockets that a gateway had which has ended; None where it had none.
+    """
     kind, value = wire.decode(FORWARD_REQUEST, message, 2)
     channel = _socket.socket(fileno=os.dup(socket))
     try:
         if kind == NEED_SOCKETS:
             hand_over(socket, stock(min(int(value), MOST_DESCRIPTORS)))
+            return
+        if kind == LISTENERS:
+            channel.send(wire.encode(FORWARD_REPLY, (_handed_again(socket, make_again),)))
             return
         try:
             made = _connected(int(value))
@@ -115,6 +129,19 @@ def answer(socket: int, message: bytes) -> None:
         made.close()
     finally:
         channel.close()
+
+
+def _handed_again(socket: int, make_again: Callable[[], PreparedSockets | None] | None) -> int:
+    """Hand the sockets over that a gateway had, made again; 0, or the number of the error."""
+    if make_again is None:
+        return _NOT_HERE
+    try:
+        made = make_again()
+    except OSError as error:
+        return error.errno or _NOT_HERE
+    if made is not None:
+        hand_over(socket, made)
+    return 0
 
 
 def _connected(port: int) -> _socket.socket:

@@ -6,12 +6,14 @@ import _socket
 import os
 import select
 import threading
+import time
 from collections import deque
 
-from ...errors import LaunchFailed
+from ...errors import LaunchFailed, StaddleError
 from ...events import Event
 from ...ipc.descriptors import receive
 from ...network.host import forward, gateway_process
+from ...network.host.gateway_watch import GATEWAY_WATCH
 from ...policy.network import Network
 
 TYPE_CHECKING = False
@@ -27,6 +29,7 @@ _LONGEST = 1 << 16
 #: What is told when the gateway gets into another state.
 _STATES = {
     "ended": "it was killed: nothing goes out of this sandbox any more; reset() or fork() start another one",
+    "replaced": "it was killed, and another one was started: connections of that moment are cut",
     "silent": "it does not answer: it is stopped, or has too much to do",
     "usual": "it answers again",
 }
@@ -34,6 +37,8 @@ _STATES = {
 _KEPT = 1000
 #: Milliseconds between two checks of the thread that attends a gateway whether the sandbox is open.
 _POLL = 500
+#: A gateway is started again so many times in so many seconds: one that ends each time is of no use.
+_MOST_RESTARTS, _RESTARTS_WITHIN = 5, 60.0
 
 
 class SandboxNetwork:
@@ -65,13 +70,18 @@ class SandboxNetwork:
         self._attending: threading.Thread | None = None
         self._closed = False
         self._state = "usual"  # of the gateway
+        self._restarts: deque[float] = deque(maxlen=_MOST_RESTARTS)
+        self._has_failed = False  # to start another one
+        #: The settings of the gateway, for another one in its place.
+        self._settings = plan.network, gateway_process.GatewayBounds(asks=plan.asks)
+        self._exposed: list[forward.ExposedPort] = []
         #: Called with every event, while the lock is held.
         self.on_event: Callable[[Event], None] | None = None
-        if gateway_socket is not None:
-            self._gateway = gateway_process.GatewayProcess(gateway_socket, 0)
-        elif filtered:
-            self._gateway = gateway_process.start(plan.network, gateway_process.GatewayBounds(asks=plan.asks))
         self._given = gateway_socket is not None
+        if gateway_socket is not None:
+            self._watch(gateway_process.GatewayProcess(gateway_socket, 0))
+        elif filtered:
+            self._watch(gateway_process.start(*self._settings))
         if self._deciding is not None:
             self._attend()
 
@@ -89,12 +99,20 @@ class SandboxNetwork:
     def expose(self, agent: AgentClient, port: int, host_port: int) -> int:
         """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
         with self._lock:
-            if self._gateway is None:
-                self._gateway = gateway_process.start(Network.deny())
-            handoff = self._attached(agent, self._gateway)
-            found = forward.exposed(self._gateway, handoff.fileno(), port, host_port)
+            gateway = self._gateway
+            if gateway is None:
+                self._settings = Network.deny(), gateway_process.GatewayBounds()
+                gateway = self._watch(gateway_process.start(*self._settings))
+            handoff = self._attached(agent, gateway)
+            exposed = forward.ExposedPort(port, host_port)
+            try:
+                exposed.serve(gateway, handoff.fileno())
+            except BaseException:
+                exposed.close()
+                raise
+            self._exposed.append(exposed)
             self._attend()
-            return found
+            return exposed.host_port
 
     def change(self, network: Network, asks: int) -> None:
         """Go by the rules of another policy; they hold when this returns."""
@@ -112,6 +130,16 @@ class SandboxNetwork:
             self._events.clear()
             self._unclaimed = 0
             return found
+
+    @property
+    def alive(self) -> bool:
+        """Whether its gateway is there, if it has one; one that was killed is started again."""
+        with self._lock:
+            gateway = self._gateway
+            if gateway is not None and gateway.ended():
+                self._collect()
+                gateway = self._gateway
+            return gateway is None or not gateway.ended()
 
     @property
     def has_gateway(self) -> bool:
@@ -141,7 +169,11 @@ class SandboxNetwork:
             self._closed = True
             gateway, self._gateway = self._gateway, None
             handoff, self._handoff = self._handoff, None
+            exposed, self._exposed = self._exposed, []
+        for port in exposed:
+            port.close()
         if gateway is not None:
+            GATEWAY_WATCH.remove(gateway.fileno())
             gateway.close()
         if handoff is not None:
             handoff.close()
@@ -166,6 +198,56 @@ class SandboxNetwork:
             self._handoff.setblocking(True)
         return self._handoff
 
+    # ------------------------------------------------------------ the end of the gateway
+
+    def _watch(self, gateway: gateway_process.GatewayProcess) -> gateway_process.GatewayProcess:
+        """Have `gateway` serve this sandbox, and notice its end."""
+        self._gateway = gateway
+        GATEWAY_WATCH.add(gateway.fileno(), self._notice_end)
+        return gateway
+
+    def _notice_end(self) -> None:
+        """The gateway may have ended. In the thread of `GATEWAY_WATCH`."""
+        with self._lock:
+            self._collect()
+
+    def _restart(self, ended: gateway_process.GatewayProcess) -> bool:
+        """Have another gateway with the same sockets and ports in place of this one; whether there is."""
+        while (started := self._another()) is None:
+            if self._has_failed:
+                self._tell("ended")
+                return False
+        GATEWAY_WATCH.remove(ended.fileno())
+        ended.close()
+        self._watch(started)
+        self._tell("replaced")
+        self._state = "usual"
+        if self._deciding is not None or self._exposed:
+            self._attend()
+        return True
+
+    def _another(self) -> gateway_process.GatewayProcess | None:
+        """Start a gateway as the first one was. None when it was killed, too, or none may be started."""
+        now = time.monotonic()
+        is_often = len(self._restarts) == _MOST_RESTARTS and now - self._restarts[0] < _RESTARTS_WITHIN
+        self._has_failed = self._closed or self._given or is_often
+        if self._has_failed:
+            return None
+        self._restarts.append(now)
+        started: gateway_process.GatewayProcess | None = None
+        try:
+            started = gateway_process.start(*self._settings)
+            if self._handoff is not None:
+                forward.listen_again(started, self._handoff.fileno())
+                for port in self._exposed:
+                    port.serve(started, self._handoff.fileno())
+            return started
+        except (StaddleError, OSError) as error:
+            self._has_failed = not isinstance(error, LaunchFailed)  # the sandbox does not answer
+            if started is not None:
+                started.close()
+            return None
+
     # ------------------------------------------------------------ messages of the gateway
 
     def _collect(self, everything: bool = False) -> None:
@@ -182,7 +264,13 @@ class SandboxNetwork:
 
     def _tell_state(self, gateway: gateway_process.GatewayProcess) -> None:
         """Add an event when the gateway has ended, or does not answer any more; and when it answers again."""
-        state = "ended" if gateway.ended() else "silent" if gateway.is_silent else "usual"
+        if gateway.ended():
+            self._restart(gateway)
+        else:
+            self._tell("silent" if gateway.is_silent else "usual")
+
+    def _tell(self, state: str) -> None:
+        """Add an event when the gateway is in another state than before."""
         if state != self._state:
             self._state = state
             event = Event("note", "the network gateway", _STATES[state])
@@ -227,6 +315,7 @@ class SandboxNetwork:
             with self._lock:
                 gateway = self._gateway
                 if self._closed or gateway is None or gateway.ended():
+                    self._attending = None  # another gateway has another thread
                     return
                 poll = select.poll()
                 poll.register(gateway.fileno(), select.POLLIN)
@@ -236,12 +325,12 @@ class SandboxNetwork:
                 if self._closed:
                     return
                 self._collect()
-                if self._handoff is None:
+                if self._handoff is None or self._gateway is not gateway:
                     continue
                 try:
                     forward.feed(gateway, self._handoff.fileno())
-                except (OSError, forward.ForwardFailed):
-                    return
+                except (OSError, StaddleError):
+                    continue  # the gateway or the sandbox has ended
 
 
 def _deciding(plan: Plan, on_connect: OnConnect | None) -> ApprovalCalls | None:
