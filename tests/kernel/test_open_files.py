@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
+from pathlib import Path
 
+from staddle.linux.process_tree import descendants
 from tests.support.in_a_child import python
+from tests.support.staddle_command import environment
+from tests.support.waiting import until
 
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def limited(soft: int, hard: int, code: str) -> str:
     """What `code` prints in a process with these limits of open files."""
-    begin = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-    return python(begin + code, timeout=110)
+    return python(LIMIT.format(soft=soft, hard=hard) + code, timeout=110)
 
 
 def test_more_sandboxes_at_once_than_have_room_wait_for_each_other() -> None:
@@ -56,29 +62,129 @@ print({sb.run("ulimit -Sn").stdout.strip() for sb in sandboxes})
 
 
 def test_a_full_process_says_so_and_its_sandboxes_go_on() -> None:
+    """What runs in the background keeps its files: it cannot be parked."""
     said = limited(
-        *(300, 300),
+        *(200, 200),
         """
 from staddle import Sandbox
 from staddle.errors import LaunchFailed
+from staddle.shell import idle
 
+idle._SHORT_PATIENCE = idle.PATIENCE = 0.2
 sandboxes = []
 try:
-    while len(sandboxes) < 300:
+    while len(sandboxes) < 100:
         sandboxes.append(Sandbox())
+        sandboxes[-1].start("sleep 1000")
 except LaunchFailed as error:
     print(error)
-print(len(sandboxes) > 20, {sb.run("echo $((6 * 7))").stdout for sb in sandboxes})
-sandboxes.pop().close(); sandboxes.pop().close()
+print(len(sandboxes) > 8, {sb.run("echo $((6 * 7))").stdout for sb in sandboxes})
+for sb in sandboxes[4:]:
+    sb.close()
 print(Sandbox().run("echo again").stdout)
 """,
     )
     first, rest = said.split("\n", 1)
     assert first.startswith("there is no room for more open files: ")
     assert first.endswith(
-        "this process may have 300; raise the limit (ulimit -n), or close sandboxes that are not used"
+        "this process may have 200; raise the limit (ulimit -n), or close sandboxes that are not used"
     )
     assert rest.split("\n") == ["True {'42\\n'}", "again"]
+
+
+PARKED = """
+import signal, subprocess
+from staddle import Sandbox
+from staddle.errors import SandboxLost
+from staddle.ipc.parked_sockets import PARKED
+
+def holders():
+    return [holder.pid for holder in PARKED._holders]
+
+sandboxes = [Sandbox() for _ in range(24)]
+for number, sb in enumerate(sandboxes):
+    sb.files.write("number", str(number))
+"""
+
+
+def test_more_sandboxes_are_open_than_descriptors_are_allowed() -> None:
+    """Idle ones have none in this process. All are alive, keep their state, and work as before."""
+    said = limited(
+        *(80, 80),
+        PARKED
+        + """
+found = [sb.run(f"x={number}; cat number").stdout for number, sb in enumerate(sandboxes)]
+print(found == list(map(str, range(24))))
+dev = sandboxes[0].session("dev")
+dev.run("y=1")
+print([sb.run("echo $x").stdout for sb in sandboxes] == [f"{number}\\n" for number in range(24)])
+print(dev.run("echo $y").stdout.strip(), len(holders()) > 1, len(os.listdir("/proc/self/fd")) < 80)
+sandboxes[-1].run("kill -9 $$")
+print(all(sb.alive for sb in sandboxes), sandboxes[-1].run("echo $x").stdout.strip())
+snapshots = [sb.snapshot() for sb in sandboxes]
+with sandboxes[7].fork()[0] as fork:
+    print(fork.run("cat number").stdout)
+for sb in sandboxes:
+    sb.close()
+holders = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "descriptor_holder"])
+print(PARKED._holders, holders.returncode)
+""",
+    )
+    assert said.split("\n") == ["True", "True", "1 True True", "True 23", "7", "[] 1"]
+
+
+def test_a_killed_holder_loses_what_it_held_and_nothing_else() -> None:
+    said = limited(
+        *(80, 80),
+        PARKED
+        + """
+os.kill(holders()[0], signal.SIGKILL)
+answers = []
+for sb in sandboxes:
+    try:
+        answers.append(sb.run("cat number").stdout)
+    except SandboxLost as error:
+        print(error)
+        answers.append("lost")
+        break
+print(sandboxes[answers.index("lost")].alive, sandboxes[-1].run("cat number").stdout)
+print(Sandbox().run("echo another").stdout)
+""",
+    )
+    first, rest = said.split("\n", 1)
+    assert first.startswith("the sandbox has ended by itself: ")
+    assert rest.split("\n") == ["False 23", "another"]
+
+
+def test_parked_sandboxes_end_with_a_host_program_that_is_killed() -> None:
+    code = LIMIT.format(soft=80, hard=80) + PARKED + "print(holders() != [], flush=True); time.sleep(600)"
+    words = [sys.executable, "-c", "import os, time\n" + code]
+    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "True\n"
+        everything = descendants(program.pid)
+        program.kill()
+    assert len(everything) > 48
+    assert until(lambda: not any(_is_there(pid) for pid in everything))
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_the_least_limit_is_enough_for_several_sandboxes() -> None:
+    said = limited(
+        *(80, 80),
+        """
+from staddle import Sandbox
+sandboxes = [Sandbox() for _ in range(8)]
+print({sb.run("echo $((6 * 7))").stdout for sb in sandboxes})
+""",
+    )
+    assert said == "{'42\\n'}"
 
 
 def test_too_low_a_limit_is_refused_at_once() -> None:
@@ -94,6 +200,6 @@ except LaunchFailed as error:
 """,
     )
     assert said == (
-        "a sandbox cannot be opened: this process may have 79 open files, and 128 are needed; "
+        "a sandbox cannot be opened: this process may have 79 open files, and 80 are needed; "
         "raise the limit: ulimit -n 1024"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _socket
 import _thread
+import errno
 import os
 import select
 import time
@@ -18,7 +19,9 @@ from ..errors import LaunchFailed, SandboxClosed, StaddleError
 from ..interrupts import free_within, is_of_a_handler
 from ..linux.process import exit_status
 from . import agent_messages
+from .descriptor_holder import is_connected
 from .opened_shell import lost, opened_shell, refused
+from .parked_sockets import PARKED, taken_back
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from .agent_messages import Who
     from .opened_shell import OpenedShell
+    from .parked_sockets import Ticket
 
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
 PATIENCE = 10.0
@@ -54,6 +58,8 @@ class AgentClient:
         self._stop_first, self._kill = stop_first, kill
         self._socket = _socket.socket(fileno=main_socket)
         self._socket.settimeout(PATIENCE)
+        #: Set while another process has the socket for us.
+        self._parked: Ticket | None = None
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
@@ -61,6 +67,7 @@ class AgentClient:
         self.is_paused = False
         #: Whether an answer may come to a request that was given up; and the number of the last ping.
         self._is_out_of_step, self._serial = False, 0
+        PARKED.clients.add(self)
 
     def announced(self) -> OpenedShell:
         """Return the shell that was started ahead: the first message of an agent."""
@@ -132,9 +139,35 @@ class AgentClient:
         """Whether the agent is at the other end."""
         if self._closed:
             return False
-        poll = select.poll()
-        poll.register(self._socket.fileno(), 0)
-        return not poll.poll(0)
+        if (parked := self._parked) is not None:
+            return parked.is_connected()
+        return is_connected(self._socket.fileno())
+
+    def park_sockets(self) -> bool:
+        """Have another process hold the socket until the next request; False when one is in progress."""
+        if not self._turn.acquire(False):
+            return False
+        try:
+            if self._closed or self._parked is not None or self._is_out_of_step:
+                return False
+            self._parked = PARKED.hold((self._socket.fileno(),))
+            self._socket.close()
+            return True
+        finally:
+            self._turn.release()
+
+    def _take_back(self, parked: Ticket) -> None:
+        try:
+            (socket,) = taken_back(parked)
+        except OSError as error:
+            if is_of_a_handler(error):
+                raise
+            if error.errno == errno.EMFILE:
+                raise _no_room() from None
+            raise lost(error.strerror or str(error)) from None
+        self._socket = _socket.socket(fileno=socket)
+        self._socket.settimeout(PATIENCE)
+        self._parked = None
 
     def network(self) -> int:
         """Return a socket for the sandbox's network, on which its sockets come; the caller's to close."""
@@ -238,6 +271,9 @@ class AgentClient:
                 return
             self._closed = True
             self._socket.close()
+            if self._parked is not None:
+                self._parked.drop()
+        PARKED.forget(self)
         self._close()
 
     def kill(self) -> None:
@@ -255,7 +291,9 @@ class AgentClient:
             self._resynchronize(_LAST_PATIENCE)
 
     def _shut_down(self) -> None:
-        """Wake up a thread that waits for an answer."""
+        """Hang up; a thread that waits for an answer wakes up."""
+        if (parked := self._parked) is not None:
+            parked.drop()
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
@@ -284,6 +322,8 @@ class AgentClient:
     def _send(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one", why="its agent has ended")
+        if self._parked is not None:
+            self._take_back(self._parked)
         if self._is_out_of_step:
             self._resynchronize()
         self._is_out_of_step = True  # before it is sent: an interruption from here on leaves that open
@@ -292,7 +332,7 @@ class AgentClient:
         except OSError as error:
             if is_of_a_handler(error):
                 raise
-            if error.errno == 7:  # E2BIG
+            if error.errno == errno.E2BIG:
                 self._is_out_of_step = False
                 raise LaunchFailed(
                     "the program could not be started",
@@ -333,13 +373,9 @@ class AgentClient:
             if isinstance(error, TimeoutError):
                 self.kill()
                 raise lost("its agent does not answer") from None
-            if isinstance(error, OSError) and error.errno == 24:  # EMFILE: of us, not of the sandbox
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:  # of us, not of the sandbox
                 self._is_out_of_step = False
-                raise LaunchFailed(
-                    "what the sandbox's agent handed over has no room",
-                    why="this process has as many files open as it may",
-                    fix="raise the limit (ulimit -n), or close sandboxes that are not used",
-                ) from None
+                raise _no_room() from None
             raise lost(str(error)) from error
         if message is None:
             raise lost()
@@ -424,6 +460,14 @@ class SpawnedProcess:
             if not self._closed:
                 self._closed = True
                 self._socket.close()
+
+
+def _no_room() -> LaunchFailed:
+    return LaunchFailed(
+        "what the sandbox's agent handed over has no room",
+        why="this process has as many files open as it may",
+        fix="raise the limit (ulimit -n), or close sandboxes that are not used",
+    )
 
 
 def exit_code(status: int) -> int:

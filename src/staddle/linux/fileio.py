@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 
 def read_text(path: str, most: int, flags: int = 0) -> str:
@@ -67,3 +68,27 @@ def memory_file(data: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def put(fd: int, data: bytes) -> None:
+    """Write the whole of `data` at the beginning of a file."""
+    done = os.pwrite(fd, data, 0)
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + (1 << 20)], done)
+
+
+def resize_pipe(fd: int, size: int) -> None:
+    """Have a pipe hold so many bytes, if this user may have that."""
+    import fcntl  # not in every process that reads files
+
+    try:
+        fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ
+    except OSError:
+        pass  # it stays as it is
+
+
+def unread_bytes(fd: int) -> int:
+    """Return how much is in a pipe that nobody has read yet."""
+    import fcntl
+
+    return int.from_bytes(fcntl.ioctl(fd, 0x541B, bytes(4)), sys.byteorder)  # FIONREAD

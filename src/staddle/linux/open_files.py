@@ -21,6 +21,12 @@ def limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def hard_limit() -> int:
+    """Return the limit that the soft one can be raised to, as far as we do."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return min(hard, _ENOUGH) if hard != resource.RLIM_INFINITY else _ENOUGH
+
+
 def original_limit() -> int:
     """Return the soft limit as it was before we raised it."""
     return _original[0] if _original else limit()
@@ -34,7 +40,7 @@ def count() -> int:
 def raise_limit() -> bool:
     """Raise the soft limit to the hard one; False when it is there already."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = min(hard, _ENOUGH) if hard != resource.RLIM_INFINITY else _ENOUGH
+    highest = hard_limit()
     if soft >= highest:
         return False
     try:

@@ -20,8 +20,9 @@ from ..errors import SandboxClosed, SessionError
 from ..ipc import file_messages
 from ..ipc.agent_client import PATIENCE
 from ..ipc.opened_shell import lost
+from ..ipc.parked_sockets import PARKED
 from ..ipc.wire import Malformed
-from ..linux.fileio import memory_file
+from ..linux.fileio import memory_file, resize_pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class FileClient:
         """Ask for something with content that is still to come. While the turn is held."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            _widen(writing)
+            resize_pipe(writing, _PIPE_SIZE)
             os.set_blocking(writing, False)
             self._say(operation, words, numbers, reading)
         except BaseException:
@@ -103,7 +104,7 @@ class FileClient:
         """Ask for something that is too long for an answer. While the turn is held."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            _widen(reading)
+            resize_pipe(reading, _PIPE_SIZE)
             os.set_blocking(reading, False)
             self._say(operation, words, (), writing)
         except BaseException:
@@ -128,6 +129,18 @@ class FileClient:
                 self._let_go()
             finally:
                 self.turn.release()
+
+    def park_sockets(self) -> bool:
+        """End the server of an idle sandbox, for its descriptors; the next request starts another one."""
+        # Also not while this very thread asks for something, in the middle of which it needs descriptors.
+        if self.turn._is_owned() or not self.turn.acquire(blocking=False):  # type: ignore[attr-defined]
+            return False
+        try:
+            is_open = self._socket is not None
+            self._let_go()
+            return is_open
+        finally:
+            self.turn.release()
 
     # ------------------------------------------------------------ the socket
 
@@ -255,6 +268,7 @@ class FileClient:
             theirs.close()
         ours.settimeout(PATIENCE)
         self._socket = ours
+        PARKED.clients.add(self)
         return ours
 
     def _let_go(self) -> None:
@@ -291,6 +305,7 @@ class FileClient:
     def close(self) -> None:
         """End the server, unless a request is in progress: that one fails when the sandbox ends."""
         self._closed = True
+        PARKED.forget(self)
         if self.turn.acquire(blocking=False):
             try:
                 self._let_go()
@@ -400,12 +415,3 @@ class Receiving:
         os.close(self._pipe)
         if not self._ended:
             self._client._let_go()
-
-
-def _widen(pipe: int) -> None:
-    import fcntl
-
-    try:
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
-    except OSError:
-        pass  # so many pipes are wide already: it works as it is

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import _socket
-import errno
-import fcntl
 import os
 import select
-import struct
 import time
 
 from ..errors import LaunchFailed
@@ -15,9 +12,11 @@ from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
 from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
+from ..ipc.parked_sockets import PARKED, taken_back
 from ..ipc.wire import Malformed
+from ..linux.fileio import put, resize_pipe, unread_bytes
 from ..linux.process import is_stopped, parent_of
-from .idle import FILE_ROOM, TO_USE, too_many
+from .idle import FILE_ROOM, TO_USE, lost_or_full
 from .protocol import ASK_AGAIN, Run, question
 
 TYPE_CHECKING = False
@@ -25,14 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..ipc.opened_shell import OpenedShell
+    from ..ipc.parked_sockets import Ticket
 
     Sink = Callable[[bytes], None]
 
 #: The pipes of a command, for `drain`.
 OUTPUT, ERRORS = 1, 2
 
-_FIONREAD = 0x541B
-_F_SETPIPE_SZ = 1031
 #: The least a pipe holds; a command that fills it gets larger ones, while it runs.
 _PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
 #: How much one call of `step` passes on at most.
@@ -70,6 +68,8 @@ class BashProcess:
         self._socket = _socket.socket(fileno=opened.socket)
         self._socket.setblocking(False)
         self._control = opened.control
+        #: Set while another process has both of them for us.
+        self._sockets: Ticket | None = None
         self._files: OpenShellFiles | None = None
         self._length = 0
         self._left: set[int] = set()
@@ -125,6 +125,25 @@ class BashProcess:
         if not self.stale:
             self._drop_files()
 
+    def park_sockets(self) -> bool:
+        """Have another process hold the socket and the control pipe, of one that is parked."""
+        if self._files is not None or self._sockets is not None or self._control < 0:
+            return False
+        self._sockets = PARKED.hold((self._socket.fileno(), self._control))
+        self._socket.close()
+        os.close(self._control)
+        self._control = -1
+        return True
+
+    def _take_back(self, sockets: Ticket) -> None:
+        try:
+            socket, self._control = taken_back(sockets)
+        except OSError as error:
+            raise lost_or_full(error) from None
+        self._socket = _socket.socket(fileno=socket)
+        self._socket.setblocking(False)
+        self._sockets = None
+
     def renew(self) -> None:
         """New pipes in place of those that were left to background jobs."""
         self._drop_files()
@@ -156,6 +175,9 @@ class BashProcess:
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
+        if self._sockets is not None:
+            self._sockets.drop()
+            self._sockets = None
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
@@ -194,7 +216,7 @@ class BashProcess:
         except BlockingIOError:
             pass  # it will be asked again
         except OSError as error:
-            raise _lost_or(error) from None
+            raise lost_or_full(error) from None
 
     def settle(self) -> None:
         """Wait until the agent has done all that it was asked: a late step would hit the next run."""
@@ -212,10 +234,12 @@ class BashProcess:
     def _ask(
         self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
     ) -> agent_messages.Message:
+        if self._sockets is not None:
+            self._take_back(self._sockets)
         try:
             agent_messages.send_message(self._socket, agent_messages.encode(kind, *fields))
         except OSError as error:
-            raise _lost_or(error) from None
+            raise lost_or_full(error) from None
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         end = time.monotonic() + patience
@@ -239,7 +263,7 @@ class BashProcess:
             except BlockingIOError:
                 return found
             except (Malformed, OSError) as error:
-                raise _lost_or(error) from None
+                raise lost_or_full(error) from None
             if message is None:
                 raise lost()
             if message.kind == agent_messages.ENDED:
@@ -270,7 +294,7 @@ class BashProcess:
         files = self.files
         try:
             before, self._length = self._length, max(self._length, len(text))
-            _put(files.text, text)
+            put(files.text, text)
             if len(text) < before:
                 os.ftruncate(files.text, len(text))
             self._length = len(text)
@@ -278,7 +302,7 @@ class BashProcess:
                 os.pwrite(files.status, b"%-16b %-3d\n" % (give_back, status), 0)
             if stdin is not None:
                 os.ftruncate(files.input, 0)
-                _put(files.input, stdin)
+                put(files.input, stdin)
         except OSError as error:
             if is_of_a_handler(error):
                 raise
@@ -387,7 +411,7 @@ class BashProcess:
                 break
             if not data:
                 if fd in self._grown:
-                    _resize(fd, _PIPE)
+                    resize_pipe(fd, _PIPE)
                 return False
             sink(data)
             left -= len(data)
@@ -397,8 +421,7 @@ class BashProcess:
         """Whether the shell ended before it had read any of the run's lines: it may be run elsewhere."""
         if self._sent == 0:
             return True
-        (count,) = struct.unpack("i", fcntl.ioctl(self._control, _FIONREAD, bytes(4)))
-        return bool(count >= self._sent)
+        return unread_bytes(self._control) >= self._sent
 
     def write_more(self, data: bytes) -> None:
         """Write further lines for the run."""
@@ -454,7 +477,7 @@ class BashProcess:
             return b""
         if len(data) == _PIPE and fd not in self._grown:
             self._grown.add(fd)
-            _resize(fd, _LARGE_PIPE)
+            resize_pipe(fd, _LARGE_PIPE)
         return data
 
     def _write(self) -> None:
@@ -474,25 +497,3 @@ class BashProcess:
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)
-
-
-def _put(fd: int, data: bytes) -> None:
-    """Write the whole of `data` at the beginning of a file."""
-    done = os.pwrite(fd, data, 0)
-    while done < len(data):
-        done += os.pwrite(fd, data[done : done + (1 << 20)], done)
-
-
-def _resize(fd: int, size: int) -> None:
-    try:
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, size)
-    except OSError:
-        pass  # over what this user may have: it stays as it is
-
-
-def _lost_or(error: Exception) -> Exception:
-    """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
-    if is_of_a_handler(error):
-        return error
-    is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
-    return too_many() if is_full else lost(str(error))

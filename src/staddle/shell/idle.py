@@ -9,11 +9,15 @@ about to open files has room reserved for them first: a message whose descriptor
 from __future__ import annotations
 
 import _thread
+import errno
 import time
 from contextvars import ContextVar
 
 from ..background import Worker
 from ..errors import LaunchFailed
+from ..interrupts import is_of_a_handler
+from ..ipc.opened_shell import lost
+from ..ipc.parked_sockets import PARKED
 from ..linux import open_files
 
 TYPE_CHECKING = False
@@ -153,8 +157,8 @@ OPEN_SHELLS = OpenShellLru()
 TO_START, TO_USE = 16, 12
 #: The same for a sandbox that is opened, and room for some shells in use, of which it may be one.
 TO_OPEN = 40 + 8 * TO_USE
-#: The least limit of open files with which a sandbox can be opened.
-LEAST = 128
+#: The least limit of open files with which a sandbox can be opened: its own processes have the same limit.
+LEAST = 80
 #: How long to wait for the end of commands in other sandboxes, in seconds; and for the end of a sandbox in
 #: another thread, where none runs.
 PATIENCE, _SHORT_PATIENCE = 60.0, 2.0
@@ -195,8 +199,9 @@ class FileRoom:
 
     def reserve_now(self, number: int) -> ReservedRoom | None:
         """The same without waiting: None when there is no room at this moment, but perhaps in the next."""
+        number = min(number, open_files.limit() // 2)  # under a low limit not so many shells are in use
         while not self._is_reserved(number):
-            if not open_files.raise_limit() and not OPEN_SHELLS.park_all():
+            if not open_files.raise_limit() and not OPEN_SHELLS.park_all() and not PARKED.park_all():
                 return None
         return ReservedRoom(self, number)
 
@@ -204,8 +209,9 @@ class FileRoom:
         with self._turn:
             if self._credit < number:
                 _check_limit()
-                free = open_files.limit() - open_files.count() - self._reserved
-                if free < number + _OTHERS // 2:
+                limit = open_files.limit()
+                free = limit - open_files.count() - self._reserved
+                if free < number + min(_OTHERS // 2, limit // 10):
                     return False
                 self._credit = max(number, (free - _OTHERS) // 2)
             self._credit -= number
@@ -243,6 +249,14 @@ def too_many() -> LaunchFailed:
         why=f"{open_files.count():,} are open, and this process may have {open_files.limit():,}",
         fix="raise the limit (ulimit -n), or close sandboxes that are not used",
     )
+
+
+def lost_or_full(error: Exception) -> Exception:
+    """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
+    if is_of_a_handler(error):
+        return error
+    is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
+    return too_many() if is_full else lost(str(error))
 
 
 def _check_limit() -> None:

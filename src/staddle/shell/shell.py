@@ -6,6 +6,7 @@ import _thread
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within
+from ..ipc.parked_sockets import PARKED
 from .bash_process import BashProcess
 from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET
 from .running_command import RunningCommand
@@ -59,6 +60,7 @@ class Shell:
         self._closed = False
         self._late: list[BackgroundOutput] = []
         OPEN_SHELLS.use(self)  # it has its files open from the beginning
+        PARKED.clients.add(self)
 
     @property
     def pid(self) -> int:
@@ -85,6 +87,7 @@ class Shell:
             except BaseException as error:
                 if isinstance(error, StaddleError) or not command.is_given:
                     self._current = None
+                    self._end_if_lost(error)
                     raise
                 self._current, self._runner = command, me
                 command.fail(error)
@@ -108,8 +111,9 @@ class Shell:
             is_begun = wait or self._state.is_ready(spec)
             if is_begun:
                 self._begin(command)
-        except BaseException:
+        except BaseException as error:
             self._current = None
+            self._end_if_lost(error)
             self._turn.release()
             raise
         if not is_begun:
@@ -178,13 +182,17 @@ class Shell:
                 self._keep(command.late)
         except BaseException as error:
             self._state.bash.stale = True  # there may be output left in the pipes
-            if isinstance(error, SandboxLost):  # it may only not answer, and the command go on
-                self._agent.kill()
+            self._end_if_lost(error)
             raise
         finally:
             self._current = None
             self._runner = 0
         return outcome
+
+    def _end_if_lost(self, error: BaseException) -> None:
+        """End a sandbox that is said to be lost: it may only not answer, and the command go on."""
+        if isinstance(error, SandboxLost):
+            self._agent.kill()
 
     def _after(self, command: RunningCommand, outcome: Outcome) -> Outcome:
         if outcome.duration > _MOMENT:
@@ -332,6 +340,7 @@ class Shell:
                 self._state.close()
         IDLE_MAINTENANCE.forget(self)
         OPEN_SHELLS.forget(self)
+        PARKED.forget(self)
         for late in self._late:
             late.close()
 
@@ -343,6 +352,18 @@ class Shell:
             if not self._closed:
                 self._state.park()
             return True
+        finally:
+            self._turn.release()
+
+    def park_sockets(self) -> bool:
+        """Have another process hold the sockets of a shell at rest; False when it is not at rest."""
+        if not self._turn.acquire(False):
+            return False
+        try:
+            if self._closed:
+                return False
+            self._state.park()
+            return self._state.bash.park_sockets()
         finally:
             self._turn.release()
 
