@@ -250,6 +250,16 @@ def test_a_gateway_that_was_killed_is_started_again_with_its_listeners_and_ports
         assert all(rule.startswith("it was killed, and another one was started") for rule in told)
 
 
+def test_a_gateway_that_is_started_again_goes_by_the_network_that_was_set() -> None:
+    policy = Policy.agent().with_network(Network.allow("a.example:80", "b.example:80"))
+    with Sandbox(policy=policy) as sandbox:
+        sandbox.set_network(Network.allow("b.example:80"))
+        _kill_gateways()
+        assert sandbox.alive
+        assert sandbox.run("until getent hosts b.example; do :; done", timeout=20).ok
+        assert not sandbox.run("getent hosts a.example").ok
+
+
 def test_the_end_of_a_gateway_is_told_by_the_next_result_and_by_alive(server: int) -> None:
     with sandbox_with(Network.loopback(ports=[server])) as sandbox:
         _kill_gateways()

@@ -220,6 +220,17 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "address_of_the_host",
         starts=True,
     ),
+    "rules that were set, in a gateway that is started again": HostSwitch(
+        Edit(
+            "sandbox/open/network.py",
+            "            self._settings = network, gateway_process.GatewayBounds(asks=asks)\n"
+            "            try:\n                self._gateway.change(*self._settings)\n",
+            "            try:\n                self._gateway.change(network, self._settings[1])\n",
+        ),
+        "tests/kernel/test_sandbox_network.py",
+        "network_that_was_set",
+        starts=True,
+    ),
     "platform addresses of clouds": HostSwitch(
         Edit(
             "policy/hosts.py", '        ("168.63.129.16/32", "the metadata service of cloud machines"),\n', ""

@@ -119,7 +119,12 @@ class SandboxNetwork:
         with self._lock:
             if self._gateway is None:
                 return
-            self._gateway.change(network, gateway_process.GatewayBounds(asks=asks))
+            # First: one that is started again must not go by the rules of before.
+            self._settings = network, gateway_process.GatewayBounds(asks=asks)
+            try:
+                self._gateway.change(*self._settings)
+            except LaunchFailed:
+                pass  # it was killed; the next one is started with them
             self._collect(everything=True)
 
     def events(self) -> tuple[Event, ...]:
