@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from staddle.compat.e2b import (
     AsyncSandbox,
     CommandExitException,
     FileNotFoundException,
-    FilesystemEvent,
     FilesystemEventType,
     FileType,
     InvalidArgumentException,
     PtySize,
     Sandbox,
     SandboxNotFoundException,
+    SandboxQuery,
+    SandboxState,
     TimeoutException,
+    WriteEntry,
 )
 from tests.support.waiting import PATIENCE, until
 
@@ -50,6 +53,9 @@ def test_commands_in_the_background(sandbox: Sandbox) -> None:
     heard: list[str] = []
     assert handle.wait(on_stdout=heard.append).stdout == "got input\n"
     assert "".join(heard) == "got input\n"
+    late = sandbox.commands.run("sleep 600", background=True, timeout=0.3)
+    with pytest.raises(TimeoutException):
+        list(late)
     forever = sandbox.commands.run("sleep 600", background=True)
     assert sandbox.commands.connect(forever.pid).kill()
     with pytest.raises(CommandExitException):
@@ -79,19 +85,42 @@ def test_files(sandbox: Sandbox) -> None:
         sandbox.files.read("dir/z.txt")
 
 
+def test_facts_about_files_and_streams(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("facts/sub/below")
+    sandbox.files.write_files([WriteEntry(path="facts/a.txt", data=io.StringIO("text" * 50_000))])
+    sandbox.commands.run("ln -s a.txt link", cwd="facts")
+    assert [entry.name for entry in sandbox.files.list("facts", depth=None)] == ["a.txt", "link", "sub"]
+    assert [entry.name for entry in sandbox.files.list("facts", depth=3)][-1] == "below"
+    with pytest.raises(InvalidArgumentException, match="depth"):
+        sandbox.files.list("facts", depth=0)
+    link = sandbox.files.get_info("facts/link")
+    assert (link.type, link.symlink_target) == (FileType.FILE, "/home/user/facts/a.txt")
+    assert (link.owner, link.group) == ("user", "user")
+    with sandbox.files.read("facts/a.txt", format="stream") as stream:
+        assert next(stream).startswith(b"text")
+    assert list(stream) == []
+    sandbox.files.remove("facts")
+    sandbox.files.remove("facts")  # as in E2B, no error
+
+
 def test_a_watched_directory(sandbox: Sandbox) -> None:
-    sandbox.files.make_dir("watched")
-    watch = sandbox.files.watch_dir("watched")
-    found: list[FilesystemEvent] = []
-
-    def seen() -> bool:
-        sandbox.files.write(f"watched/{len(sandbox.files.list('watched'))}.txt", "x")
-        found.extend(watch.get_new_events())
-        return bool(found)
-
-    assert until(seen)
+    sandbox.files.make_dir("watched/sub")
+    watch = sandbox.files.watch_dir("watched", include_entry=True)
+    sandbox.files.write("watched/a.txt", "x")
+    sandbox.files.write("watched/sub/unseen.txt", "x")
+    created, written = watch.get_new_events()
+    assert (created.type, written.type) == (FilesystemEventType.CREATE, FilesystemEventType.WRITE)
+    assert created.entry is not None
+    assert (created.name, created.entry.path) == ("a.txt", "/home/user/watched/a.txt")
+    sandbox.files.remove("watched/a.txt")
+    (removed,) = watch.get_new_events()
+    assert removed.type is FilesystemEventType.REMOVE
     watch.stop()
-    assert found[0].type is FilesystemEventType.CREATE
+    found: list[str] = []
+    below = sandbox.files.watch_dir("watched", lambda event: found.append(event.name), recursive=True)
+    sandbox.files.write("watched/sub/seen.txt", "x")
+    assert until(lambda: "sub/seen.txt" in found)
+    below.stop()
 
 
 def test_a_terminal(sandbox: Sandbox) -> None:
@@ -107,6 +136,11 @@ def test_a_terminal(sandbox: Sandbox) -> None:
     sandbox.pty.send_stdin(terminal.pid, b"echo size $(stty size)\n")
     assert seen.wait(PATIENCE), data
     assert sandbox.pty.kill(terminal.pid)
+    again = sandbox.pty.create(PtySize(24, 80), envs={"ABC": "123"})
+    sandbox.pty.send_stdin(again.pid, b"echo $ABC\nexit\n")
+    later = bytearray()
+    assert sandbox.pty.connect(again.pid).wait(on_pty=later.extend).exit_code == 0
+    assert b"123" in later
 
 
 def test_code_keeps_its_variables_and_has_rich_results(sandbox: Sandbox) -> None:
@@ -121,10 +155,17 @@ def test_code_keeps_its_variables_and_has_rich_results(sandbox: Sandbox) -> None
     assert (failed.name, failed.value) == ("ZeroDivisionError", "division by zero")
     apart = sandbox.create_code_context()
     assert sandbox.run_code("x", context=apart).error is not None
-    late = sandbox.run_code("import time; time.sleep(600)", timeout=0.5)
-    assert late.error is not None
-    assert late.error.name == "TimeoutError"
+    assert sandbox.list_code_contexts()[-1].id == apart.id
+    sandbox.run_code("y = 1", context=apart)
+    sandbox.restart_code_context(apart)
+    assert sandbox.run_code("y", context=apart).error is not None
+    sandbox.remove_code_context(apart.id)
+    with pytest.raises(TimeoutException):
+        sandbox.run_code("import time; time.sleep(600)", timeout=0.5)
     assert sandbox.run_code("x").text == "2"
+    look = "import os; os.environ.get('GREETING')"
+    assert sandbox.run_code(look, envs={"GREETING": "other"}).text == "other"
+    assert sandbox.run_code(look).text == "hello"
     assert "execution_count" in execution.to_json()
     with pytest.raises(InvalidArgumentException):
         sandbox.run_code("console.log(1)", language="javascript")
@@ -134,8 +175,14 @@ def test_ids_lifetimes_and_pauses(sandbox: Sandbox) -> None:
     assert Sandbox.connect(sandbox.sandbox_id) is sandbox
     assert sandbox.sandbox_id in [info.sandbox_id for info in Sandbox.list().next_items()]
     assert sandbox.get_info().metadata == {"made": "here"}
-    sandbox.pause()
+    Sandbox.pause(sandbox.sandbox_id)
+    assert not sandbox.is_running()
+    paused = SandboxQuery(metadata={"made": "here"}, state=[SandboxState.PAUSED])
+    assert [info.sandbox_id for info in Sandbox.list(paused).next_items()] == [sandbox.sandbox_id]
     assert Sandbox.connect(sandbox.sandbox_id, timeout=600).is_running()
+    assert Sandbox.get_info(sandbox.sandbox_id).state is SandboxState.RUNNING
+    with pytest.raises(InvalidArgumentException, match="lifecycle"):
+        Sandbox.create(lifecycle={"on_timeout": "pause"})
     with pytest.raises(SandboxNotFoundException):
         Sandbox.connect("another")
     short = Sandbox.create(timeout=0.2)
@@ -143,6 +190,12 @@ def test_ids_lifetimes_and_pauses(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutException):
         short.commands.run("true")
     assert not short.kill()
+    assert not Sandbox.kill(short.sandbox_id)
+    ended = Sandbox.create()
+    running = ended.commands.run("sleep 600", background=True)
+    ended.kill()
+    with pytest.raises(TimeoutException, match="the sandbox was killed"):
+        running.wait()
 
 
 def test_snapshots_and_forks(sandbox: Sandbox) -> None:
@@ -155,6 +208,8 @@ def test_snapshots_and_forks(sandbox: Sandbox) -> None:
         assert again.files.read("state.txt") == "before"
     assert fork.files.read("state.txt") == "forked"
     fork.kill()
+    listed = Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id, name="point").next_items()
+    assert [info.snapshot_id for info in listed] == [point.snapshot_id]
     assert Sandbox.delete_snapshot(point.snapshot_id)
     with pytest.raises(InvalidArgumentException):
         Sandbox.create("no-such-template")
@@ -176,14 +231,21 @@ def test_a_port_is_reachable(sandbox: Sandbox) -> None:
 
 
 def test_awaited() -> None:
+    heard: list[str] = []
+
+    async def hear(piece: str) -> None:
+        heard.append(piece)
+
     async def use() -> None:
         sandbox = await AsyncSandbox.create()
         async with sandbox:
-            assert (await sandbox.commands.run("echo hi")).stdout == "hi\n"
+            assert (await sandbox.commands.run("echo hi", on_stdout=hear)).stdout == "hi\n"
+            assert heard == ["hi\n"]
+            assert (await AsyncSandbox.get_info(sandbox.sandbox_id)).sandbox_id == sandbox.sandbox_id
             handle = await sandbox.commands.run("echo bye", background=True)
             assert (await handle.wait()).stdout == "bye\n"
             await sandbox.files.write("a", "1")
-            assert (await sandbox.run_code("open('a').read()")).text == "'1'"
+            assert (await sandbox.run_code("open('a').read()")).text == "1"
             assert await sandbox.is_running()
 
     asyncio.run(use())

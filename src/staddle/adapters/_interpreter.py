@@ -54,13 +54,23 @@ class Interpreter:
         self._terminal: Any = None
         self._unread = b""
 
-    def run(self, code: str, *, timeout: float | None = None, output_limit: int = OUTPUT_LIMIT) -> CellResult:
-        """Run a cell. After a timeout the interpreter is interrupted, and replaced if that does not help."""
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+        env: dict[str, str] | None = None,
+    ) -> CellResult:
+        """Run a cell, with these variables of the environment for as long as it runs.
+
+        After a timeout the interpreter is interrupted, and replaced if that does not help.
+        """
         with self._turn:
             if self._terminal is None or self._terminal.poll() is not None:
                 self._start()
             name = secrets.token_hex(8)
-            cell = {"id": name, "code": code, "limit": output_limit}
+            cell = {"id": name, "code": code, "limit": output_limit, "env": dict(env or {})}
             self._terminal.write(json.dumps(cell).encode() + b"\n")
             try:
                 return self._answer(name, timeout)

@@ -114,8 +114,12 @@ def main():
             buffered += data
         line, _, buffered = buffered.partition(b"\n")
         cell = json.loads(line)
+        before = {name: os.environ.get(name) for name in cell["env"]}
         try:
+            os.environ.update(cell["env"])
             error = run(cell["code"], scope)
+            for name, value in before.items():
+                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         except KeyboardInterrupt:  # between the cell and its answer
             error = {"name": "KeyboardInterrupt", "value": "", "traceback": "", "given": None}
         out, out_dropped = taken(1, cell["limit"])

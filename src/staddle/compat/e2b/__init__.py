@@ -25,10 +25,10 @@ from .execution import CodeContext as Context
 from .execution import CodeExecution as Execution
 from .execution import ExecutionError, Logs, OutputMessage
 from .execution import RichResult as Result
-from .filesystem import EntryInfo, FilesystemEvent, FilesystemEventType, FileType, WriteInfo
+from .filesystem import EntryInfo, FilesystemEvent, FilesystemEventType, FileType, WriteEntry, WriteInfo
 from .pty import PtySize
 from .sandbox import E2BSandbox as Sandbox
-from .sandbox import SandboxInfo, SnapshotInfo
+from .sandbox import SandboxInfo, SandboxQuery, SandboxState, SnapshotInfo
 
 __all__ = [
     "AsyncSandbox",
@@ -55,7 +55,10 @@ __all__ = [
     "SandboxException",
     "SandboxInfo",
     "SandboxNotFoundException",
+    "SandboxQuery",
+    "SandboxState",
     "SnapshotInfo",
     "TimeoutException",
+    "WriteEntry",
     "WriteInfo",
 ]

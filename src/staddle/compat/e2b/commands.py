@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
 
 from staddle import Reason
@@ -45,6 +46,11 @@ class RunningProcess:
     cwd: str | None = None
 
 
+def at(path: str) -> str:
+    """An absolute path: relative ones are below the home."""
+    return posixpath.join(HOME, path)
+
+
 class Commands:
     """The commands of one sandbox: `run`, `list`, `kill`, `connect`, `send_stdin`."""
 
@@ -66,21 +72,16 @@ class Commands:
         request_timeout: float | None = None,
     ) -> Any:
         """Run shell text; with `background` a CommandHandle. CommandExitException unless it exits with 0."""
-        options: dict[str, Any] = {"cwd": cwd or HOME, "env": envs, "user": user}
+        options: dict[str, Any] = {"cwd": at(cwd or HOME), "env": envs, "user": user}
+        options |= {"on_stdout": on_stdout, "on_stderr": on_stderr, "timeout": timeout or None}
         with translated():
             if background:
                 process = self._sandbox.start(["/bin/bash", "-l", "-c", cmd], **options)
                 self._started[process.pid] = process
                 if not stdin:
                     process.close_stdin()
-                return CommandHandle(process)
-            result = self._sandbox.exec(
-                ["/bin/bash", "-l", "-c", cmd],
-                **options,
-                on_stdout=on_stdout,
-                on_stderr=on_stderr,
-                timeout=timeout or None,
-            )
+                return CommandHandle(process, self._sandbox)
+            result = self._sandbox.exec(["/bin/bash", "-l", "-c", cmd], **options)
         return _checked(result)
 
     def list(self, request_timeout: float | None = None) -> list[RunningProcess]:
@@ -104,7 +105,7 @@ class Commands:
         self, pid: int, timeout: float | None = 60, request_timeout: float | None = None
     ) -> CommandHandle:
         """A handle of a program that runs in the background."""
-        return CommandHandle(self._running(pid))
+        return CommandHandle(self._running(pid), self._sandbox)
 
     def send_stdin(self, pid: int, data: str | bytes, request_timeout: float | None = None) -> None:
         """Write to the standard input of a program that was started with `stdin=True`."""
@@ -125,8 +126,8 @@ class Commands:
 class CommandHandle:
     """A program in the background: `wait()`, `kill()`, `send_stdin()`; iterate for its output as it comes."""
 
-    def __init__(self, process: Any) -> None:
-        self._process = process
+    def __init__(self, process: Any, sandbox: Sandbox) -> None:
+        self._process, self._sandbox = process, sandbox
 
     @property
     def pid(self) -> int:
@@ -160,6 +161,7 @@ class CommandHandle:
                 yield None, said.stderr[err:], None
             out, err = len(said.stdout), len(said.stderr)
             if over:
+                self._in_time()
                 return
 
     def wait(
@@ -179,9 +181,16 @@ class CommandHandle:
                     if err is not None and on_stderr is not None:
                         on_stderr(err)
             said, code = self._process.output(), self._process.poll()
+        self._in_time()
         if code:
             raise CommandExitException(said.stdout, said.stderr, code, None)
         return E2BCommandResult(said.stderr, said.stdout, code or 0)
+
+    def _in_time(self) -> None:
+        if self._process.timed_out:
+            raise TimeoutException("the command was ended: its time was up")
+        if not self._sandbox.alive:
+            raise TimeoutException("the sandbox was killed or reached its end of life")
 
     def kill(self) -> bool:
         """Kill it with everything it started; whether it ran."""

@@ -49,6 +49,8 @@ class RichResult:
     latex: str | None = None
     json: Any = None
     javascript: str | None = None
+    chart: Any = None  # not offered: a figure is a png
+    data: Any = None
     is_main_result: bool = False
 
     def formats(self) -> Iterable[str]:

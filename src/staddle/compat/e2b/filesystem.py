@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import posixpath
 import stat
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import TypedDict
 
 from ...adapters._common import READ_LIMIT
-from .commands import HOME
-from .errors import translated
+from .commands import at
+from .errors import InvalidArgumentException, NotFoundException, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable, Iterator
+    from typing import Any, Self
 
     from staddle import Sandbox
 
     Entries = list["EntryInfo"]  # for where `list` is a method
+
+#: Seconds between two looks at a directory whose changes are told to a function.
+_LOOK_EVERY = 0.2
+_PIECE = 64 << 10
 
 
 class FileType(Enum):
@@ -27,6 +34,14 @@ class FileType(Enum):
 
     FILE = "file"
     DIR = "dir"
+    SYMLINK = "symlink"
+
+
+class WriteEntry(TypedDict):
+    """A file for `write_files`: its path and content."""
+
+    path: str
+    data: Any
 
 
 @dataclass
@@ -67,6 +82,34 @@ class FilesystemEvent:
 
     name: str
     type: FilesystemEventType
+    entry: EntryInfo | None = None
+
+
+class FileStream:
+    """The content of a file, piece by piece; closed at its end, by `close()`, or at the end of `with`."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        piece: bytes = b"" if self._source.closed else self._source.read(_PIECE)
+        if not piece:
+            self.close()
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Read no more."""
+        self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Filesystem:
@@ -74,41 +117,63 @@ class Filesystem:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
+        self._groups: dict[int, str] | None = None
 
     def read(
-        self, path: str, format: str = "text", user: str | None = None, request_timeout: float | None = None
+        self,
+        path: str,
+        format: str = "text",
+        user: str | None = None,
+        request_timeout: float | None = None,
+        gzip: bool = False,
     ) -> Any:
-        """The content of a file: as `text`, as `bytes` (a bytearray), or as a `stream` of bytes."""
+        """The content of a file: as `text`, as `bytes` (a bytearray), or as a `stream` of bytes.
+
+        `gzip` is how it would travel; here it does not travel.
+        """
         with translated():
             files = self._files(user)
             if format == "stream":
-                source = files.open(_at(path))
-                return iter(lambda: source.read(65536), b"")
-            data = files.read_bytes(_at(path), limit=READ_LIMIT)
+                return FileStream(files.open(at(path)))
+            data = files.read_bytes(at(path), limit=READ_LIMIT)
         return bytearray(data) if format == "bytes" else data.decode("utf-8", "replace")
 
     def write(
-        self, path: str, data: Any, user: str | None = None, request_timeout: float | None = None
+        self,
+        path: str,
+        data: Any,
+        user: str | None = None,
+        request_timeout: float | None = None,
+        gzip: bool = False,
+        use_octet_stream: bool = False,
     ) -> WriteInfo:
         """Write text, bytes or an open file; directories above it are made."""
-        if hasattr(data, "read") and "b" not in getattr(data, "mode", "b"):
+        if isinstance(data, io.TextIOBase):
             data = data.read()
         with translated():
-            self._files(user).write(_at(path), data, parents=True)
-        return WriteInfo(posixpath.basename(path), FileType.FILE, _at(path))
+            self._files(user).write(at(path), data, parents=True)
+        return WriteInfo(posixpath.basename(path), FileType.FILE, at(path))
 
     def write_files(
-        self, files: list[dict[str, Any]], user: str | None = None, request_timeout: float | None = None
+        self,
+        files: list[WriteEntry],
+        user: str | None = None,
+        request_timeout: float | None = None,
+        gzip: bool = False,
+        use_octet_stream: bool = False,
     ) -> list[WriteInfo]:
         """Write many files."""
         return [self.write(entry["path"], entry["data"], user) for entry in files]
 
     def list(
-        self, path: str, depth: int = 1, user: str | None = None, request_timeout: float | None = None
+        self, path: str, depth: int | None = 1, user: str | None = None, request_timeout: float | None = None
     ) -> list[EntryInfo]:
         """List a directory, and `depth - 1` levels below it."""
+        depth = 1 if depth is None else depth
+        if depth < 1:
+            raise InvalidArgumentException(f"depth should be at least 1, and is {depth}")
         with translated():
-            return self._listed(_at(path), depth, user)
+            return self._listed(at(path), depth, user)
 
     def _listed(self, path: str, depth: int, user: str | None) -> Entries:
         found = []
@@ -122,50 +187,70 @@ class Filesystem:
     def exists(self, path: str, user: str | None = None, request_timeout: float | None = None) -> bool:
         """Whether there is something."""
         with translated():
-            return bool(self._files(user).exists(_at(path)))
+            return bool(self._files(user).exists(at(path)))
 
     def get_info(self, path: str, user: str | None = None, request_timeout: float | None = None) -> EntryInfo:
         """The facts about a file."""
         with translated():
-            info = self._files(user).stat(_at(path), follow_symlinks=False)
-            return self._entry(_at(path), info, user)
+            info = self._files(user).stat(at(path), follow_symlinks=False)
+            return self._entry(at(path), info, user)
 
     def remove(self, path: str, user: str | None = None, request_timeout: float | None = None) -> None:
-        """Remove a file, or a directory with all that is in it."""
+        """Remove a file, or a directory with all that is in it. What does not exist need not be removed."""
         with translated():
-            self._files(user).remove(_at(path), recursive=True)
+            try:
+                self._files(user).remove(at(path), recursive=True)
+            except FileNotFoundError:
+                pass
 
     def rename(
         self, old_path: str, new_path: str, user: str | None = None, request_timeout: float | None = None
     ) -> EntryInfo:
         """Give it another name."""
         with translated():
-            self._files(user).rename(_at(old_path), _at(new_path), replace=True)
+            self._files(user).rename(at(old_path), at(new_path), replace=True)
         return self.get_info(new_path, user)
 
     def make_dir(self, path: str, user: str | None = None, request_timeout: float | None = None) -> bool:
         """Make a directory and those above it; False if it exists."""
         with translated():
             files = self._files(user)
-            if files.exists(_at(path)):
+            if files.exists(at(path)):
                 return False
-            files.mkdir(_at(path), parents=True)
+            files.mkdir(at(path), parents=True)
             return True
 
     def watch_dir(
-        self, path: str, user: str | None = None, request_timeout: float | None = None, **options: Any
+        self,
+        path: str,
+        on_event: Callable[[FilesystemEvent], Any] | None = None,
+        user: str | None = None,
+        request_timeout: float | None = None,
+        recursive: bool = False,
+        include_entry: bool = False,
+        allow_network_mounts: bool = False,
     ) -> WatchHandle:
-        """Watch a directory, and below it; `get_new_events()` and `stop()`."""
+        """Watch a directory, with `recursive` also below it: `get_new_events()`, or `on_event`; `stop()`."""
+
+        def look() -> dict[str, EntryInfo]:
+            return {entry.path: entry for entry in self._listed(at(path), 64 if recursive else 1, user)}
+
         with translated():
-            self._files(user).list(_at(path))  # refuses what cannot be watched
-        return WatchHandle(self._files(user), _at(path))
+            return WatchHandle(look, at(path), on_event, include_entry)
 
     def _files(self, user: str | None) -> Any:
         return self._sandbox.files.as_user(user) if user else self._sandbox.files
 
     def _entry(self, path: str, info: Any, user: str | None) -> EntryInfo:
-        kind = FileType.DIR if info.is_dir else FileType.FILE if info.kind == "file" else None
-        target = self._files(user).readlink(path) if info.kind == "symlink" else None
+        target = None
+        kinds = {"directory": FileType.DIR, "file": FileType.FILE}
+        kind = kinds.get(info.kind)
+        if info.kind == "symlink":  # of the kind of what it leads to
+            target = self._files(user).realpath(path)
+            try:
+                kind = kinds.get(self._files(user).stat(path).kind)
+            except OSError:
+                kind = FileType.SYMLINK
         letter = {"directory": stat.S_IFDIR, "symlink": stat.S_IFLNK}.get(info.kind, stat.S_IFREG)
         return EntryInfo(
             info.name,
@@ -175,47 +260,72 @@ class Filesystem:
             mode=info.mode,
             permissions=stat.filemode(letter | info.mode),
             owner=info.owner or str(info.uid),
-            group=str(info.gid),
+            group=self._group(info.gid),
             modified_time=datetime.fromtimestamp(info.modified, UTC),
             symlink_target=target,
         )
 
+    def _group(self, gid: int) -> str:
+        """The name of a group inside, from the file that has it."""
+        if self._groups is None:
+            lines = self._sandbox.files.read("/etc/group").splitlines()
+            rows = [line.split(":") for line in lines if line.count(":") >= 3]
+            self._groups = {int(row[2]): row[0] for row in rows if row[2].isdecimal()}
+        return self._groups.get(gid, str(gid))
+
 
 class WatchHandle:
-    """Collects changes in a thread until `stop()`."""
+    """Changes of a directory, found by comparing it with what it was at the last look."""
 
-    def __init__(self, files: Any, path: str) -> None:
+    def __init__(
+        self,
+        look: Callable[[], dict[str, EntryInfo]],
+        top: str,
+        on_event: Callable[[FilesystemEvent], Any] | None,
+        include_entry: bool,
+    ) -> None:
+        self._look, self._top, self._include = look, top, include_entry
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._events: list[FilesystemEvent] = []
-        changes = files.watch(path, stop=self._stop)
-        self._thread = threading.Thread(target=self._collect, args=(changes,), daemon=True)
-        self._thread.start()
+        self._known = look()
+        self._thread: threading.Thread | None = None
+        if on_event is not None:
+            self._thread = threading.Thread(target=self._tell, args=(on_event,), daemon=True)
+            self._thread.start()
 
-    def get_new_events(self) -> list[FilesystemEvent]:
-        """What happened since the last call."""
-        with self._lock:
-            events, self._events = self._events, []
-        return events
+    def get_new_events(self, request_timeout: float | None = None) -> list[FilesystemEvent]:
+        """Changes since the last call."""
+        if self._stop.is_set():
+            raise NotFoundException("this watch was stopped")
+        with translated(), self._lock:
+            before, self._known = self._known, self._look()
+        events: list[FilesystemEvent] = []
+        for path, entry in self._known.items():
+            old = before.get(path)
+            if old is None:
+                events.append(self._event(path, FilesystemEventType.CREATE, entry))
+            if entry.type is FileType.DIR:
+                continue
+            if old is None or (old.size, old.modified_time) != (entry.size, entry.modified_time):
+                events.append(self._event(path, FilesystemEventType.WRITE, entry))
+            elif old.mode != entry.mode:
+                events.append(self._event(path, FilesystemEventType.CHMOD, entry))
+        gone = (path for path in before if path not in self._known)
+        return events + [self._event(path, FilesystemEventType.REMOVE, None) for path in gone]
+
+    def _event(self, path: str, kind: FilesystemEventType, entry: EntryInfo | None) -> FilesystemEvent:
+        return FilesystemEvent(posixpath.relpath(path, self._top), kind, entry if self._include else None)
 
     def stop(self, request_timeout: float | None = None) -> None:
         """Watch no longer."""
         self._stop.set()
-        self._thread.join(10)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(10)
 
-    def _collect(self, changes: Any) -> None:
-        kinds: dict[str, FilesystemEventType] = {
-            "added": FilesystemEventType.CREATE,
-            "modified": FilesystemEventType.WRITE,
-            "deleted": FilesystemEventType.REMOVE,
-        }
-        try:
-            for change in changes:
-                kind = kinds.get(str(change.kind), FilesystemEventType.WRITE)
-                with self._lock:
-                    self._events.append(FilesystemEvent(change.path, kind))
-        except Exception:  # noqa: S110 - the sandbox has ended, and with it what is watched
-            pass
-
-
-def _at(path: str) -> str:
-    return posixpath.join(HOME, path)
+    def _tell(self, on_event: Callable[[FilesystemEvent], Any]) -> None:
+        while not self._stop.wait(_LOOK_EVERY):
+            try:
+                events = self.get_new_events()
+            except Exception:
+                return  # the sandbox has ended, or the directory is gone
+            for event in events:
+                on_event(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from .commands import HOME, E2BCommandResult
+from .commands import HOME, E2BCommandResult, at
 from .errors import NotFoundException, translated
 
 TYPE_CHECKING = False
@@ -28,8 +28,9 @@ class PtyHandle:
     """A terminal; its output goes to `on_data`, in a thread."""
 
     def __init__(self, terminal: Any, on_data: Callable[[bytes], Any] | None) -> None:
-        self._terminal, self._said = terminal, b""
-        self._thread = threading.Thread(target=self._follow, args=(on_data,), daemon=True)
+        self._terminal, self._said, self._on_data = terminal, b"", on_data
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     @property
@@ -38,7 +39,12 @@ class PtyHandle:
         return int(self._terminal.pid)
 
     def wait(self, on_pty: Any = None, on_stdout: Any = None, on_stderr: Any = None) -> E2BCommandResult:
-        """Wait for the end of the shell."""
+        """Wait for the end of the shell. `on_pty` gets what was printed so far, and what is printed then."""
+        if on_pty is not None:
+            with self._lock:
+                if self._said:
+                    on_pty(self._said)
+                self._on_data = on_pty
         self._thread.join()
         code = self._terminal.wait()
         return E2BCommandResult("", self._said.decode("utf-8", "replace"), code or 0)
@@ -46,18 +52,20 @@ class PtyHandle:
     def kill(self) -> bool:
         """Kill the shell with everything it started."""
         running = self._terminal.poll() is None
-        self._terminal.kill()
+        if running:
+            self._terminal.kill()
         return running
 
     def disconnect(self) -> None:
         """Nothing: it runs on."""
 
-    def _follow(self, on_data: Callable[[bytes], Any] | None) -> None:
+    def _follow(self) -> None:
         try:
             while data := self._terminal.read():
-                self._said = (self._said + data)[-(1 << 20) :]
-                if on_data is not None:
-                    on_data(data)
+                with self._lock:
+                    self._said = (self._said + data)[-(1 << 20) :]
+                    if self._on_data is not None:
+                        self._on_data(data)
         except Exception:  # noqa: S110 - the sandbox has ended
             pass
 
@@ -68,6 +76,7 @@ class Pty:
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._terminals: dict[int, Any] = {}
+        self._handles: dict[int, PtyHandle] = {}
 
     def create(
         self,
@@ -79,13 +88,25 @@ class Pty:
         request_timeout: float | None = None,
         on_data: Callable[[bytes], Any] | None = None,
     ) -> PtyHandle:
-        """A terminal with an interactive shell."""
+        """A terminal with an interactive shell, which is killed after `timeout` seconds; 0 is no end."""
         with translated():
             terminal = self._sandbox.terminal(
-                rows=size.rows, cols=size.cols, cwd=cwd or HOME, env=envs, user=user
+                rows=size.rows, cols=size.cols, cwd=at(cwd or HOME), env=envs, user=user
             )
         self._terminals[terminal.pid] = terminal
-        return PtyHandle(terminal, on_data)
+        handle = self._handles[terminal.pid] = PtyHandle(terminal, on_data)
+        if timeout:
+            timer = threading.Timer(timeout, handle.kill)
+            timer.daemon = True
+            timer.start()
+        return handle
+
+    def connect(
+        self, pid: int, timeout: float | None = 60, request_timeout: float | None = None
+    ) -> PtyHandle:
+        """The handle of a terminal that is open."""
+        self._terminal(pid)
+        return self._handles[pid]
 
     def send_stdin(self, pid: int, data: bytes, request_timeout: float | None = None) -> None:
         """Type something."""

@@ -6,13 +6,23 @@ import threading
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from types import MethodType
 
 from staddle import Network, Sandbox
 
 from ...adapters._common import OpenSandboxes, policy_of
 from ...adapters._interpreter import Interpreter
 from .commands import HOME, Commands
-from .errors import InvalidArgumentException, SandboxException, SandboxNotFoundException, translated
+from .errors import (
+    InvalidArgumentException,
+    NotFoundException,
+    SandboxException,
+    SandboxNotFoundException,
+    TimeoutException,
+    translated,
+)
 from .execution import CodeContext, CodeExecution, ExecutionError, Logs, OutputMessage, RichResult
 from .filesystem import Filesystem
 from .pty import Pty
@@ -26,22 +36,40 @@ if TYPE_CHECKING:
 
     from ...adapters._common import AnyPolicy
 
+    Contexts = list[CodeContext]  # for where `list` is a method
+
 #: Seconds a sandbox lives unless something else is asked for.
 _LIFETIME = 300
 _OPEN = OpenSandboxes()
-_SNAPSHOTS: dict[str, Snapshot] = {}
+#: By their ids: a snapshot, the id of its sandbox, and its name.
+_SNAPSHOTS: dict[str, tuple[Snapshot, str, str]] = {}
+
+
+class SandboxState(StrEnum):
+    """Whether a sandbox runs."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass
+class SandboxQuery:
+    """Which sandboxes are listed: those with all of this metadata, in one of these states."""
+
+    metadata: dict[str, str] | None = None
+    state: list[SandboxState] | None = None
 
 
 @dataclass
 class SandboxInfo:
-    """A sandbox that runs."""
+    """A sandbox that runs, or is paused."""
 
     sandbox_id: str
     template_id: str
     metadata: dict[str, str]
     started_at: datetime
     end_at: datetime
-    state: str = "running"
+    state: SandboxState = SandboxState.RUNNING
     name: str | None = None
 
 
@@ -53,16 +81,58 @@ class SnapshotInfo:
     names: list[str] = field(default_factory=list)
 
 
-class SandboxPages:
-    """The sandboxes of this process, as one page."""
+class Pages:
+    """Sandboxes or snapshots of this process, `limit` at a time."""
 
-    def __init__(self, items: list[SandboxInfo]) -> None:
-        self._items, self.has_next, self.next_token = items, True, None
+    def __init__(self, items: list[Any], limit: int | None = None) -> None:
+        self._items, self._limit = items, limit or max(len(items), 1)
+        self.has_next, self.next_token = True, None
 
-    def next_items(self) -> list[SandboxInfo]:
-        """The page."""
-        self.has_next = False
-        return self._items
+    def next_items(self) -> list[Any]:
+        """The next page."""
+        page, self._items = self._items[: self._limit], self._items[self._limit :]
+        self.has_next = bool(self._items)
+        return page
+
+
+class ByIdToo:
+    """A method that can be called on the class as well, with the id of a sandbox of this process first."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: E2BSandbox | None, owner: type) -> Callable[..., Any]:
+        if instance is not None:
+            return MethodType(self._method, instance)
+        return partial(self._by_id, self._method)
+
+    @staticmethod
+    def _by_id(method: Callable[..., Any], sandbox_id: str, *args: Any, **options: Any) -> Any:
+        if method is E2BSandbox.__dict__["kill"]._method and _OPEN.get(sandbox_id) is None:
+            return False
+        return method(_found(sandbox_id), *args, **options)
+
+
+#: How E2B's service is reached: there is none here.
+_SERVICE = {"api_key", "access_token", "domain", "api_url", "sandbox_url", "debug", "headers", "proxy"}
+_SERVICE |= {"request_timeout", "api_headers", "logger", "validate_api_key", "signal"}
+
+
+def _nothing_else(options: dict[str, Any]) -> None:
+    """Refuse what would be ignored."""
+    unknown = sorted(options.keys() - _SERVICE)
+    if unknown:
+        raise InvalidArgumentException(f"{', '.join(unknown)}: not offered here")
+
+
+def _found(sandbox_id: str) -> E2BSandbox:
+    found: E2BSandbox | None = _OPEN.get(sandbox_id)
+    if found is None:
+        raise SandboxNotFoundException(
+            f"there is no sandbox {sandbox_id!r} in this process: sandboxes end with their process"
+        )
+    return found
 
 
 class E2BSandbox:
@@ -86,6 +156,7 @@ class E2BSandbox:
     ) -> None:
         if network is not None:
             raise InvalidArgumentException("network= is not translated; give policy= with a staddle network")
+        _nothing_else(options | ({} if lifecycle is None else {"lifecycle": lifecycle}))
         chosen = policy_of(policy)
         if allow_internet_access:
             chosen = chosen.with_network(Network.open())
@@ -96,7 +167,7 @@ class E2BSandbox:
             if _opened is not None:
                 self.sandbox = _opened
             elif template is not None and template in _SNAPSHOTS:
-                self.sandbox = Sandbox.from_snapshot(_SNAPSHOTS[template], workspace, **given)
+                self.sandbox = Sandbox.from_snapshot(_SNAPSHOTS[template][0], workspace, **given)
             elif template is not None and template not in ("base", "code-interpreter-v1"):
                 raise InvalidArgumentException(
                     f"there is no template {template!r}: use policy= with a base (`staddle base import`)"
@@ -104,7 +175,7 @@ class E2BSandbox:
             else:
                 self.sandbox = Sandbox(workspace, **given)
         self.metadata, self._template = dict(metadata or {}), template or "base"
-        self.alive = True
+        self.alive, self._paused = True, False
         self.sandbox_id = _OPEN.add(self, f"i{uuid.uuid4().hex[:20]}")
         self.commands, self.files, self.pty = (
             Commands(self.sandbox),
@@ -112,6 +183,7 @@ class E2BSandbox:
             Pty(self.sandbox),
         )
         self._interpreters: dict[str, Interpreter] = {}
+        self._contexts: dict[str, CodeContext] = {}
         self._cells = 0
         self._started = datetime.now(UTC)
         self._ending: threading.Timer | None = None
@@ -124,35 +196,42 @@ class E2BSandbox:
         """Open a sandbox; `policy=` and `workspace=` are staddle's."""
         return cls(template, timeout, **options)
 
-    @classmethod
-    def connect(cls, sandbox_id: str, timeout: float | None = None, **options: Any) -> E2BSandbox:
+    @ByIdToo
+    def connect(self, timeout: float | None = None, **options: Any) -> E2BSandbox:
         """The sandbox of that id in this process; it continues if it was paused."""
-        found: E2BSandbox | None = _OPEN.get(sandbox_id)
-        if found is None:
-            raise SandboxNotFoundException(
-                f"there is no sandbox {sandbox_id!r} in this process: sandboxes end with their process"
-            )
-        found.sandbox.resume()
-        if timeout is not None:
-            found.set_timeout(timeout)
-        return found
+        _nothing_else(options)
+        self._continue()
+        if timeout is not None and datetime.now(UTC) + timedelta(seconds=timeout) > self._end_at:
+            self.set_timeout(timeout)
+        return self
 
     @classmethod
-    def list(cls, query: Any = None, **options: Any) -> SandboxPages:
-        """The sandboxes of this process."""
-        return SandboxPages([_OPEN.get(name).get_info() for name in _OPEN if _OPEN.get(name) is not None])
+    def list(cls, query: SandboxQuery | None = None, limit: int | None = None, **options: Any) -> Pages:
+        """The sandboxes of this process, the newest first."""
+        _nothing_else(options)
+        query = query or SandboxQuery()
+        wanted = (query.metadata or {}).items()
+        found = [sandbox.get_info() for sandbox in map(_OPEN.get, _OPEN) if sandbox is not None]
+        found = [info for info in found if wanted <= info.metadata.items()]
+        found = [info for info in found if query.state is None or info.state in query.state]
+        return Pages(found[::-1], limit)
 
+    @ByIdToo
     def set_timeout(self, timeout: float, **options: Any) -> None:
         """Have it end in so many seconds from now."""
         if self._ending is not None:
             self._ending.cancel()
         self._end_at = datetime.now(UTC) + timedelta(seconds=timeout)
-        self._ending = threading.Timer(timeout, self.kill)
+        self._ending = threading.Timer(timeout, self._end)
         self._ending.daemon = True
         self._ending.start()
 
+    @ByIdToo
     def kill(self, **options: Any) -> bool:
         """End it; whether it ran."""
+        return self._end()
+
+    def _end(self) -> bool:
         running, self.alive = self.alive, False
         if self._ending is not None:
             self._ending.cancel()
@@ -162,54 +241,88 @@ class E2BSandbox:
 
     def is_running(self, request_timeout: float | None = None) -> bool:
         """Whether commands can be run."""
-        return self.sandbox.alive
+        return self.sandbox.alive and not self._paused
 
+    @ByIdToo
     def pause(self, **options: Any) -> bool:
-        """Stop everything in it, until `connect()` or `resume()`."""
+        """Stop everything in it, until `connect()` or `resume()`; whether it ran."""
+        running = not self._paused
         with translated():
             self.sandbox.pause()
-        return True
+        self._paused = True
+        return running
 
     beta_pause = pause
 
     def resume(self, **options: Any) -> E2BSandbox:
         """Let everything continue."""
-        with translated():
-            self.sandbox.resume()
+        self._continue()
         return self
 
+    def _continue(self) -> None:
+        if not self.alive:
+            raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
+        with translated():
+            self.sandbox.resume()
+        self._paused = False
+
+    @ByIdToo
     def get_info(self, request_timeout: float | None = None) -> SandboxInfo:
         """Facts about it."""
-        return SandboxInfo(self.sandbox_id, self._template, self.metadata, self._started, self._end_at)
+        state = SandboxState.PAUSED if self._paused else SandboxState.RUNNING
+        times = self._started, self._end_at
+        return SandboxInfo(self.sandbox_id, self._template, self.metadata, *times, state)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self._end()
 
     # ------------------------------------------------------------ snapshots and network
 
+    @ByIdToo
     def create_snapshot(self, name: str | None = None, **options: Any) -> SnapshotInfo:
         """Take a snapshot of files and shells."""
+        _nothing_else(options)
         with translated():
             snapshot = self.sandbox.snapshot(name or "")
         number = f"snapshot-{uuid.uuid4().hex[:12]}"
-        _SNAPSHOTS[number] = snapshot
+        _SNAPSHOTS[number] = (snapshot, self.sandbox_id, name or "")
         return SnapshotInfo(number, [name] if name else [])
+
+    @classmethod
+    def list_snapshots(
+        cls, sandbox_id: str | None = None, limit: int | None = None, name: str | None = None, **options: Any
+    ) -> Pages:
+        """The snapshots of this process: all, of one sandbox, or of one name."""
+        _nothing_else(options)
+        found = [
+            SnapshotInfo(number, [label] if label else [])
+            for number, (_, owner, label) in _SNAPSHOTS.items()
+            if sandbox_id in (None, owner) and name in (None, label)
+        ]
+        return Pages(found, limit)
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **options: Any) -> bool:
         """Forget a snapshot; whether there was one."""
-        snapshot = _SNAPSHOTS.pop(snapshot_id, None)
+        snapshot, *_ = _SNAPSHOTS.pop(snapshot_id, (None,))
         if snapshot is not None:
             snapshot.close()
         return snapshot is not None
 
-    def fork(self, count: int = 1, **options: Any) -> Any:
+    @ByIdToo
+    def fork(self, count: int = 1, timeout: float | None = None, **options: Any) -> Any:
         """Sandboxes that continue from here."""
+        _nothing_else(options)
+        if count < 1:
+            raise InvalidArgumentException(f"count should be at least 1, and is {count}")
+        if not self.alive:
+            raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
-            return [type(self)(metadata=self.metadata, _opened=made) for made in self.sandbox.fork(count)]
+            made = self.sandbox.fork(count)
+        return [type(self)(timeout=timeout, metadata=self.metadata, _opened=each) for each in made]
 
     def get_host(self, port: int) -> str:
         """`127.0.0.1:PORT`, which leads to this port inside. It is HTTP unless the server inside has TLS."""
@@ -229,7 +342,31 @@ class E2BSandbox:
         _python_only(language)
         context = CodeContext(uuid.uuid4().hex, "python", cwd or HOME)
         self._interpreters[context.id] = Interpreter(self.sandbox, cwd=context.cwd)
+        self._contexts[context.id] = context
         return context
+
+    def list_code_contexts(self, **options: Any) -> Contexts:
+        """The interpreters: the default one, then those that were made."""
+        return [CodeContext("default", "python", HOME), *self._contexts.values()]
+
+    def restart_code_context(self, context: CodeContext | str, **options: Any) -> None:
+        """Forget the variables of an interpreter."""
+        self._interpreter(context).restart()
+
+    def remove_code_context(self, context: CodeContext | str, **options: Any) -> None:
+        """End an interpreter."""
+        self._interpreter(context).close()
+        name = context if isinstance(context, str) else context.id
+        del self._interpreters[name]
+        self._contexts.pop(name, None)
+
+    def _interpreter(self, context: CodeContext | str | None) -> Interpreter:
+        name = "default" if context is None else context if isinstance(context, str) else context.id
+        if name == "default" and name not in self._interpreters:
+            self._interpreters[name] = Interpreter(self.sandbox, cwd=HOME)
+        if name not in self._interpreters:
+            raise NotFoundException(f"there is no context {name!r}")
+        return self._interpreters[name]
 
     def run_code(
         self,
@@ -246,19 +383,25 @@ class E2BSandbox:
     ) -> CodeExecution:
         """Run Python in an interpreter that keeps its variables. Callbacks are called after the cell."""
         _python_only(language)
-        name = context.id if context is not None else "default"
-        if name not in self._interpreters:
-            self._interpreters[name] = Interpreter(self.sandbox, cwd=HOME)
+        interpreter = self._interpreter(context)
         self._cells += 1
-        variables = "".join(
-            f"__import__('os').environ[{key!r}] = {value!r}\n" for key, value in (envs or {}).items()
-        )
-        with translated():
-            cell = self._interpreters[name].run(variables + code, timeout=timeout or None)
+        try:
+            with translated():
+                cell = interpreter.run(code, timeout=timeout or None, env=envs)
+        except TimeoutException:
+            if self.alive:
+                raise
+        if not self.alive:
+            raise TimeoutException("the sandbox was killed while the request was in progress")
+        if cell.timed_out:
+            raise TimeoutException(f"the cell was interrupted after {timeout} seconds")
         made = CodeExecution(execution_count=self._cells)
         made.logs = Logs([cell.stdout] if cell.stdout else [], [cell.stderr] if cell.stderr else [])
         known = RichResult.__dataclass_fields__
         made.results = [RichResult(**{k: v for k, v in each.items() if k in known}) for each in cell.results]
+        for each in made.results:
+            if each.text and len(each.text) > 1 and each.text[0] == each.text[-1] and each.text[0] in "'\"":
+                each.text = each.text[1:-1]  # as E2B has the text of a string
         if cell.error is not None:
             made.error = ExecutionError(cell.error["name"], cell.error["value"], cell.error["traceback"])
         for heard, texts, is_error in (
