@@ -12,7 +12,7 @@ import os
 
 from .backends import choose
 from .errors import AlreadyWrapped, CommandNotFound, PolicyError
-from .launch.view import hidden_program
+from .launch.view import find_program, hidden_program
 from .linux.fileio import current_directory
 from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
@@ -213,8 +213,9 @@ def wrap(
     """The same command, confined by `policy`, ready to be started.
 
     A program that is named by its path can be read, unless the policy denies it; nothing beside it can.
-    One that stays hidden is CommandNotFound. `on_connect` decides about destinations that the policy's
-    network leaves open; what it does not answer with True within `on_connect_timeout` seconds is refused.
+    One that stays hidden, or does not exist inside, is CommandNotFound. `on_connect` decides about
+    destinations that the policy's network leaves open; what it does not answer with True within
+    `on_connect_timeout` seconds is refused.
     `audit` is a file, a stream or a function that gets a line before it starts and one at the end of `run`.
 
     Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
@@ -254,6 +255,7 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
     plan = compile(policy, cwd=cwd, env=env)
     hidden = hidden_program(plan, program)
     if not hidden:
+        find_program(plan, program)
         return plan
     base = cwd or current_directory()
     plan = compile(policy.with_read(hidden), cwd=plan.cwd, env=env, base=base)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle import LocalEnvironment, Policy, StaddleError, wrap
+from staddle.cli.report import told
 from staddle.errors import (
     AlreadyWrapped,
     BackendUnavailable,
@@ -249,6 +250,23 @@ def test_native_is_only_by_name_and_says_what_it_is() -> None:
     wrapped = wrap(["sh", "-c", "echo $HOME $SECRET"], Policy.agent(), backend="native")
     assert wrapped.enforced.held == ()
     assert wrapped.run(capture_output=True).returncode == 0
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bare_name_that_is_hidden_or_missing_is_told_as_staddle_run_tells_it(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "of-mine"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(CommandNotFound, match="'of-mine' is not visible inside") as hidden:
+        wrap(["of-mine"], Policy.agent(), backend=backend, best_effort=True, cwd="/")
+    assert hidden.value.fix == f"grant it with policy.with_read({str(tmp_path)!r}), and give its full path"
+    assert f"fix: grant it with --read {tmp_path}, and" in told(hidden.value)
+    with pytest.raises(CommandNotFound, match="there is no program 'no-such-tool'"):
+        wrap(["no-such-tool"], Policy.agent(), backend=backend, best_effort=True, cwd="/")
 
 
 def test_every_error_is_one_tree() -> None:

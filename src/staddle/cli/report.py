@@ -133,6 +133,10 @@ def told(error: BaseException) -> str:
 
 
 def _spelled(text: str) -> str:
+    if "policy.with_" in text:
+        import re
+
+        text = re.sub(r"policy\.with_(read|write|deny)\('([^']+)'\)", r"--\1 \2", text)
     for python, option in _SPELLINGS:
         if python in text:
             closing = python[-1] if python[-1] in "'\"" else ""

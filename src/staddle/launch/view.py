@@ -64,11 +64,16 @@ def find_program(plan: Plan, name: str) -> str:
             status=126,
             fix="chmod +x it, or name an interpreter in front of it",
         )
+    if not there_but_hidden and "/" not in name and not plan.base:
+        there_but_hidden = _on_our_path(name)
+        if there_but_hidden and plan.shows(os.path.realpath(there_but_hidden)):
+            there_but_hidden = ""
     if there_but_hidden:
         raise CommandNotFound(
             f"{name!r} is not visible inside",
             why=f"the policy does not let {there_but_hidden!r} be read",
-            fix=f"grant it with --read {os.path.dirname(there_but_hidden)}",
+            fix=f"grant it with policy.with_read({os.path.dirname(there_but_hidden)!r})"
+            + ("" if there_but_hidden in places else ", and give its full path"),
         )
     looked = (
         "nothing is there inside"
@@ -84,8 +89,17 @@ def find_program(plan: Plan, name: str) -> str:
     raise CommandNotFound(
         f"there is no program {name!r}",
         why=looked,
-        fix="give its full path, and grant its directory for reading (--read)",
+        fix="give its full path, and grant its directory with policy.with_read()",
     )
+
+
+def _on_our_path(name: str) -> str:
+    """The path of a program that our own PATH finds; "" for none."""
+    for directory in os.environ.get("PATH", "").split(":"):
+        place = os.path.join(directory, name)
+        if directory.startswith("/") and os.path.isfile(place) and os.access(place, os.X_OK):
+            return place
+    return ""
 
 
 def _in_the_base(plan: Plan, path: str) -> str:

@@ -403,6 +403,10 @@ def test_ready_made_rules_about_packages() -> None:
     [
         "proot -r /other -b /proc -w / git push",
         "proot -0 git push",
+        "parallel -j 4 git push ::: a",
+        "torsocks -P 9050 git push",
+        "xvfb-run -s '-screen 0' git push",
+        "chronic git push",
         "bwrap --ro-bind / / --unshare-all --dev /dev --setenv A b git push",
         "bwrap --bind / / -- git push",
         "firejail --net=none git push",
@@ -435,3 +439,11 @@ def test_rules_are_part_of_a_policy() -> None:
     assert Policy(rules=rules) == Policy().with_rules(rules) != Policy()
     with pytest.raises(PolicyError, match="not a CommandRules"):
         Policy(rules=["git push"])  # type: ignore[arg-type]
+
+
+def test_a_refusal_without_a_reason_has_a_cause_and_a_fix() -> None:
+    with pytest.raises(CommandRefused) as refused:
+        CommandRules(deny=["curl"]).check_script("curl x")
+    assert (refused.value.reason, refused.value.owner) == ("", "")
+    assert refused.value.why
+    assert refused.value.fix

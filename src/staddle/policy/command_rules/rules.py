@@ -253,5 +253,6 @@ def _has(words: Sequence[Word], wanted: Sequence[str]) -> bool:
 
 def _refused(shown: str, program: str, owner: str, reason: str, fix: str = "") -> CommandRefused:
     what = f"{shown!r} should not be run here" if shown else "this command should not be run here"
-    fix = f"use {owner}" if owner else fix
-    return CommandRefused(what, why=reason, fix=fix, program=program, owner=owner, reason=reason)
+    fix = f"use {owner}" if owner else fix or "use another program, or change the rules of the policy"
+    why = reason or "a command rule of the policy is against it"
+    return CommandRefused(what, why=why, fix=fix, program=program, owner=owner, reason=reason)

@@ -45,10 +45,14 @@ PREFIXES: dict[str, Prefix] = {
     "env": Prefix("uCS", ("unset", "chdir", "split-string"), assigns=True),
     "exec": Prefix("a"),
     "catatonit": Prefix(),
+    "catchsegv": Prefix(),
+    "chronic": Prefix(),
     "chpst": Prefix("uUen/bmdoprtfcP", plain=False),
     "cpulimit": Prefix("lp", ("limit", "pid")),
     "dbus-run-session": Prefix(long=("config-file", "dbus-daemon")),
     "dumb-init": Prefix("r", ("rewrite",)),
+    "eatmydata": Prefix(),
+    "entr": Prefix(),
     "fakechroot": Prefix("sdecb", ("lib", "elfloader", "environment", "config-dir", "bindir"), plain=False),
     "fakeroot-ng": Prefix("pl"),
     "fakeroot": Prefix("lfsib", ("lib", "faked")),
@@ -63,6 +67,14 @@ PREFIXES: dict[str, Prefix] = {
     "nohup": Prefix(),
     "nsenter": Prefix("tSG", ("target", "setuid", "setgid"), plain=False),
     "numactl": Prefix("ipPmNCl", ("interleave", "preferred", "membind", "cpunodebind", "physcpubind")),
+    "parallel": Prefix(
+        "jNLnsSIaPdCE",
+        (
+            *("jobs", "max-args", "max-lines", "max-replace-args", "sshlogin", "arg-file", "delimiter"),
+            *("colsep", "joblog", "results", "retries", "timeout", "delay", "workdir", "env", "load"),
+        ),
+        plain=False,
+    ),
     "pkexec": Prefix("u", ("user",), plain=False),
     "proot": Prefix(
         "rbmwqkRSi",
@@ -73,6 +85,9 @@ PREFIXES: dict[str, Prefix] = {
         plain=False,
     ),
     "prlimit": Prefix("po", ("pid", "output")),
+    "proxychains": Prefix("f", plain=False),
+    "proxychains4": Prefix("f", plain=False),
+    "rlwrap": Prefix("bCDeDfHlOpPqsSwz"),
     "run0": Prefix("ugDp", ("user", "group", "chdir", "property", "setenv", "slice", "unit"), plain=False),
     "setarch": Prefix(operands=1),
     "setpriv": Prefix(
@@ -118,6 +133,8 @@ PREFIXES: dict[str, Prefix] = {
     "time": Prefix("fo", ("format", "output")),
     "timeout": Prefix("ks", ("kill-after", "signal"), operands=1),
     "tini": Prefix("pe"),
+    "torify": Prefix(plain=False),
+    "torsocks": Prefix("uaP", ("user", "pass", "address", "port"), plain=False),
     "toybox": Prefix(),
     "unbuffer": Prefix(),
     "unshare": Prefix(
@@ -126,6 +143,9 @@ PREFIXES: dict[str, Prefix] = {
         plain=False,
     ),
     "valgrind": Prefix(),
+    "xvfb-run": Prefix(
+        "efnpsw", ("error-file", "auth-file", "server-num", "xauth-protocol", "server-args", "wait")
+    ),
     "xargs": Prefix(
         "IaLnPsdE", ("arg-file", "max-args", "max-procs", "max-chars", "delimiter", "process-slot-var")
     ),
