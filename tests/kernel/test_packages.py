@@ -238,6 +238,12 @@ def test_an_environment_that_may_be_written_is_used_itself(
     monkeypatch.setenv("PATH", f"{workspace}/.venv/bin:/usr/bin:/bin")
     with Sandbox(workspace, backend="namespaces") as sb:
         assert sb.run("python -c 'import sys; print(sys.prefix)'").stdout == "/workspace/.venv\n"
+    for backend in ("namespaces", "bwrap"):
+        with Sandbox(workspace, backend=backend, mode="readonly") as sb:
+            found = sb.run(
+                "python -c 'import sys; print(sys.prefix)'; cd ~/.venv/lib/python3* && touch x && echo new"
+            )
+            assert found.stdout == "/home/user/.venv\nnew\n", found
 
 
 def test_a_link_in_an_environment_shows_nothing_that_is_hidden(

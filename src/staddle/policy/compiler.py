@@ -13,8 +13,9 @@ from ..errors import PolicyError
 from ..linux.fileio import current_directory
 from . import environment, presets, system, virtual_environment
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
+from .layouts import INSTALLED
 from .package_sources.config_files import configuration
-from .paths import Ancestry, above, covers, upward
+from .paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolution import HostPaths, PathContext, ResolvedPath
 from .resolve_rules import ResolvedRule, refuse_planted_links, resolve
@@ -44,13 +45,14 @@ def compile(
     home: str | None = None,
     host_env: Mapping[str, str] | None = None,
     workspace: str | None = None,
+    frozen: bool = False,
 ) -> Plan:
     """`policy` resolved for this host. PolicyError for what cannot be meant, PathEscape for a planted link.
 
     `cwd` is where the command starts: the current directory if it, or something below it, can be
     seen inside, else its home. Relative paths are relative to `base` (default: `cwd`, else the current
     directory), `~` is `home` (default: $HOME), `env` is added for this command. `workspace` is the
-    directory that a session shows at another place.
+    directory that a session shows at another place; it cannot be written there if it is `frozen`.
     """
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
@@ -125,8 +127,10 @@ def compile(
             texts += system.home_files(inside, own)
         if policy.limits.memory is not None:
             texts.append(system.memory(policy.limits.memory))
-    first, own_variables = _own_programs(policy, inside, inside in places), {}
-    behind = _read_only_environment(tools.before, sight) if inside in places else None
+    first, own_variables = _own_programs(policy, inside, inside in places, context), {}
+    behind = None
+    if inside in places:
+        behind = _read_only_environment(tools.before, sight, workspace, frozen)
     if behind is not None:
         place = f"{inside}/{virtual_environment.NAME}"
         more_texts, more_links = virtual_environment.continued(behind, place)
@@ -180,17 +184,33 @@ def compile(
     return plan.replace(cwd=_start(plan, context, host))
 
 
-def _own_programs(policy: Policy, home: str, private: bool) -> list[str]:
-    """Where in the home there are programs: a coding agent's tools, and what is installed there."""
+def _own_programs(policy: Policy, home: str, private: bool, context: PathContext) -> list[str]:
+    """Where in the home there are programs: a coding agent's tools, and what is installed there.
+
+    What cargo, go and others install lands in the home inside; it is found there if it is on the host.
+    """
     if policy.preset == "coding-agent":
         return [f"{home}/{path}" for path in presets.AGENT_PATH]
-    return [f"{home}/.local/bin"] if private and policy.system else []
+    if not private or not policy.system:
+        return []
+    searched = context.env.get("PATH", "").split(":") if policy.toolchains and policy.base is None else ()
+    places = (path.removeprefix(f"{context.home}/") for path in searched)
+    return [f"{home}/{path}" for path in (".local/bin", *dict.fromkeys(p for p in places if p in INSTALLED))]
 
 
-def _read_only_environment(search: Iterable[str], sight: Visibility) -> str | None:
-    """The first virtual environment on the PATH, if it is one of the host's that can only be read."""
+def _read_only_environment(
+    search: Iterable[str], sight: Visibility, workspace: str | None, frozen: bool
+) -> str | None:
+    """The first virtual environment on the PATH, if it is one of the host's that can only be read.
+
+    One in the workspace of a session can be written, unless that is `frozen`.
+    """
     for directory in search:
-        if virtual_environment.is_environment(directory):
+        if workspace is not None and covers(WORKSPACE_PATH, directory):
+            directory = workspace + directory[len(WORKSPACE_PATH) :]  # noqa: PLW2901 - as the host has it
+            if virtual_environment.is_environment(directory):
+                return os.path.dirname(directory) if frozen else None
+        elif virtual_environment.is_environment(directory):
             grant = sight.through(directory)
             return os.path.dirname(directory) if grant is not None and grant.access == "read" else None
     return None

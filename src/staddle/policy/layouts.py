@@ -59,6 +59,8 @@ PROGRAMS = {
     ".mix/escripts": "elixir",
     ".composer/vendor/bin": "php",
 }
+#: Where in a home tools put the programs that they install.
+INSTALLED = frozenset({".cargo/bin", *PROGRAMS})
 #: Programs that are toolchains by themselves, wherever they lie.
 SINGLE = frozenset(
     (

@@ -44,21 +44,25 @@ def compile_session(
     env: Mapping[str, str] | None = None,
     stand_in: str | None = None,
     asks: int = 0,
+    frozen: bool = False,
 ) -> tuple[Plan, Plan | None]:
     """(the plan of a session, the plan of its workspace alone as the host sees it).
 
     Without a workspace there is an empty directory that is gone with the session, or `stand_in`,
     an empty directory of ours for layers to be put on. `moved`
     says whether the directory can be shown at another place; where it cannot, it stays at its
-    own, and the session starts there. Where nothing is hidden or guarded, the same question has
-    the same answer for a second: it takes as long as making the sandbox itself.
+    own, and the session starts there. `frozen`: nothing in it can be changed, not in a layer either. Where
+    nothing is hidden or guarded, the same question has the same answer for a second: it takes as long as
+    making the sandbox itself.
     """
     here = os.environ.get("HOME"), current_directory(), _passed(policy)
-    key = (policy, workspace, access, moved, Environment(env or {}), here, stand_in, asks)
+    key = (policy, workspace, access, moved, Environment(env or {}), here, stand_in, asks, frozen)
     made = _recent.get(key)
     if made is not None and time.monotonic() - made[0] <= _FRESH:
         return made[1]
-    plan, alone = _compile(policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in)
+    plan, alone = _compile(
+        policy, workspace, access=access, moved=moved, env=env, stand_in=stand_in, frozen=frozen
+    )
     if moved:
         plan = with_sudo(plan)
     plans = (asking(plan, asks), alone)
@@ -96,6 +100,7 @@ def _compile(
     moved: bool,
     env: Mapping[str, str] | None,
     stand_in: str | None,
+    frozen: bool,
 ) -> tuple[Plan, Plan | None]:
     if workspace is None:
         plan = compile(policy, cwd="/", base=current_directory(), env=env)
@@ -111,7 +116,7 @@ def _compile(
         granted = policy.with_write(workspace) if access == "write" else policy.with_read(workspace)
         plan = compile(granted, cwd=workspace, base=current_directory(), env=env)
         return plan, _alone(policy, workspace, access)
-    plan = compile(policy, cwd="/", base=current_directory(), env=env, workspace=workspace)
+    plan = compile(policy, cwd="/", base=current_directory(), env=env, workspace=workspace, frozen=frozen)
     alone = _alone(policy, workspace, access)
     _refuse_taken(plan)
     return _joined(plan, alone), alone

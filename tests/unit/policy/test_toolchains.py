@@ -342,3 +342,17 @@ def test_why_a_directory_is_shown_can_be_asked(home: Path) -> None:
     assert [note.text for note in plan.notes if note.origin == "toolchains"] == [
         f"'{home}/scripts' on the PATH is not shown: it is no toolchain that we know"
     ]
+
+
+def test_where_tools_install_programs_is_on_the_path_of_the_home_inside(home: Path, tmp_path: Path) -> None:
+    searched = f"{home}/.cargo/bin:/usr/bin:{home}/go/bin:{home}/letters:{home}/.cargo/bin"
+    made = compile(Policy.agent(), home=str(home), host_env={"PATH": searched, "HOME": str(home)}, cwd="/")
+    first = made.environment()["PATH"].split(":")[:3]
+    assert first == ["/home/user/.local/bin", "/home/user/.cargo/bin", "/home/user/go/bin"]
+    bare = compile(
+        Policy.agent(toolchains=False),
+        home=str(home),
+        host_env={"PATH": searched, "HOME": str(home)},
+        cwd="/",
+    )
+    assert ".cargo" not in bare.environment()["PATH"]

@@ -173,7 +173,14 @@ def _decided(
     access: Literal["read", "write"] = "write" if settings.mode == "bind" else "read"
     seen = settings.workspace if copy is None or moved else None
     plan, workspace = compile_session(
-        policy, seen, access=access, moved=moved, env=settings.env, stand_in=stand_in, asks=settings.asks
+        policy,
+        seen,
+        access=access,
+        moved=moved,
+        env=settings.env,
+        stand_in=stand_in,
+        asks=settings.asks,
+        frozen=settings.mode == "readonly",
     )
     if settings.workspace_at is not None and moved:
         plan = seen_at(plan, settings.workspace_at)
