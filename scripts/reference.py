@@ -186,7 +186,7 @@ TOPICS = {
         "Python API: run commands",
         (
             *("Sandbox", "AsyncSandbox", "Pool", "AsyncPool", "Result", "Reason"),
-            *("wrap", "WrappedCommand", "kept_sandboxes", "remove_kept", "doctor"),
+            *("Interpreter", "wrap", "WrappedCommand", "kept_sandboxes", "remove_kept", "doctor"),
         ),
     ),
     "api-policy.md": (

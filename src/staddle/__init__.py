@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .policy.secrets import Secret
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncSandbox
+    from .sandbox.interpreter import Interpreter
     from .sandbox.kept import kept_sandboxes, remove_kept
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
@@ -46,6 +47,7 @@ __all__ = [
     "ExecutionEnvironment",
     "Gap",
     "Identity",
+    "Interpreter",
     "Jail",
     "Limits",
     "LocalEnvironment",
@@ -81,6 +83,7 @@ _HOME = {
     "ExecutionEnvironment": "environment",
     "Gap": "enforcement",
     "Identity": "policy",
+    "Interpreter": "sandbox.interpreter",
     "Jail": "jail.jail",
     "Limits": "policy",
     "LocalEnvironment": "environment",

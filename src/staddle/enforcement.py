@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from ._value import Value
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal, TypeAlias
+
+    BackendName: TypeAlias = Literal[
+        "auto", "namespaces", "bwrap", "systemd", "landlock", "seatbelt", "native"
+    ]
+    #: What becomes of the workspace's changes in a session.
+    Mode: TypeAlias = Literal["overlay", "copy", "bind", "readonly"]
+
 # What a sandbox promises, by the short name that probes, gaps and `doctor` use.
 PROTECTIONS: dict[str, str] = {
     "read": "only granted paths can be read",

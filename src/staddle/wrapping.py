@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from .enforcement import Enforcement
+    from .enforcement import BackendName, Enforcement
     from .events import Event
     from .launch.audit import AuditTarget
     from .launch.command_audit import AuditedCommand, CommandAudit
@@ -202,7 +202,7 @@ def wrap(
     argv: Sequence[str],
     policy: Policy,
     *,
-    backend: str = "auto",
+    backend: BackendName = "auto",
     cwd: str | None = None,
     env: Mapping[str, str] | None = None,
     best_effort: bool = False,

@@ -129,3 +129,28 @@ def test_git_commits_without_being_told_who_we_are(sb: Sandbox) -> None:
     assert sb.run(f"{own} && git -C repo log -1 --format=%ae").stdout == "me@here\n"
     with Sandbox(backend="namespaces", identity=Identity(user="ada", host="box")) as other:
         assert other.run("git config user.email").stdout == "ada@box\n"
+
+
+def test_apt_without_root_or_without_a_network_says_what_to_do(sb: Sandbox) -> None:
+    got = sb.run("apt-get install -y hello")
+    assert got.exit_code == 100
+    assert got.stderr.endswith(
+        "apt-get: packages are installed by root: sudo apt-get install -y hello; the network is denied; "
+        "the policy has to allow it: Network.packages()\n"
+    )
+    assert [event.what for event in got.violations] == ["root"]
+    got = sb.run("sudo apt-get install -y no-such-package")
+    assert got.exit_code == 100
+    assert got.stderr.endswith(
+        "sudo: the network is denied; the policy has to allow it: Network.packages()\n"
+    )
+    assert [event.what for event in got.violations] == ["network"]
+    assert sb.run("apt-get --version | head -n 1").stderr == ""
+
+
+def test_without_a_network_there_is_no_name_and_nothing_is_tried_for_long(sb: Sandbox) -> None:
+    look = "import socket; socket.getaddrinfo('example.com', 80)"
+    assert "[Errno -2] Name or service not known" in sb.exec(["python3", "-c", look]).stderr
+    assert "retries = 1\n" in sb.run("cat /etc/pip.conf").stdout
+    assert "fetch-retries=0\n" in sb.run("cat ~/.npmrc").stdout
+    assert sb.run("getent hosts localhost").ok

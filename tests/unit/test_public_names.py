@@ -23,6 +23,7 @@ PUBLIC = (
     "ExecutionEnvironment",
     "Gap",
     "Identity",
+    "Interpreter",
     "Jail",
     "Limits",
     "LocalEnvironment",
@@ -52,8 +53,8 @@ PUBLIC = (
 SANDBOX = """
 alive close commit connect diff discard download_tar drift enforced environment events exec expose
 extend files fork from_snapshot id interrupt keep_downloads kill labels name packages pause plan policy
-processes ps refusals reset restore resume review run session set_network set_timeout snapshot snapshots
-start state stream terminal upload_tar usage use_downloads violations
+processes ps python refusals reset restore resume review run session set_network set_timeout snapshot
+snapshots start state stream terminal upload_tar usage use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"
 RESULT = """

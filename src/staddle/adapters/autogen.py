@@ -50,7 +50,10 @@ class StaddleCodeExecutor(CodeExecutor, Component[StaddleCodeExecutorConfig]):
         config = self._config
         if self._sandbox is None or not self._sandbox.alive:
             self._sandbox = AsyncSandbox(
-                config.workspace, policy_of(config.policy), mode=config.mode, backend=config.backend
+                config.workspace,
+                policy_of(config.policy),
+                mode=config.mode,  # type: ignore[arg-type]
+                backend=config.backend,  # type: ignore[arg-type]
             )
             await self._sandbox.__aenter__()
 

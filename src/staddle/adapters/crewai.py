@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from staddle import Sandbox
+from staddle import Interpreter, Sandbox
 
 from ._common import framework
-from ._interpreter import Interpreter
 
 with framework("crewai", "crewai"):
     from crewai.tools import BaseTool

@@ -10,7 +10,7 @@ import posixpath
 from pathlib import Path
 from typing import Any
 
-from staddle import AsyncSandbox, Sandbox
+from staddle import AsyncSandbox, Interpreter, Sandbox
 
 from ._common import (
     READ_LIMIT,
@@ -21,7 +21,6 @@ from ._common import (
     policy_of,
     seconds,
 )
-from ._interpreter import Interpreter
 
 with framework("google-adk", "google-adk"):
     from google.adk.code_executors.base_code_executor import BaseCodeExecutor

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from staddle import Sandbox
+from staddle import Interpreter, Sandbox
 
 from ._common import framework
-from ._interpreter import Interpreter
 
 with framework("llama-index-core", "llama-index"):
     from llama_index.core.tools import FunctionTool

@@ -89,7 +89,10 @@ class StaddleSandboxSession(BaseSandboxSession):
         if self._sandbox is None or not self._sandbox.alive:
             options = self.state.options
             self._sandbox = AsyncSandbox(
-                options.workspace, policy_of(options.policy), mode=options.mode, backend=options.backend
+                options.workspace,
+                policy_of(options.policy),
+                mode=options.mode,  # type: ignore[arg-type]
+                backend=options.backend,  # type: ignore[arg-type]
             )
             await self._sandbox.__aenter__()
             self.state.sandbox_id = _OPEN.add(self._sandbox)

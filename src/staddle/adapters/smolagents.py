@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from staddle import Sandbox
+from staddle import Interpreter, Sandbox
 
 from ._common import framework, policy_of
-from ._interpreter import Interpreter
 
 with framework("smolagents", "smolagents"):
     from smolagents.local_python_executor import CodeOutput

@@ -205,11 +205,11 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
         )
     if mode == "overlay" or parsed.on("keep"):
         kept = parsed.one("keep")
-        return Sandbox(place, policy, backend=backend, best_effort=best_effort, keep=kept, workspace_at=place)
+        return Sandbox(place, policy, backend=backend, best_effort=best_effort, keep=kept, workspace_at=place)  # type: ignore[arg-type]
     if mode not in ("bind", "readonly"):
         raise UsageError(f"there is no mode {mode!r}", fix="choose bind, readonly or overlay")
     granted = policy.with_write(place) if mode == "bind" else policy.with_read(place)
-    return Sandbox(None, granted, backend=backend, best_effort=best_effort)
+    return Sandbox(None, granted, backend=backend, best_effort=best_effort)  # type: ignore[arg-type]
 
 
 def _inside(agent: CodingAgent, parsed: Parsed) -> int:

@@ -120,7 +120,7 @@ def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[
     sandbox = Sandbox(
         workspace,
         policy,
-        backend=parsed.one("backend") or "auto",
+        backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
         best_effort=parsed.on("best-effort"),
         keep=name,
         workdir=parsed.one("workdir"),
@@ -140,7 +140,7 @@ def open_overlay(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, st
     sandbox = Sandbox(
         workspace,
         policy,
-        backend=parsed.one("backend") or "auto",
+        backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
         mode="overlay",
         best_effort=parsed.on("best-effort"),
         audit=parsed.one("audit"),

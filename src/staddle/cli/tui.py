@@ -146,8 +146,8 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
     return Sandbox(
         workspace,
         policy,
-        backend=parsed.one("backend") or "auto",
-        mode=mode,
+        backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
+        mode=mode,  # type: ignore[arg-type]
         best_effort=parsed.on("best-effort"),
         audit=feed.record,
         on_connect=on_connect,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Literal, Self
 
-    from ..enforcement import Enforcement, Gap
+    from ..enforcement import BackendName, Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
     from ..launch.audit import AuditTarget
     from ..launch.redaction import Secrets
@@ -60,7 +60,7 @@ class LocalEnvironment(EnvironmentBase):
         writable_paths: Iterable[str] | None = None,
         *,
         policy: Policy | None = None,
-        backend: str = "auto",
+        backend: BackendName = "auto",
         on_unavailable: Literal["refuse", "record"] = "refuse",
         rules: CommandRules | None = None,
         secrets: Iterable[str] = (),

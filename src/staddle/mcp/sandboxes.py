@@ -159,8 +159,8 @@ class SandboxRegistry:
             handle.sandbox = AsyncSandbox(
                 None if empty else settings.workspace,
                 settings.policy,
-                mode="overlay" if empty else settings.mode,
-                backend=settings.backend,
+                mode="overlay" if empty else settings.mode,  # type: ignore[arg-type]
+                backend=settings.backend,  # type: ignore[arg-type]
                 best_effort=settings.best_effort,
                 keep=settings.keep if handle.id == DEFAULT else None,
                 on_connect=handle.may_connect if settings.policy.network != Network.open() else None,

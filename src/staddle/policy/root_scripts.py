@@ -1,6 +1,8 @@
-"""The scripts `sudo` and `su` of a session: they ask the agent to run their command as the sandbox's root."""
+"""Scripts of a session about its root: `sudo` and `su`, which ask the agent, and `apt`, which names them."""
 
 from __future__ import annotations
+
+import os
 
 from .plan import Text
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
 
 ORIGIN = "sudo"
 #: See inside.agent.sudo, which takes arguments, variables and streams from the process itself.
-_SCRIPT = b"""\
+_SCRIPT = """\
 #!/bin/sh
 # Runs a command as the root of this sandbox, which its first process starts. Asks for no password.
 if [ ! -p /dev/.staddle/sudo ]; then
@@ -24,6 +26,23 @@ rm -f "$pipe"
 status=$(echo $$ >/dev/.staddle/sudo; read -r status <&9; echo "$status")
 exit "${status:-1}"
 """
+#: As the last line but one of it, where nothing can be reached.
+_NO_PACKAGES = """\
+case "${status:-1} $* " in 100*" apt "* | 100*" apt-get "*) echo "sudo: %s" >&2 ;; esac
+"""
+_APT = """\
+#!/bin/sh
+# %(program)s of a user who is not root, who is told what to do.
+%(program)s "$@"
+status=$?
+[ "$status" -ne 100 ] || [ "$(id -u)" -eq 0 ] || echo "${0##*/}: %(hint)s: sudo ${0##*/} $*%(more)s" >&2
+exit "$status"
+"""
+#: Result.violations knows them by these words.
+NEEDS_ROOT = "packages are installed by root"
+NEEDS_NETWORK = "the network is denied; the policy has to allow it: Network.packages()"
+#: Where packages cannot come from anywhere.
+_CLOSED = ("deny", "loopback")
 
 
 def with_sudo(plan: Plan) -> Plan:
@@ -32,5 +51,15 @@ def with_sudo(plan: Plan) -> Plan:
     path = plan.environment().get("PATH", "").split(":")
     if plan.identity.uid == 0 or place not in path or plan.base:
         return plan
-    scripts = [Text(f"{place}/{name}", _SCRIPT, ORIGIN, 0o755) for name in ("su", "sudo")]
-    return plan.replace(texts=tuple(sorted((*plan.texts, *scripts), key=lambda text: text.path)))
+    closed = plan.network.mode in _CLOSED
+    sudo, more = _SCRIPT, ""
+    if closed:
+        before, last = sudo[: sudo.rindex("exit")], sudo[sudo.rindex("exit") :]
+        sudo, more = before + _NO_PACKAGES % NEEDS_NETWORK + last, f"; {NEEDS_NETWORK}"
+    scripts = dict.fromkeys(("su", "sudo"), sudo)
+    for name in ("apt", "apt-get"):
+        if os.path.exists(f"/usr/bin/{name}"):
+            facts = {"program": f"/usr/bin/{name}", "hint": NEEDS_ROOT, "more": more}
+            scripts[name] = _APT % facts
+    texts = [Text(f"{place}/{name}", text.encode(), ORIGIN, 0o755) for name, text in scripts.items()]
+    return plan.replace(texts=tuple(sorted((*plan.texts, *texts), key=lambda text: text.path)))

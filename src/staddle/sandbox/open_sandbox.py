@@ -13,7 +13,7 @@ from ..ipc import file_messages
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
-from .denied_network import explained
+from .failure_hints import denied, needs_root
 from .file_client import FileClient
 from .open import as_root
 from .open.open import open_agent
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..limits.usage import Usage
     from .execution import Execution
     from .hooks import Hooks
+    from .interpreter import Interpreter
     from .open.accounts import Account
     from .open.open import SandboxHandle
     from .open.settings import SandboxSettings
@@ -123,13 +124,14 @@ class OpenSandbox:
         )
         self.main._rules = self.rules
         self._has_sudo = False
-        if self.decided.plan.network.mode == "deny" and not self.decided.is_filtered:
-            self.main._explain = explained
+        is_closed = self.decided.plan.network.mode == "deny" and not self.decided.is_filtered
+        self.main._explain = denied if is_closed else needs_root
         if settings.policy.sudo and self.decided.backend.name == "namespaces":
             self.main._allow_sudo = self.allow_sudo
         self.named: dict[str, Session] = {}
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
+        self.interpreters: dict[str, Interpreter] = {}  # of `Sandbox.python`, by session
         self.labelled: dict[str, Snapshot] = {}  # the newest snapshot with each label
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)

@@ -8,12 +8,14 @@ from .._value import Value
 from ..errors import InvalidCall
 from ..launch.signals import SIGKILL
 from ..linux.process import split_stat
+from .arguments import FROM_POLICY, seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .arguments import WaitedRunOptions
+    from .interpreter import CellResult
     from .open.accounts import Account
     from .open_sandbox import OpenSandbox
     from .result import Result
@@ -70,6 +72,23 @@ class ProcessMethods:
             *,
             ours: bool = False,
         ) -> Result: ...
+
+    def python(self, code: str, *, timeout: float | None = FROM_POLICY, session: str = "main") -> CellResult:
+        """Run a cell in a Python interpreter of the sandbox, and return what it printed, showed and gave.
+
+        The interpreter, `python3` on the PATH inside, is started by the first cell and keeps its variables
+        for the next; each `session` has one of its own. They are in that process only: no snapshot or fork
+        has them, and restore() ends it, after which `lost` is True. After `timeout` seconds, by default
+        the policy's, the cell is interrupted; None is no end.
+        """
+        from .interpreter import Interpreter
+
+        interpreters = self._now().interpreters
+        found = interpreters.get(session)
+        if found is None:
+            found = interpreters.setdefault(session, Interpreter(self))  # type: ignore[arg-type]
+        most = self._now().limits.timeout if timeout is FROM_POLICY else seconds(timeout)
+        return found.run(code, timeout=most)
 
     def ps(self) -> list[ProcessInfo]:
         """List every process that runs in it, by number, whoever started it; no more than 2,000."""

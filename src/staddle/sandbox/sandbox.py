@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import IO, Any, Literal, Self, Unpack
 
-    from ..enforcement import Enforcement
+    from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
     from ..launch.audit import AuditTarget
     from ..limits.usage import Usage
@@ -84,8 +84,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         workspace: str | PathLike[str] | None = None,
         policy: Policy | None = None,
         *,
-        backend: str = "auto",
-        mode: str = "overlay",
+        backend: BackendName = "auto",
+        mode: Mode = "overlay",
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
         keep: str | None = None,

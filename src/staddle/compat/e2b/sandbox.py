@@ -10,10 +10,9 @@ from enum import StrEnum
 from functools import partial
 from types import MethodType
 
-from staddle import Network, Sandbox
+from staddle import Interpreter, Network, Sandbox
 
 from ...adapters._common import OpenSandboxes, policy_of
-from ...adapters._interpreter import Interpreter
 from .commands import HOME, Commands
 from .errors import (
     InvalidArgumentException,

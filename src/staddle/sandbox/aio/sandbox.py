@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import IO, Any, Literal, Self, Unpack
 
-    from ...enforcement import Enforcement
+    from ...enforcement import BackendName, Enforcement, Mode
     from ...environment.aio import AsyncLocalEnvironment
     from ...events import Event
     from ...launch.audit import AuditTarget
@@ -92,8 +92,8 @@ class AsyncSandbox:
         workspace: str | PathLike[str] | None = None,
         policy: Policy | None = None,
         *,
-        backend: str = "auto",
-        mode: str = "overlay",
+        backend: BackendName = "auto",
+        mode: Mode = "overlay",
         best_effort: bool = False,
         env: Mapping[str, str] | None = None,
         keep: str | None = None,
@@ -315,6 +315,7 @@ class AsyncSandbox:
     events = awaited(Sandbox.events)
     set_network = awaited(Sandbox.set_network)
     ps = awaited(Sandbox.ps)
+    python = awaited(Sandbox.python)
     kill = awaited(Sandbox.kill)
 
     async def refusals(self) -> tuple[Event, ...]:

@@ -1,23 +1,34 @@
-"""A Python interpreter in a sandbox that keeps its variables from cell to cell."""
+"""A Python interpreter in a sandbox that keeps its variables from cell to cell.
+
+It is a program of the sandbox, and trusted as little as any. Its variables are in that process and nowhere
+else: no snapshot, fork or kept sandbox has them.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from staddle.errors import SandboxLost
+from ..errors import InvalidCall, SandboxLost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Sequence
+    from typing import Any, Protocol
 
-    from staddle import Sandbox
+    class RunsPrograms(Protocol):
+        """A sandbox, as far as an interpreter needs it."""
 
-_KERNEL = Path(__file__).with_name("_kernel.py")
+        def terminal(self, argv: Sequence[str] | None, *, cwd: str | None, env: dict[str, str]) -> Any: ...
+        def exec(self, argv: Sequence[str], *, timeout: float) -> Any: ...
+
+
+_KERNEL = Path(__file__).with_name("interpreter_kernel.py")
 #: Seconds for the interpreter to start, and to answer an interrupt.
 _TO_START, _TO_STOP = 60.0, 5.0
 #: The longest answer that is read; what it prints is bounded inside, a malicious one by this.
@@ -40,15 +51,45 @@ class CellResult:
     lost: bool = False
 
     @property
+    def ok(self) -> bool:
+        """Whether it came to its end without an exception."""
+        return self.error is None
+
+    @property
     def text(self) -> str | None:
         """The value of the last expression, as its repr."""
-        return next((each["text"] for each in self.results if each.get("is_main_result")), None)
+        return next((str(each["text"]) for each in self._each() if each.get("is_main_result")), None)
+
+    @property
+    def images(self) -> list[bytes]:
+        """The pictures that it has shown, PNG or JPEG: also the open figures of matplotlib."""
+        found = [each[kind] for each in self._each() for kind in ("png", "jpeg") if kind in each]
+        return [base64.b64decode(data) for data in found if isinstance(data, str)]
+
+    @property
+    def html(self) -> list[str]:
+        """What it has shown as HTML, such as the tables of pandas. It is the sandbox's: never trust it."""
+        return [each["html"] for each in self._each() if isinstance(each.get("html"), str)]
+
+    def _each(self) -> list[dict[str, Any]]:
+        return [each for each in self.results if isinstance(each, dict)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, as JSON has them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        printed = [self.stdout.rstrip("\n"), self.stderr.rstrip("\n"), self.text or ""]
+        if self.error is not None:
+            told = f"{self.error.get('name')}: {self.error.get('value')}"
+            printed.append(str(self.error.get("traceback") or told).rstrip("\n"))
+        return "\n".join(part for part in printed if part)
 
 
 class Interpreter:
     """One interpreter, `python3` of the sandbox; started when it is first needed. One cell at a time."""
 
-    def __init__(self, sandbox: Sandbox, *, python: str = "python3", cwd: str | None = None) -> None:
+    def __init__(self, sandbox: RunsPrograms, *, python: str = "python3", cwd: str | None = None) -> None:
         self._sandbox, self._python, self._cwd = sandbox, python, cwd
         self._turn = threading.Lock()
         self._terminal: Any = None
@@ -66,16 +107,22 @@ class Interpreter:
 
         After a timeout the interpreter is interrupted, and replaced if that does not help.
         """
+        if not isinstance(code, str):
+            raise InvalidCall(f"the code is {code!r}", why="it is not text", fix="give the text of a cell")
         with self._turn:
-            if self._terminal is None or self._terminal.poll() is not None:
+            lost = self._terminal is not None and self._terminal.poll() is not None
+            if self._terminal is None or lost:
+                self._end()
                 self._start()
             name = secrets.token_hex(8)
             cell = {"id": name, "code": code, "limit": output_limit, "env": dict(env or {})}
             self._terminal.write(json.dumps(cell).encode() + b"\n")
             try:
-                return self._answer(name, timeout)
+                result = self._answer(name, timeout)
             except TimeoutError:
-                return self._stopped(name)
+                result = self._stopped(name)
+            result.lost = result.lost or lost
+            return result
 
     def restart(self) -> None:
         """End it; the next cell has a new one."""
