@@ -95,7 +95,7 @@ class GroupMeter:
         user, system = now[0] - before[0], now[1] - before[1]
         self._before = now
         memory = self._note_memory() if user + system > _NOTHING else self._memory
-        return Usage(wall, user, system, memory)
+        return Usage(wall, user, system, memory, None, None, None, False)  # whole: on every command's path
 
     def total(self, wall: float) -> Usage:
         """Everything since the sandbox was made."""

@@ -22,6 +22,7 @@ _LAST_PID = 1 << 22
 _unused: dict[int, int | None] = {}
 _translations: dict[tuple[int, int, int], int] = {}
 _mine: dict[int, int | None] = {}
+_here: dict[tuple[int, str, int], tuple[int, int]] = {}
 
 
 def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), pid: int = 0) -> int | None:
@@ -70,13 +71,18 @@ def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
 
     For this process, the same every time.
     """
-    first = FIRST_UNUSED + os.getpid() % 0x7000 * count
-    with open("/proc/self/uid_map") as uids, open("/proc/self/gid_map") as gids:
-        maps = (uids.read(), gids.read())
-    if all(_exists(text, first) and _exists(text, first + count - 1) for text in maps):
-        return first, count
-    one = unused_id_here()
-    return (-1, 0) if one is None else (one, 1)
+    # The maps of a user namespace never change: it is asked for by every sandbox that is opened.
+    key = os.getpid(), os.readlink("/proc/self/ns/user"), count
+    if key not in _here:
+        first = FIRST_UNUSED + os.getpid() % 0x7000 * count
+        with open("/proc/self/uid_map") as uids, open("/proc/self/gid_map") as gids:
+            maps = (uids.read(), gids.read())
+        if all(_exists(text, first) and _exists(text, first + count - 1) for text in maps):
+            _here[key] = first, count
+        else:
+            one = unused_id_here()
+            _here[key] = (-1, 0) if one is None else (one, 1)
+    return _here[key]
 
 
 def extents(owner: int, unprivileged_uid: int) -> tuple[tuple[int, int, int], ...]:

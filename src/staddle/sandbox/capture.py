@@ -293,9 +293,10 @@ class CapturedCommand(CommandSpec):
         why = outcome.why
         if not why and outcome.reason == "timeout" and self.timeout is not None:
             why = f"it was ended after {self.timeout:g} seconds (timeout=, limits.timeout)"
-        failure = self._out.spill_failure or self._err.spill_failure
-        spilled = f"what it printed could not be spilled: {failure}" if failure else ""
-        return "; ".join(filter(None, (why, spilled)))
+        if failure := self._out.spill_failure or self._err.spill_failure:
+            spilled = f"what it printed could not be spilled: {failure}"
+            return f"{why}; {spilled}" if why else spilled
+        return why
 
     def _shown(self) -> str:
         """Return the command, shortened, for events about it."""

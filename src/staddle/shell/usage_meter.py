@@ -92,6 +92,7 @@ class UsageMeter:
         self._memory: int | None = None
         self._before, self._filled = Events(), 0
         self._is_estimate = False
+        self._was_shell_alone = False  # whether the last command has started nothing, and was short
         self._sampled = 0  # the shell whose tree is looked at now and then
 
     def begin(self, shell: int = 0) -> None:
@@ -142,13 +143,19 @@ class UsageMeter:
             return
         used = outcome.usage or self._used(outcome, spent)
         if self._group is not None and self._limits is not None:
+            if self._was_shell_alone and not outcome.exit_code and self._memory is not None:
+                # For a moment: the groups are read before the next command that is not.
+                outcome.usage = used
+                return
             counted = self._group.end(outcome.duration)
             if counted.memory is None:
                 counted = counted.replace(memory=self._limits.seen(), memory_is_estimate=True)
             # A program alone knows its own time; of a shell, only what it has waited for.
-            memory, is_estimate = counted.memory, counted.memory_is_estimate
-            alone = used.replace(memory=memory, memory_is_estimate=is_estimate)
-            used = alone if outcome.usage else _together(counted, used)
+            if outcome.usage:
+                memory, is_estimate = counted.memory, counted.memory_is_estimate
+                used = used.replace(memory=memory, memory_is_estimate=is_estimate)
+            else:
+                used = _together(counted, used)
             self._memory = counted.memory
         elif self._limits is not None and self._is_watched:
             # It is looked at now and then, as in `sampled`; a program's own peak is that of one process.
@@ -189,20 +196,25 @@ class UsageMeter:
     def _used(self, outcome: Outcome, spent: UsageCounts | None) -> Usage:
         """Return what the shell used, and the processes that it has waited for."""
         before, now = self._sample, self._shell.now() if spent is None else in_the_end(spent)
-        self._sample, self._sampled_at = now, time.monotonic()
+        self._sample = now
         job, self._job = self._job, outcome.newest_job
-        wall = outcome.duration
+        wall, self._was_shell_alone = outcome.duration, False
         if before is None or now is None:
+            self._sampled_at = time.monotonic()
             return Usage(wall, processes=self._sandbox.started())
-        idle = now.faults == before.faults and outcome.newest_job == job and wall < _SAMPLE_AGE
+        alone = now.faults == before.faults and outcome.newest_job == job and wall < _SAMPLE_AGE
+        self._was_shell_alone = alone
+        if not alone or self._group is None:  # else the groups are sampled anew after a while
+            self._sampled_at = time.monotonic()
         return Usage(
             wall,
             max(0.0, now.user - before.user),
             max(0.0, now.system - before.system),
-            None,
+            self._memory if alone and self._group is not None else None,
             now.read - before.read,
             now.written - before.written,
-            0 if idle else self._sandbox.started(),
+            0 if alone else self._sandbox.started(),
+            self._is_estimate,
         )
 
     def why(self, status: int) -> str:
