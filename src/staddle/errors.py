@@ -277,7 +277,7 @@ class LayerError(StaddleError):
 
 
 class CommitRefused(LayerError):
-    """Nothing was written. `conflicts` changed on the host meanwhile, `held` needs allow_protected.
+    """The commit wrote nothing. `conflicts` changed on the host meanwhile, `held` needs allow_protected.
 
     The classes are in `staddle.layers.review`.
     """

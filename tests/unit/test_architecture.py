@@ -66,6 +66,13 @@ PUBLIC = ("__init__.py", "errors.py", "display.py")
 ALLOWED_TWICE: dict[str, str] = {}
 
 
+#: A docstring has a subject and a verb, or is a noun: it does not begin with a clause that stands for a noun.
+RIDDLES = re.compile(
+    r"(What|Who|Whom|Whose|Which|Where|When|Why|How|(What|Who|Which|Where|When)ever"
+    r"|Nobody|Somebody|Nothing|Those|(All|Everything|Anything) that)\b"
+)
+
+
 class Import(NamedTuple):
     """One imported name: where it is written, and the file it leads to, both relative to SOURCE."""
 
@@ -92,8 +99,13 @@ def file_of(parts: tuple[str, ...]) -> str | None:
     return next((choice for choice in choices if choice in trees()), None)
 
 
-def imports_of(file: str) -> Iterator[Import]:
+@cache
+def imports_of(file: str) -> tuple[Import, ...]:
     """Everything of ours that `file` imports."""
+    return tuple(_imports_of(file))
+
+
+def _imports_of(file: str) -> Iterator[Import]:
     package = tuple(file.split("/")[:-1])
     for node in ast.walk(trees()[file]):
         if isinstance(node, ast.Import):
@@ -121,6 +133,7 @@ def every_import() -> tuple[Import, ...]:
     return tuple(found for file in trees() for found in imports_of(file))
 
 
+@cache
 def room(file: str) -> tuple[int, str] | None:
     """(number of its row, the part of its path that says so); None for a file in no room."""
     rows = [(number, path) for number, row in enumerate(ROOMS) for path in row]
@@ -147,6 +160,7 @@ def test_imports_lead_down() -> None:
     assert not offenders, lines(offenders)
 
 
+@cache
 def only_passes_on(file: str) -> bool:
     """Whether it is the file of a package and defines nothing but how its names are loaded."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -247,4 +261,16 @@ def test_no_file_is_too_long() -> None:
     """A file past this many lines holds more than one idea."""
     sizes = {file: len((SOURCE / file).read_text().splitlines()) for file in trees()}
     offenders = [f"src/staddle/{file}:{size} lines" for file, size in sizes.items() if size > LONGEST]
+    assert not offenders, lines(offenders)
+
+
+def test_docstrings_do_not_begin_with_a_riddle() -> None:
+    """Not "What was found out", but "Cache of facts": readers do not know the code yet."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    offenders = [
+        f"src/staddle/{file}:{getattr(node, 'lineno', 1)} {found[0]} …"
+        for file, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and (found := RIDDLES.match(ast.get_docstring(node) or ""))
+    ]
     assert not offenders, lines(offenders)

@@ -1,4 +1,4 @@
-"""What the adapters share: the default policy, users, merged output, and how a command ended."""
+"""Shared by the adapters: the default policy, users, merged output, and how a command ended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class framework:  # noqa: N801 - reads as what it does
 
 
 class CommandEnding(Enum):
-    """How a command ended, as far as frameworks distinguish it."""
+    """The end of a command, as far as frameworks distinguish it."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -77,7 +77,7 @@ def seconds(timeout: float | None) -> dict[str, Any]:
 
 
 def ending(result: Result) -> CommandEnding:
-    """How a command ended."""
+    """Classify the end of a command."""
     if result.reason is Reason.timeout:
         return CommandEnding.TIMEOUT
     if result.reason is Reason.closed:

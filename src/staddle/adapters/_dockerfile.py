@@ -47,7 +47,7 @@ class CopyStep:
 
 @dataclass
 class Recipe:
-    """What the last stage is made from, and how commands run in it afterwards."""
+    """The last stage: the base it is made from, its steps, and how commands run in it afterwards."""
 
     image: str = ""
     line: int = 0

@@ -63,7 +63,7 @@ class SandboxTerminal:
             self.output = data[-self.limit :].decode("utf-8", "ignore")
 
     def status(self) -> dict[str, Any]:
-        """How it ended; empty while it runs."""
+        """Exit status or signal; empty while it runs."""
         if not self.task.done():
             return {}
         if self.task.cancelled():

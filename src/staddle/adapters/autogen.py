@@ -19,7 +19,7 @@ _SHELLS = ("bash", "sh", "shell")
 
 
 class StaddleCodeExecutorConfig(BaseModel):
-    """What an executor is made from, for AutoGen's component files."""
+    """Arguments of an executor, for AutoGen's component files."""
 
     timeout: float | None = 60
     workspace: str | None = None

@@ -26,7 +26,7 @@ class PythonToolInput(BaseModel):
 
 
 class FileToolInput(BaseModel):
-    """What to do with a file."""
+    """Arguments of the file tool."""
 
     action: Literal["read", "write", "append", "list", "delete", "exists"]
     path: str = Field(description="A path in the sandbox, such as /workspace/a.txt")

@@ -316,7 +316,7 @@ def _page(path: str, text: str, offset: int, limit: int) -> ReadResult:
 
 
 def _line_endings(old: str, new: str) -> list[tuple[str, str]]:
-    """What to look for and what to put there: as it is, with CRLF, with LF."""
+    """Pairs of a text to look for and its replacement: as they are, with CRLF, with LF."""
     plain, other = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
     return [(old, new), (plain.replace("\n", "\r\n"), other.replace("\n", "\r\n")), (plain, other)]
 

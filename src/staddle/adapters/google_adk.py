@@ -41,7 +41,7 @@ class StaddleAdkEnvironment(BaseEnvironment):
 
     @property
     def working_dir(self) -> Path:
-        """Where the workspace is."""
+        """Directory of the workspace."""
         return Path(WORKSPACE)
 
     async def initialize(self) -> None:

@@ -45,7 +45,7 @@ fi"""
 
 
 class StaddleSandboxConfig(BaseModel):
-    """What a sample's sandbox is opened with; in a task: `SandboxEnvironmentSpec("staddle", config)`.
+    """Options of a sample's sandbox; in a task: `SandboxEnvironmentSpec("staddle", config)`.
 
     `policy` is a policy file, `workspace` a directory of the host that every sample sees copy-on-write.
     With `snapshots`, a directory, the state of each sample at its end is saved there.
@@ -127,11 +127,11 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     async def task_cleanup(cls, task_name: str, config: Any, cleanup: bool) -> None:
-        """Nothing: a sandbox ends with its sample, or with this process."""
+        """Do nothing: a sandbox ends with its sample, or with this process."""
 
     @classmethod
     async def cli_cleanup(cls, id: str | None) -> None:
-        """Nothing: after a crash the kernel has ended the sandboxes, and staddle removes their layers."""
+        """Do nothing: after a crash the kernel has ended the sandboxes, and staddle removes their layers."""
         print("staddle: nothing to clean up; a sandbox ends with the process that opened it.")
 
     # ------------------------------------------------------------ commands

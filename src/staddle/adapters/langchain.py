@@ -14,7 +14,7 @@ with framework("langchain-core", "langchain"):
 
 
 class ShellToolInput(BaseModel):
-    """What a model gives the tool."""
+    """Arguments of the tool, as a model gives them."""
 
     command: str = Field(description="Shell text for bash. The directory and variables are remembered.")
 

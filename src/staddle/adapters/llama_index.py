@@ -14,7 +14,7 @@ with framework("llama-index-core", "llama-index"):
 
 
 def code_execute_fn(sandbox: Sandbox, *, timeout: float | None = 120) -> Any:
-    """What CodeActAgent takes: runs Python that keeps its variables, in the sandbox."""
+    """Function for CodeActAgent that runs Python in the sandbox; variables are kept."""
     interpreter = Interpreter(sandbox)
 
     async def execute(code: str) -> str:

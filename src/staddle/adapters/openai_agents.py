@@ -61,7 +61,7 @@ class StaddleSandboxOptions(BaseSandboxClientOptions):
 
 
 class StaddleSandboxState(SandboxSessionState):
-    """What finds a session again: its sandbox in this process, or its snapshot."""
+    """State from which a session is found again: its sandbox in this process, or its snapshot."""
 
     type: Literal["staddle"] = "staddle"
     sandbox_id: str = ""
@@ -197,7 +197,7 @@ class StaddleSandboxSession(BaseSandboxSession):
             await self._terminals.popitem()[1].close()
 
     async def _heard(self, number: int, wait: float, tokens: int | None) -> PtyExecUpdate:
-        """What a program prints within a time, or until it ends."""
+        """Read the output of a program for a time, or until it ends."""
         program = self._terminals[number]
         until, said, code = time.monotonic() + max(_LEAST, wait), b"", None
         while code is None and (left := until - time.monotonic()) > 0:
@@ -304,7 +304,7 @@ class StaddleSandboxClient(BaseSandboxClient):
 
 
 def shell_executor(sandbox: AsyncSandbox) -> Any:
-    """What `ShellTool(executor=...)` takes: commands run one after the other in the sandbox's session."""
+    """Executor for `ShellTool(executor=...)`: commands run one after the other in the sandbox's session."""
 
     async def run(request: Any) -> ShellResult:
         action = request.data.action
@@ -332,7 +332,7 @@ def shell_executor(sandbox: AsyncSandbox) -> Any:
 
 
 class StaddlePatchEditor:
-    """What `ApplyPatchTool(editor=...)` takes: it changes files of the sandbox, below one directory."""
+    """Editor for `ApplyPatchTool(editor=...)`: it changes files of the sandbox, below one directory."""
 
     def __init__(self, sandbox: AsyncSandbox, root: str = "/workspace") -> None:
         self._sandbox, self._root = sandbox, root

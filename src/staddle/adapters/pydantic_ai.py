@@ -86,11 +86,11 @@ class StaddleWorkspace:
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """Which sandbox it is; None until it is opened."""
+        """Reference of the sandbox; None until it is opened."""
         return self._ref
 
     async def working_dir(self) -> str:
-        """Where commands start."""
+        """Directory in which commands start."""
         await self._opened()
         return WORKSPACE
 

@@ -47,7 +47,7 @@ _LONGEST_WHY = 1000
 
 
 class ShimRequest(Value):
-    """What a shim was called with."""
+    """One call of a shim: its arguments, directory, environment and streams."""
 
     pid: int
     argv: tuple[str, ...]

@@ -39,7 +39,7 @@ class FileChange(Value):
 
 
 class InstallPlan(Value):
-    """All that an installation changes. `words` are the options with which its sandbox is opened."""
+    """Every change of an installation. `words` are the options with which its sandbox is opened."""
 
     agent: str
     way: str
@@ -61,7 +61,7 @@ def brokers_of(agent: str) -> str:
 
 
 def plan(agent: CodingAgent, way: str, words: Sequence[str] = ()) -> InstallPlan:
-    """What would be changed; nothing is."""
+    """Plan an installation. Changes nothing."""
     edits = agent.ways[way].edits
     if edits is None:
         raise UsageError(
@@ -155,7 +155,7 @@ def _taken_out(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]
 
 
 def printed(what: InstallPlan) -> str:
-    """What is to be in each file, for people who do it themselves."""
+    """Text of each file, for people who install by hand."""
     parts = []
     for change in what.changes:
         body = change.after.decode() if change.merge is None else json.dumps(change.merge, indent=2) + "\n"

@@ -37,7 +37,7 @@ _LARGEST_REQUEST = 64 << 20
 
 
 class ToolCall:
-    """What the model asks for: a shell command, or a call of a tool by one of several names."""
+    """Request of the model: a shell command, or a call of a tool by one of several names."""
 
     def __init__(self, *names: str, **arguments: object) -> None:
         self.names, self.arguments = names, arguments

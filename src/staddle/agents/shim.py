@@ -97,6 +97,6 @@ def write_shims(directory: str, text: str) -> None:
 
 
 def start_ticks(pid: int) -> str:
-    """When a process was started, in the kernel's ticks: with its number, it is that process and no other."""
+    """Start time of a process in the kernel's ticks; with its pid, it identifies the process."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b") ")[2].split()[19].decode()

@@ -164,7 +164,7 @@ def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> Non
 
 
 def _with_layers(name: str) -> str:
-    """Where changes go to a layer, it is the one backend that has them, or none: never the host instead."""
+    """Choose the backend for a plan with layers: the one that has them, or none, never the host instead."""
     if name not in ("auto", _LAYERED):
         raise PolicyNotEnforceable(
             f"the {name} backend has no layers", fix=f"use {_LAYERED}", why="it shows directories as they are"

@@ -108,7 +108,7 @@ class Namespaces:
         return tuple(gaps(plan, layout_of(plan), _who()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """Everything that is set up, in order."""
+        """Steps of the setup, in order."""
         from ..mounts.from_plan import layout_of
 
         return tuple(steps(plan, layout_of(plan), _who()))

@@ -21,7 +21,7 @@ class LaunchProxy:
     """
 
     def __init__(self, plan: Plan) -> None:
-        """Nothing at all for a policy without a list of hosts."""
+        """Does nothing for a policy without a list of hosts."""
         self.port = 0
         self.variables: dict[str, str] = {}
         self.descriptors: tuple[int, ...] = ()

@@ -79,7 +79,7 @@ class Systemd:
         return tuple(gaps(plan, layout_of(plan), self._manager()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """Everything that is set up, in order."""
+        """Steps of the setup, in order."""
         from ..mounts.from_plan import layout_of
 
         return tuple(steps(plan, layout_of(plan), self._manager()))

@@ -110,7 +110,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Blob(Value):
-    """Where some bytes are in the archive. `digest` is the SHA-256 that they must have, if it was said."""
+    """Position of some bytes in the archive. `digest` is the SHA-256 that they must have, if it was given."""
 
     path: str
     offset: int
@@ -248,7 +248,7 @@ class FileSlice:
 
 
 def refused(why: str, fix: str = "") -> ArchiveRefused:
-    """Nothing is made of it."""
+    """Error for an image that is not imported."""
     return ArchiveRefused(
         "the image is refused",
         why=why,

@@ -41,7 +41,7 @@ _LARGEST = 1 << 20
 
 
 def config_file() -> str:
-    """Where the file is, or would be."""
+    """Path of the file, which need not exist."""
     said = os.environ.get("STADDLE_JAIL_CONFIG")
     if said is not None:
         return said

@@ -1,1 +1,1 @@
-"""What this container is, by evidence, and with which options it would enforce everything."""
+"""Find out, by evidence, which container this is, and with which options it would enforce everything."""

@@ -22,7 +22,7 @@ _LEAST_SHM = 1 << 30
 
 
 class Needs(Value):
-    """What sandboxes would need to be whole here. All False: nothing."""
+    """Needs of sandboxes that are not met here. All False: none."""
 
     #: The system call filter refuses namespaces, mounts or a host name.
     filter: bool = False
@@ -80,7 +80,7 @@ def _holds_layers(place: str) -> bool:
 
 
 def options(found: Iterable[Evidence], needed: Needs, uid: int) -> list[str]:
-    """What to paste, by the kinds of host that were found; empty where nothing is needed.
+    """Lines to paste, by the kinds of host that were found; empty where nothing is needed.
 
     `uid` is who runs this container: the next one is not root's.
     """

@@ -1,4 +1,4 @@
-"""What this machine is, by evidence: a container and its engine, a virtual kernel, a CI runner.
+"""Evidence of the kind of this machine: a container and its engine, a virtual kernel, a CI runner.
 
 Reads a few files and variables. Each answer names what it was found by; where nothing is found it may still
 be a container: nothing obliges an engine to leave a trace.
@@ -62,7 +62,7 @@ def found(
     read: Callable[[str], str] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
 ) -> tuple[Evidence, ...]:
-    """All that speaks for a kind, each kind once."""
+    """Collect the evidence for each kind, each kind once."""
     known: dict[str, Evidence] = {}
     for item in _all(environment, read or _content, exists):
         known.setdefault(item.kind, item)

@@ -145,7 +145,7 @@ class CommandConfinement:
             return backends.choose(plan, _UNCONFINED, best_effort=True)[1]
 
     def limits(self, root: int) -> tuple[Gap, ...]:
-        """Where commands may write more than the globs name, or cannot be started in a layer."""
+        """Gaps: where commands may write more than the globs name, or cannot be started in a layer."""
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return self._by_policy

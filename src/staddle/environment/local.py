@@ -182,7 +182,7 @@ class LocalEnvironment(EnvironmentBase):
         return self._confinement.enforced(self._root)
 
     def limits(self) -> tuple[Gap, ...]:
-        """Where commands may write more than `writable_paths` names. The file tools may not."""
+        """Gaps: where commands may write more than `writable_paths` names. The file tools may not."""
         self._refuse_closed()
         return self._confinement.limits(self._root)
 

@@ -183,7 +183,7 @@ def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
 
 
 def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
-    """Where commands may write more than the globs say, and the file tools not."""
+    """Gaps: where commands may write more than the globs say, and the file tools not."""
     whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
     return tuple(
         _gap(glob) for glob in globs.globs if not _lies_in(glob, whole) and not _is_exact(root, glob)

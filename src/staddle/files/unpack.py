@@ -170,7 +170,7 @@ class Unpacker:
 
 
 def extents(member: Member) -> list[tuple[int, int]]:
-    """Where the content of a file goes: (offset, length), rising, within its size, as long as the member."""
+    """Extents of a file's content: (offset, length), rising, within its size, as long as the member."""
     notes = dict(member.notes)
     if "STADDLE.size" not in notes:
         return [(0, member.size)]

@@ -164,7 +164,7 @@ class Cluster:
             self.tell("sandbox lost", keeper.node, sandbox.name, keeper.lost)
 
     def failure(self, keeper: KeeperHandle, error: BaseException, what: str) -> Exception:
-        """What to raise when a call to a keeper failed in Ray."""
+        """Error to raise when a call to a keeper failed in Ray."""
         if self.error is not None:
             return self.error
         if isinstance(error, self.ray.exceptions.RayActorError | self.ray.exceptions.OwnerDiedError):
@@ -179,7 +179,7 @@ class Cluster:
         )
 
     def _fail(self, error: FleetLost) -> None:
-        """Nothing more can be asked of this fleet."""
+        """Mark the fleet as failed; every further request raises."""
         self.error = error
         self.placement.close(error)
         self.tell("fleet lost", text=str(error))
@@ -369,7 +369,7 @@ def connect(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(resources: Mapping[str, float], per_node: int | None) -> int:
-    """How many sandboxes a node with these resources of Ray may have."""
+    """Number of sandboxes that a node with these resources of Ray may have."""
     if RESOURCE in resources:
         declared = int(resources[RESOURCE])
         return declared if per_node is None else min(declared, per_node)

@@ -51,7 +51,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory has in it. `left_out` are paths of sockets, pipes and devices."""
+    """Content of a directory. `left_out` are paths of sockets, pipes and devices."""
 
     entries: tuple[TreeEntry, ...]
     left_out: tuple[str, ...] = ()
@@ -320,7 +320,7 @@ def _damaged(why: str) -> TransferFailed:
 
 
 def entry_of(directory: str, path: str) -> TreeEntry | None:
-    """What the host has at `path` below `directory` now; None when there is nothing."""
+    """Entry of the host at `path` below `directory` now; None when there is none."""
     where = os.path.join(directory, path)
     try:
         status = os.lstat(where)
@@ -344,7 +344,7 @@ def entry_of(directory: str, path: str) -> TreeEntry | None:
 
 
 def conflict(sent: TreeEntry | None, directory: str, path: str) -> str:
-    """Why the host's `path` is not what was sent; empty when it is, or when neither has it."""
+    """Reason why the host's `path` is not what was sent; empty when it is, or when neither has it."""
     now = entry_of(directory, path)
     if now is None or sent is None:
         if now is sent:

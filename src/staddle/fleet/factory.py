@@ -1,4 +1,4 @@
-"""How sandboxes of a fleet are made: a new one, one from a snapshot, forks on several nodes."""
+"""Make sandboxes of a fleet: a new one, one from a snapshot, forks on several nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SandboxFactory:
     async def spec(
         self, tenant: str, snapshot: Any, given: Mapping[str, Any]
     ) -> tuple[SandboxSpec, SentTree | None]:
-        """What is asked for, with its content put. The caller closes the tree."""
+        """Build the specification and put its content. The caller closes the tree."""
         options = {**self.defaults, **{name: value for name, value in given.items() if value is not None}}
         workspace = options.pop("workspace", None)
         for name in options:

@@ -25,7 +25,7 @@ from .task_map import TaskMap
 
 
 class _FleetFace:
-    """What both faces of a fleet have."""
+    """Common part of `Fleet` and `AsyncFleet`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class _FleetFace:
         return self._cluster.id
 
     def status(self) -> dict[str, Any]:
-        """What the fleet is now, as plain data: nodes, sandboxes, tenants, requests that wait, losses."""
+        """State of the fleet as plain data: nodes, sandboxes, tenants, requests that wait, losses."""
         cluster, placement = self._cluster, self._cluster.placement
         nodes = [
             {

@@ -123,7 +123,7 @@ class Keeper:
 
     @replies
     async def status(self) -> dict[str, Any]:
-        """All that is known of the sandboxes here."""
+        """State of every sandbox of this node."""
         rows = {
             name: {"tenant": kept.tenant, "began": kept.began, "commands": kept.commands}
             for name, kept in self.sandboxes.items()

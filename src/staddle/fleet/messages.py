@@ -1,4 +1,4 @@
-"""What travels between driver and keepers: plain values.
+"""Messages between driver and keepers: plain values.
 
 From a keeper come texts, bytes, numbers and staddle's own values. What a sandbox made is in them as bytes and
 texts: it is never pickled, so nothing of it is ever unpickled.
@@ -43,7 +43,7 @@ class ContentRefs:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a sandbox is to be: the options of `Sandbox`, and the content that it needs.
+    """Specification of a sandbox: the options of `Sandbox`, and the content that it needs.
 
     `key` is the same for specs that mean the same, for warm sandboxes.
     """
@@ -58,7 +58,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class TaskCode:
-    """What a task does: a command, or a function of the driver that Ray's object store has, pickled."""
+    """Body of a task: a command, or a function of the driver that Ray's object store has, pickled."""
 
     command: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -69,7 +69,7 @@ class NodeRoom:
 
     @property
     def free(self) -> int:
-        """How many more it may have."""
+        """Number of sandboxes that still fit."""
         return self.capacity - self.used
 
 
@@ -91,7 +91,7 @@ class _Request:
 
 
 class Placement:
-    """Who is where. Safe to use from any thread."""
+    """Assignment of sandboxes and tenants to nodes. Safe to use from any thread."""
 
     def __init__(self, limits: FleetLimits | None = None) -> None:
         self.limits = limits or FleetLimits()
@@ -201,11 +201,11 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """Number of requests that wait."""
         return self._waiting
 
     def of_tenants(self) -> dict[str, int]:
-        """How many sandboxes each tenant has."""
+        """Number of sandboxes of each tenant."""
         with self._lock:
             return dict(self._tenants)
 

@@ -218,7 +218,7 @@ class RemoteSandbox:
         return await self.look("state")
 
     async def enforced(self) -> Enforcement:
-        """What is in force on its node, and every gap."""
+        """Enforcement on its node, with every gap."""
         found: Enforcement = await self.look("enforced")
         return found
 

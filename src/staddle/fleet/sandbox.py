@@ -73,7 +73,7 @@ class RemoteFiles(_Thing):
         return bool(await self._call("exists", path))
 
     async def stat(self, /, path: str | PathLike[str], **options: Any) -> Any:
-        """What is known of an entry."""
+        """Metadata of an entry."""
         return await self._call("stat", path, **options)
 
     async def glob(self, pattern: str) -> Sequence[str]:
@@ -146,7 +146,7 @@ class RemoteProcess(_Thing):
         return found
 
     async def output(self) -> dict[str, str]:
-        """What it has printed: {"stdout": …, "stderr": …}."""
+        """Output so far: {"stdout": …, "stderr": …}."""
         found: dict[str, str] = await self._call("output")
         return found
 
@@ -313,7 +313,7 @@ class AsyncFleetStream(_StreamFace):
 
 
 class _Face:
-    """What both faces of a sandbox have."""
+    """Common part of the blocking and the awaited sandbox."""
 
     def __init__(self, remote: RemoteSandbox, factory: SandboxFactory) -> None:
         self._calls, self._factory = remote, factory

@@ -76,7 +76,7 @@ class _StepAwaitable:
 
 
 def step(what: Any) -> _StepAwaitable:
-    """What a coroutine of this room awaits."""
+    """Awaitable that hands one step to the driver of the coroutine."""
     return _StepAwaitable(what)
 
 

@@ -148,12 +148,12 @@ class TaskBoard:
 
     @property
     def out(self) -> int:
-        """How many are out."""
+        """Number of items that are out."""
         return len(self._out)
 
     @property
     def given(self) -> int:
-        """How many items were taken from the caller."""
+        """Number of items taken from the caller."""
         return self._next_index
 
     def _finish(self, outcome: TaskOutcome) -> None:

@@ -50,7 +50,7 @@ class WarmSandboxes:
 
     @property
     def count(self) -> int:
-        """How many are warm."""
+        """Number of warm sandboxes."""
         return sum(pool.warm for pool in list(self._pools.values()))
 
     def close(self) -> None:

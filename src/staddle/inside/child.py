@@ -126,7 +126,7 @@ def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoRe
 
 
 def places(name: bytes, path: bytes) -> list[bytes]:
-    """Where a program called `name` may be, in order, as execvp looks for it."""
+    """Paths at which execvp looks for a program called `name`, in order."""
     if not name or b"/" in name:
         return [name] if name else []
     return [os.path.join(directory or b".", name) for directory in path.split(b":")]

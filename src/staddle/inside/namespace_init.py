@@ -113,7 +113,7 @@ def start_here(
 
 
 def open_streams() -> None:
-    """Whichever of the three the caller has closed leads nowhere: nothing of ours may have its number."""
+    """Open /dev/null for each stream that the caller has closed: no file of ours may have its number."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for stream in range(3):
         try:

@@ -84,7 +84,7 @@ def _build(spec: ExecSpec) -> None:
 
 
 def _innermost(path: bytes, places: set[bytes]) -> bytes | None:
-    """Which of `places` contains `path`, the innermost one."""
+    """Find the innermost of `places` that contains `path`."""
     while path := path.rpartition(b"/")[0]:
         if path in places:
             return path

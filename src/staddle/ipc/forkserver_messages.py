@@ -37,7 +37,7 @@ OWNER = 1000
 
 
 class ForkServerConfig(Value):
-    """All that the sandboxes of one fork server have alike: everything but their workspaces."""
+    """Configuration that the sandboxes of one fork server share: everything but their workspaces."""
 
     #: The shared part of the view and each sandbox's own, as rows (`mounts.operations`).
     template: tuple[Row, ...]

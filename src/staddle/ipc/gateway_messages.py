@@ -238,7 +238,7 @@ def encode_decision(identity: int, allowed: bool | None) -> bytes:
 
 
 def decode_decision(data: bytes) -> tuple[int, bool | None] | None:
-    """Which question was decided, and how; None when this message is about something else."""
+    """Decode a decision: the question's number and the answer; None for a message of another kind."""
     if not data.startswith(_DECISION):
         return None
     identity, allowed = wire.decode(_DECISION, data, 2)

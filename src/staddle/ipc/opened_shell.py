@@ -17,7 +17,7 @@ _KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO
 
 
 class ShellPaths(Value):
-    """Where the shell finds its files."""
+    """Paths of a shell's files, as the shell sees them."""
 
     text: bytes
     status: bytes

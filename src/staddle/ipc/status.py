@@ -35,7 +35,7 @@ def written(code: int, why: str) -> bytes:
 
 
 def sentence(said: bytes) -> str | None:
-    """Why the command did not start, or None when nothing was said: it was exec'd."""
+    """Reason why the command did not start; None when none was written: it was exec'd."""
     if not said:
         return None
     code, _, why = said.decode("utf-8", "replace").partition(" ")

@@ -304,7 +304,7 @@ def agent_named(name: str) -> Agent:
 
 
 def _there(paths: tuple[str, ...]) -> list[str]:
-    """Those that exist: a policy does not grant what is not there."""
+    """Keep the paths that exist: a policy grants no others."""
     return [path for path in paths if os.path.exists(os.path.expanduser(path))]
 
 

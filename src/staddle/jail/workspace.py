@@ -57,7 +57,7 @@ _UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", 
 
 
 def data_directory(root: str | None = None) -> str:
-    """Where workspaces live: `root`, $STADDLE_WORKSPACES, or below the user's data directory."""
+    """Directory of workspaces: `root`, $STADDLE_WORKSPACES, or below the user's data directory."""
     chosen = root or os.environ.get("STADDLE_WORKSPACES")
     if not chosen:
         data = os.environ.get("XDG_DATA_HOME", "")
@@ -311,7 +311,7 @@ class Workspace:
         )
 
     def _unpublishable(self) -> WorkspaceError:
-        """Why it is not `publishable`: the first reason."""
+        """First reason why it is not `publishable`."""
         command = f"`staddle jail commit {self.name} -m TEXT`, or commit_all()"
         head = safe_git.head(self.admin) == f"ref: refs/heads/{self.branch}"
         if self.status != "stopped":

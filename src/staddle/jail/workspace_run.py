@@ -215,7 +215,7 @@ class WorkspaceRun:
 
 
 def _reason(error: BaseException | None) -> str:
-    """Why a run that did not end by itself was ended."""
+    """Reason why a run that did not end by itself was ended."""
     if isinstance(error, CommandTimeout):
         return "timeout"
     if isinstance(error, CommandCancelled | KeyboardInterrupt):

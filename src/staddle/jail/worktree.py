@@ -75,7 +75,7 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
 
 
 def admin_directory(common: str, name: str) -> str:
-    """Where the repository keeps what belongs to this worktree alone."""
+    """Directory in which the repository keeps this worktree's own files."""
     return f"{common}/worktrees/staddle-{name}"
 
 

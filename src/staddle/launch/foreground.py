@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .redaction import Redactor, Secrets
 
     class Signals(Protocol):
-        """Where they arrive, and which did."""
+        """Descriptor at which signals arrive, and those that did."""
 
         descriptor: int
 

@@ -82,7 +82,7 @@ class HeadTail:
 
     @property
     def cut(self) -> int:
-        """Where in the kept bytes the head ends, if something was dropped after it."""
+        """Offset of the head's end in the kept bytes, if something was dropped after it."""
         return len(self._head) if self.dropped else 0
 
     def value(self) -> bytes:

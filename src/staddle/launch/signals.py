@@ -40,7 +40,7 @@ class _Descriptor:
         return self
 
     def read(self) -> list[int]:
-        """Those that arrived since the last time."""
+        """Read the signals that arrived since the last time."""
         from ..linux import process
 
         return process.read_signals(self.descriptor)
@@ -74,7 +74,7 @@ class _WakeUp:
         return self
 
     def read(self) -> list[int]:
-        """Those that arrived since the last time."""
+        """Read the signals that arrived since the last time."""
         try:
             return list(os.read(self.descriptor, 512))
         except BlockingIOError:

@@ -117,7 +117,7 @@ class Baseline:
         look.close()
 
     def conflict(self, path: str, now: os.stat_result | None) -> str:
-        """Why what is at `path` on the host `now` is not what the sandbox began with; empty when it is."""
+        """Reason why the host's entry at `path` is not the one the sandbox began with; empty when it is."""
         if path in self._noted:
             before = self._noted[path]
             if before is None:
@@ -163,7 +163,7 @@ class OccupiedBaseline(Baseline):
     """The baseline of a directory that the sandbox did not begin with: every file there is a conflict."""
 
     def conflict(self, path: str, now: os.stat_result | None) -> str:
-        """Why `path` is not to be written without a decision; empty where nothing is, or a directory."""
+        """Reason why `path` needs a decision; empty where there is nothing, or a directory."""
         return "" if now is None or stat.S_ISDIR(now.st_mode) else "it is there already"
 
 

@@ -295,7 +295,7 @@ def _can_be_run(status: os.stat_result | None) -> bool:
 
 
 class Names:
-    """Which paths are protected. Directories are asked about once."""
+    """Lookup of protected paths. Each directory is asked about once."""
 
     def __init__(self, opened: OpenLayers) -> None:
         self._opened = opened

@@ -188,7 +188,7 @@ def _entries(layer: Layer, most: int = -1) -> int:
 
 
 def _index(layers: tuple[Layer, ...], run: tuple[Layer, ...]) -> int:
-    """Where `run` begins in `layers`; -1 when it is not there as a whole."""
+    """Index at which `run` begins in `layers`; -1 when it is not there as a whole."""
     if not run or run[0] not in layers:
         return -1
     at = layers.index(run[0])

@@ -65,7 +65,7 @@ class Layer:
 
     @property
     def users(self) -> int:
-        """How many hold it."""
+        """Number of holders."""
         return self._users
 
     def usage(self) -> int:

@@ -1,4 +1,4 @@
-"""Which file of a control group holds which limit, and which tells what was used. Tables; pure."""
+"""Tables of the control group files that hold each limit, and that report usage. Pure."""
 
 from __future__ import annotations
 

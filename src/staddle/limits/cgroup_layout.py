@@ -1,4 +1,4 @@
-"""Which of the host's control groups can hold a sandbox. Decided from facts; touches nothing.
+"""Choose the host's control groups that can hold a sandbox. Decided from facts; touches nothing.
 
 Version 1 has a hierarchy for each controller, and a group may have processes and groups below
 it at the same time: a group of ours goes beneath the one we are in, so that the limits on us
@@ -79,7 +79,7 @@ class CgroupSupport(Value):
 
     @property
     def controllers(self) -> frozenset[str]:
-        """Everything that some place has."""
+        """Controllers that at least one place has."""
         return frozenset().union(*(place.controllers for place in self.places))
 
     def reduced(self, wanted: frozenset[str]) -> CgroupSupport:
@@ -101,7 +101,7 @@ class CgroupSupport(Value):
         return next((place.version for place in self.places if controller in place.controllers), 0)
 
     def reason(self, controller: str) -> tuple[str, str]:
-        """Why a controller is missing, and what to do about it."""
+        """Reason why a controller is missing, and what to do about it."""
         return next(((why, fix) for name, why, fix in self.why_not if name == controller), ("", ""))
 
 

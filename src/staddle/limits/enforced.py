@@ -1,4 +1,4 @@
-"""Which of the means of a host holds each limit of a policy, and what nothing holds.
+"""Choose the mechanism of the host for each limit of a policy; report limits without one.
 
 Without a control group these are resource limits, and a supervisor inside that watches memory and
 processes. The kernel counts the processes of a user in each user namespace, and compares the limit with

@@ -42,9 +42,9 @@ class PrewarmedCgroups:
         return self._family.closed
 
     def cgroup_fds(self, *, again: bool = False) -> list[int]:
-        """Those that go with a request: of one more sandbox, in the place of that which is asked for.
+        """Descriptors to send with a request: those of the spare that replaces the one taken.
 
-        Before the first one of others as well; after one that failed of none, unless that is `again`.
+        The first request also brings those of all spares; one after a failure brings none, unless `again`.
         """
         with self._turn:
             count = max(1 if again else 0, 1 + self._missing)

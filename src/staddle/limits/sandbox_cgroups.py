@@ -54,7 +54,7 @@ class SandboxCgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """All that can be limited or measured here."""
+        """Controllers with which a sandbox can be limited or measured here."""
         return frozenset().union(*(place.controllers for place in self._directories))
 
     # ---------------------------------------------------------------- limits

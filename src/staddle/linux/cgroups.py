@@ -70,7 +70,7 @@ def memberships(text: bytes) -> dict[str, str]:
 
 
 def directory(mount: Mount, path: str) -> str | None:
-    """Where the group `path` is seen below `mount`; None when it is not."""
+    """Directory of the group `path` below `mount`; None when it is not visible there."""
     if path.startswith("/.."):
         return None  # outside of our group namespace
     root = mount.root.rstrip("/")

@@ -44,7 +44,7 @@ def read_if_there(path: str) -> bytes:
 
 
 def current_directory() -> str | None:
-    """Where this process stands, if that still exists."""
+    """Working directory of this process, if it still exists."""
     try:
         here = os.getcwd()
     except OSError:

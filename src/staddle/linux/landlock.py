@@ -81,7 +81,7 @@ def abi() -> int:
 
 
 def why_not() -> str:
-    """Why `abi()` is 0; empty when it is not."""
+    """Reason why `abi()` is 0; empty when it is not."""
     return _probe()[1]
 
 
@@ -104,7 +104,7 @@ def weaken(asked: Iterable[str], version: int) -> tuple[frozenset[str], frozense
 
 
 def bits(names: Iterable[str], kind: Literal["fs", "net", "scope"]) -> int:
-    """Those of the rights that are of one kind, as the kernel's bits."""
+    """Rights of one kind, as the kernel's bits."""
     return sum(RIGHTS[kind][name][0] for name in frozenset(names) if name in RIGHTS[kind])
 
 

@@ -47,7 +47,7 @@ def no_new_privs() -> None:
 
 
 def empty_bounding_set() -> None:
-    """Nothing this process or its children do can bring a capability back. Needs CAP_SETPCAP."""
+    """Drop every capability from the bounding set, for this process and its children. Needs CAP_SETPCAP."""
     _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
     _bound(0)
 
@@ -228,7 +228,7 @@ def unblock_signals(numbers: Iterable[int]) -> None:
 
 
 def ignored_signals() -> frozenset[int]:
-    """Those that this process ignores, as nohup makes it."""
+    """Signals that this process ignores, as nohup makes it."""
     with open("/proc/self/status", "rb") as file:
         line = next(line for line in file if line.startswith(b"SigIgn:"))
     bits = int(line.split()[1], 16)
@@ -305,7 +305,7 @@ def split_stat(text: bytes, most: int = -1) -> list[bytes]:
 
 
 def start_time(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 when it is gone."""
+    """Start time of a process in ticks since boot; 0 when it is gone."""
     fields = stat_fields(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else 0
 

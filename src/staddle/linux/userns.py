@@ -42,7 +42,7 @@ class UsernsFacts(Value):
 
 
 class Obstacle(Value):
-    """Why there are no user namespaces for us, and what would change that."""
+    """Reason why we have no user namespaces, and what would change that."""
 
     why: str
     fix: str

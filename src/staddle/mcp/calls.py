@@ -1,4 +1,4 @@
-"""What all tools share: errors that a model can read, hints about a tool, text within a bound, progress."""
+"""Shared by all tools: errors that a model can read, hints about a tool, text within a bound, progress."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Pid = Annotated[int, Field(description="From bash with background=true, or list_
 
 
 class CommandOutcome(BaseModel):
-    """How a command ended, and what it printed."""
+    """End of a command, and its output."""
 
     output: str = Field(description="Standard output and standard error in order, if merged.")
     stderr: str = Field(description="Standard error, if not merged.")
@@ -82,7 +82,7 @@ class ProcessRows(BaseModel):
 
 
 class SentInput(BaseModel):
-    """How much was written to a process, and whether it runs."""
+    """Number of bytes written to a process, and whether it runs."""
 
     characters: int
     running: bool

@@ -151,7 +151,7 @@ async def read_file(
 
 
 def media_type(data: bytes) -> str:
-    """What a file is, by its first bytes."""
+    """Guess a file's media type from its first bytes."""
     for start, kind in _MEDIA:
         if data.startswith(start):
             return kind or _RIFF.get(data[8:12], "application/octet-stream")

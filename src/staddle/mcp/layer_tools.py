@@ -60,7 +60,7 @@ class SnapshotRow(BaseModel):
 
 
 class RestoredState(BaseModel):
-    """What a restore ended."""
+    """The restored snapshot, and the processes that the restore ended."""
 
     snapshot: str
     ended: list[str] = Field(description="Commands of processes that were ended.")

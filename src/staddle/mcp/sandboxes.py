@@ -29,7 +29,7 @@ ANSWERS = 64
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How sandboxes are opened, and what needs no question to a person."""
+    """Options with which sandboxes are opened, and the tools that need no question to a person."""
 
     workspace: str | None = None
     policy: Policy = field(default_factory=Policy.agent)

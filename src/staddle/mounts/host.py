@@ -115,7 +115,7 @@ def open_named(path: str) -> int:
 
 
 def check_place(path: str, *, directory: bool) -> None:
-    """Nothing may be created at this place of the host: it must be there, of that kind, without links."""
+    """Check that `path` of the host exists, is of that kind, and has no links: nothing is created there."""
     descriptor = open_named(path)
     try:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode) != directory:
@@ -224,7 +224,7 @@ def unwritable(path: str, why: str) -> PolicyNotEnforceable:
 
 
 def untranslatable(path: str, unprivileged_uid: int) -> str:
-    """Why what is at `path` cannot be shown as belonging to `unprivileged_uid`; empty when it can."""
+    """Reason why `path` cannot be shown as belonging to `unprivileged_uid`; empty when it can."""
     from ..linux.idmaps import translation  # not in the process that only carries out
 
     source = open_named(path)

@@ -1,4 +1,4 @@
-"""Which part of a view all sandboxes of a plan share, and which is each one's own. Pure.
+"""Split a view into the part that all sandboxes of a plan share, and each one's own. Pure.
 
 What only shows the host, or never changes, is made once and is the same for everybody. What a
 sandbox can write, its processes and its terminals are its own, and so is everything that

@@ -218,7 +218,7 @@ _LARGEST_DOWNLOAD, _MOST_DOWNLOADS = 256 << 20, 16 << 30
 
 
 def home_of_downloads() -> str:
-    """Where they are on the host: the user's own cache. Root's is where everybody may read."""
+    """Directory of downloads on the host: the user's own cache. Root's is where everybody may read."""
     if chosen := os.environ.get(VARIABLE):
         return os.path.abspath(chosen)
     if os.geteuid() == 0:

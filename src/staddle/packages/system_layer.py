@@ -210,7 +210,7 @@ def parts(place: str, host: str = "") -> tuple[Part, ...]:
 
 
 def _repeated(host: str) -> list[str]:
-    """Those of REPEATED that the host has; of a base, every directory of its root that is shown."""
+    """Entries of REPEATED that the host has; of a base, every directory of its root that is shown."""
     roots: tuple[str, ...] = REPEATED
     if host:
         names = {f"/{name}" for name in os.listdir(host)}
@@ -475,6 +475,6 @@ def without_credentials(text: bytes) -> bytes:
 
 
 def mounted_below(roots: Iterable[str], mountinfo: bytes) -> list[str]:
-    """Which of `roots` have something mounted in them, and cannot be under a layer. Pure."""
+    """Keep those of `roots` that have mounts in them, and so cannot be under a layer. Pure."""
     points = [os.fsdecode(row.split(b" ")[4]) for row in mountinfo.splitlines()]
     return [root for root in roots if any(point.startswith(f"{root}/") for point in points)]

@@ -185,7 +185,7 @@ def compile(
 
 
 def _own_programs(policy: Policy, home: str, private: bool, context: PathContext) -> list[str]:
-    """Where in the home there are programs: a coding agent's tools, and what is installed there.
+    """Directories of the home with programs: a coding agent's tools, and what is installed there.
 
     What cargo, go and others install lands in the home inside; it is found there if it is on the host.
     """
@@ -365,7 +365,7 @@ def _links_inside(
 
 
 def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Visibility) -> list[Text]:
-    """Where the host's own file is granted, it is shown; where it is denied, nothing is."""
+    """Drop texts where the policy speaks: a granted file of the host is shown, a denied one is not."""
     denied = Ancestry(denies)
     return [
         text for text in texts if sight.through(text.path) is None and denied.at_or_above(text.path) is None
@@ -390,7 +390,7 @@ def _notes(*several: Iterable[Note]) -> tuple[Note, ...]:
 
 
 def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
-    """Where the command starts."""
+    """Directory in which the command starts."""
     scratch = {item.path for item in plan.scratch}
     asked = context.cwd
     here = asked or current_directory()

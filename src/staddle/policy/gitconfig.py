@@ -1,4 +1,4 @@
-"""Where a repository's own configuration sends git to: other hooks, other config files.
+"""Paths to which a repository's own configuration sends git: other hooks, other config files.
 
 Only read, never run: `git config` itself could start what the file says. What it says may
 have been written by a sandbox, so everything is bounded and only ever adds a protection.

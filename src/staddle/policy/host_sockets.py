@@ -57,7 +57,7 @@ def mask_host_sockets(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan
 
 
 def _seen(plan: Plan, grants: list[Grant], outside: str) -> Iterator[str]:
-    """Where inside something of the host is seen."""
+    """Paths inside at which the host's `outside` is seen."""
     for grant in grants:
         shown = grant.source or grant.path
         if covers(shown, outside):

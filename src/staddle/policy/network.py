@@ -45,7 +45,7 @@ class Network(Value):
 
     @classmethod
     def deny(cls) -> Network:
-        """Nothing can be reached."""
+        """No destination can be reached."""
         return cls("deny")
 
     @classmethod

@@ -100,7 +100,7 @@ def declared(path: object, field: str) -> str:
 
 
 def not_for(field: str, path: str) -> tuple[str, str] | None:
-    """Why the absolute `path` cannot be in `field`, and what to do; None when it can."""
+    """Reason why the absolute `path` cannot be in `field`, and what to do; None when it can."""
     if field not in GRANTING:
         return None
     if path == "/":

@@ -178,7 +178,7 @@ class Plan(Value):
         return {variable.name: str(variable.value) for variable in self.variables}
 
     def explain(self) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-        """What it says, for people: sections of (what is allowed, where that comes from) with headings."""
+        """Describe the plan for people: headings, and below each rows of (what is allowed, its origin)."""
         return tuple((heading, rows) for heading, rows in self._sections() if rows)
 
     def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:

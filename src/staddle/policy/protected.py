@@ -177,7 +177,7 @@ def walk(
 
 
 def _new(findings: Iterable[ProtectedName], done: set[str]) -> Iterator[ProtectedName]:
-    """Those at a path that is not done yet. Nothing below a finding is searched any more."""
+    """Findings at paths that were not searched yet. Nothing below a finding is searched any more."""
     for finding in findings:
         if finding.path not in done:
             done.add(finding.path)
@@ -238,7 +238,7 @@ def _beginning(root: str, names: frozenset[str]) -> Iterator[ProtectedName]:
 
 
 def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[ProtectedName]:
-    """Those of (path below `directory`, protected name) that are there; a link on the way is the finding."""
+    """Entries of (path below `directory`, protected name) that exist; a link on the way is the finding."""
     for rest, name in places:
         if name not in names:
             continue

@@ -23,7 +23,7 @@ _KINDS: dict[int, Kind] = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat
 
 
 class ResolvedPath:
-    """Where a path leads: its real `path`, what is there, and (where, to) of every link on the way."""
+    """Target of a path: its real `path`, its kind, and (where, to) of every link on the way."""
 
     __slots__ = ("kind", "links", "path")
 
@@ -45,7 +45,7 @@ class HostPaths:
         self._places: dict[str, ResolvedPath] = {"/": ResolvedPath("/", "directory")}
 
     def find(self, path: str) -> ResolvedPath:
-        """Where the absolute, normalised `path` leads. That it is missing is an answer."""
+        """Resolve the absolute, normalised `path`. A missing one has a result, too."""
         found = self._places.get(path)
         if found is not None:
             return found
@@ -81,7 +81,7 @@ class HostPaths:
         return place
 
     def walk(self, start: str, text: str) -> ResolvedPath:
-        """Where `text` leads from the real directory `start`: relative, absolute, with `..` in it."""
+        """Resolve `text` from the real directory `start`: relative, absolute, with `..` in it."""
         return self._walk(start, text, 0)
 
     def _walk(self, start: str, text: str, depth: int) -> ResolvedPath:
@@ -172,7 +172,7 @@ def _home_of_this_user() -> str:
 
 
 def _ends(path: str) -> list[int]:
-    """Where each component of `path` ends, the first one first."""
+    """Offsets at which the components of `path` end, the first one first."""
     return [index for index, letter in enumerate(path) if letter == "/" and index] + (
         [len(path)] if path else []
     )

@@ -102,7 +102,7 @@ def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Itera
 
 
 def _there(paths: Iterable[str], home: str) -> Iterator[str]:
-    """Those of a preset's paths that exist. Nearly none does: one look at the home rules most of them out."""
+    """Keep a preset's paths that exist. Nearly none does: one look at the home rules most of them out."""
     try:
         names = frozenset(os.listdir(home)) if home else frozenset()
     except OSError:
@@ -115,7 +115,7 @@ def _there(paths: Iterable[str], home: str) -> Iterator[str]:
 
 
 def _itself(path: str, place: ResolvedPath, host: HostPaths) -> str:
-    """Where `path` is, when it is a link itself and does not only lead through one."""
+    """Path of the link, when `path` is a link itself and does not only lead through one."""
     if not place.links:
         return ""
     parent, _, name = path.rpartition("/")

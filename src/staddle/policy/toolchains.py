@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         """The disk, as far as it is asked about."""
 
         def find(self, path: str) -> ResolvedPath:
-            """Where an absolute path leads, and through which links."""
+            """Resolve an absolute path, with the links on the way."""
 
         def names(self, directory: str) -> list[str]:
             """The names in a directory, sorted; none when it cannot be read."""
@@ -227,7 +227,7 @@ class _Finder:
         return what is not None and self._grant(directory, what, origin)
 
     def _stand_in(self, directory: str) -> Iterator[str] | None:
-        """Where the programs of `directory` lead to, as it is set up now, if they only stand for others."""
+        """Directories of the real programs, if those in `directory` are shims; else None."""
         root = os.path.dirname(directory)
         if os.path.basename(directory) == "shims":
             return iter((*self._of_one_language(root), *self._of_installs(root)))
@@ -297,7 +297,7 @@ class _Finder:
                 yield bin if self._is(bin, "directory") else f"{installs}/{tool}/{version}"
 
     def _chosen(self) -> dict[str, list[str]]:
-        """Which version of a tool is to be used; what the workspace says comes first."""
+        """Versions of tools that are chosen; what the workspace says comes first."""
         chosen: dict[str, list[str]] = {}
         for directory in (self._home, self._workspace):
             if directory is None:

@@ -41,7 +41,7 @@ class Disk:
         self._host = HostPaths()
 
     def find(self, path: str) -> ResolvedPath:
-        """Where an absolute path leads."""
+        """Resolve an absolute path."""
         return self._host.find(path)
 
     def names(self, directory: str) -> list[str]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         output_limit: int | str | None
 
     class StartOptions(TypedDict, total=False):
-        """How a process in the background is followed; see `Sandbox.start`."""
+        """Options of a process in the background; see `Sandbox.start`."""
 
         merge: bool
         timeout: float | None

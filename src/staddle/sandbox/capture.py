@@ -64,12 +64,12 @@ class Capture:
 
     @property
     def spill_failure(self) -> str:
-        """Why there is no file with all of it, although there should be one; else empty."""
+        """Reason why the file with the whole output is missing, although one was asked for; else empty."""
         return "" if self._spill is None else self._spill.failure
 
     @property
     def cut(self) -> int:
-        """Where in the bytes that were kept others were dropped; 0 if none were."""
+        """Offset in the kept bytes at which others were dropped; 0 if none were."""
         return 0 if self._kept is None else self._kept.cut
 
     def finish(self) -> tuple[bytes, int, str | None]:
@@ -124,7 +124,7 @@ class Spill:
 
 
 def spills(directory: object) -> tuple[Spill, Spill] | tuple[None, None]:
-    """Where stdout and stderr spill to: into `directory`, an existing one of the host; None is nowhere."""
+    """Files for stdout and stderr to spill to, in `directory`, an existing one of the host; None for none."""
     if directory is None:
         return None, None
     if not isinstance(directory, str | os.PathLike):
@@ -230,7 +230,7 @@ class CapturedCommand(CommandSpec):
         self.out, self.err = map(_redacted, self._redactors, self._sinks)
 
     def flush(self) -> None:
-        """Nothing more is printed: pass on what was held back because it could have been a secret."""
+        """Pass on the end of the output, held back because it could have been the start of a secret."""
         if self.secrets is not None:
             for redactor, sink in zip(self._redactors, self._sinks, strict=True):
                 try:

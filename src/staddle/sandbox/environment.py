@@ -106,7 +106,7 @@ class SandboxEnvironment(EnvironmentBase):
         self._turn = threading.Lock()
 
     def limits(self) -> tuple[Gap, ...]:
-        """Where commands may write more than `writable_paths` names. The file tools may not."""
+        """Gaps: where commands may write more than `writable_paths` names. The file tools may not."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
         if self._sandbox._now().workspace is not None and _covers(WORKSPACE_PATH, self._path):

@@ -255,7 +255,7 @@ class Execution:
 
     @property
     def failure(self) -> str:
-        """Why it was not started, once it is over; empty when it was."""
+        """Reason why it was not started, once it is over; empty when it was."""
         return "" if self._reason else self._spawned.failure
 
     def interrupt(self) -> None:

@@ -286,7 +286,7 @@ class Files(FileTools):
 
 
 def directory(inside: OpenSandbox) -> str:
-    """Where the session is; while a command runs, where it was before."""
+    """Directory of the session; while a command runs, the one before it."""
     shell = inside.main._shell
     held = shell.lock()
     if held.acquire(blocking=False):

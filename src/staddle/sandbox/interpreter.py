@@ -38,7 +38,7 @@ OUTPUT_LIMIT = 4 << 20
 
 @dataclass
 class CellResult:
-    """What a cell printed and gave. `results` are dicts with `text` and richer forms; `error` tells more.
+    """Output and results of a cell. `results` are dicts with `text` and richer forms; `error` tells more.
 
     `lost` is True if the interpreter had to be replaced: its variables are gone.
     """

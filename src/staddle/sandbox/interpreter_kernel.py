@@ -83,7 +83,7 @@ def run(code, scope):
 
 
 def taken(number, limit):
-    """What a file in memory has, at most `limit` bytes, and how much was left out; it is empty then."""
+    """Read and empty a file in memory: at most `limit` bytes of it, and the number of bytes left out."""
     sys.stdout.flush()
     sys.stderr.flush()
     size = os.lseek(number, 0, os.SEEK_END)

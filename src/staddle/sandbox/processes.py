@@ -166,7 +166,7 @@ class Process:
 
     @property
     def failure(self) -> str:
-        """Why it was not started, once it is over; empty when it was."""
+        """Reason why it was not started, once it is over; empty when it was."""
         return self._spawned.failure
 
     # ------------------------------------------------------------ what it prints

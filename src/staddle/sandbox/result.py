@@ -19,7 +19,7 @@ _SIGNALS = range(1, 65)
 
 
 class Reason(StrEnum):
-    """Why a command is over."""
+    """Reason for which a command ended."""
 
     exited = "exited"
     signalled = "signalled"

@@ -62,7 +62,7 @@ class Chunks:
         return feed
 
     def finish(self) -> None:
-        """Nothing more comes: half a character is all there is of it."""
+        """End the stream: half a character at its end is passed on as it is."""
         self._spec.flush()
         for name, data in self._held.items():
             if data:

@@ -102,7 +102,7 @@ class Terminal:
 
     @property
     def failure(self) -> str:
-        """Why its program could not be run, when it is over because of that."""
+        """Reason why its program could not be run; else empty."""
         return self._spawned.failure
 
     def poll(self) -> int | None:

@@ -320,7 +320,7 @@ def _by_tree(
 
 
 def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
-    """Where the first session is, or if the sandbox has ended by itself, the workspace."""
+    """Directory of the first session, or if the sandbox has ended by itself, the workspace."""
     try:
         return sessions[0]._shell.directory()
     except SandboxLost:

@@ -100,7 +100,7 @@ class BackgroundOutput:
                 self._transcript.feed("stderr" if is_error else "stdout", data)
 
     def end(self, fd: int) -> None:
-        """Nothing more comes from there. For the reader."""
+        """Mark the end of the output. For the reader."""
         with self._turn:
             log = self._streams.pop(fd, None)
             if log is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..ipc.opened_shell import ShellPaths
 
     class RunSettings(TypedDict, total=False):
-        """How a text is run; see `lines`."""
+        """Options of one text that bash runs; see `lines`."""
 
         status: int
         env: Mapping[str, str] | None

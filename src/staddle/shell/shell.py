@@ -212,7 +212,7 @@ class Shell:
 
     @property
     def deadline(self) -> float | None:
-        """When, on the monotonic clock, `step` has something to do even if nothing became readable."""
+        """Time on the monotonic clock at which `step` has work even if nothing became readable."""
         return self._current.run.deadline if self._current else None
 
     @property
@@ -288,7 +288,7 @@ class Shell:
         self.schedule_maintenance()
 
     def directory(self) -> str:
-        """Where the shell is. While held."""
+        """Working directory of the shell. While held."""
         self._state.ensure_bash()
         return self._state.directory()
 

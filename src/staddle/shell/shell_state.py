@@ -332,7 +332,7 @@ class ShellState:
         return SavedShell(self._dump, self.status, self.cwd)
 
     def directory(self) -> str:
-        """Where the shell is."""
+        """Working directory of the shell."""
         if not self.cwd:
             uninterrupted(partial(self._do, b""))
         return os.fsdecode(self.cwd)

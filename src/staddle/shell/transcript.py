@@ -1,4 +1,4 @@
-"""What a process in the background has printed, in the order it came, for those who follow it."""
+"""Output of a process in the background, in the order it came, for its followers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Transcript:
             self._news.notify_all()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Mark the end of the output."""
         with self._news:
             self.closed = True
             self._news.notify_all()

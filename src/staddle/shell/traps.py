@@ -14,7 +14,7 @@ ERREXIT = ord("e")
 
 
 class OurTraps:
-    """Which of our traps a shell has. It has the brake from the beginning."""
+    """Traps of ours that a shell has. It has the brake from the beginning."""
 
     def __init__(self) -> None:
         #: Whether it stops when it is told to, and whether the signal for that means something else.

@@ -1,4 +1,4 @@
-"""What the keys of the UI do to sandboxes. All work is done in threads; errors become lines of the log."""
+"""Actions of the UI's keys on sandboxes. All work is done in threads; errors become lines of the log."""
 
 from __future__ import annotations
 

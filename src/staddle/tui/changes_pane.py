@@ -55,7 +55,7 @@ def label_of(change: Change, name: str | None = None) -> Text:
 
 
 class ChangesPane(Tree[object]):
-    """What differs from the host. Enter shows a diff, / searches."""
+    """Pane of the differences from the host. Enter shows a diff, / searches."""
 
     BINDINGS = [
         ("c", "app.commit", "review and commit"),

@@ -1,4 +1,4 @@
-"""What sandboxes report and ask, from threads of theirs, until the UI takes it. Loads no textual.
+"""Queue of reports and questions from sandboxes' threads to the UI. Loads no textual.
 
 feed = EventFeed()
 Sandbox(".", audit=feed.record, on_connect=feed.on_connect)

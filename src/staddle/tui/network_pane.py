@@ -68,7 +68,7 @@ class NetworkPane(DataTable[Text]):
         self.add_row(Text(when, style="dim"), verdict, Text(shown(event.what)), Text(rule, style="dim"))
 
     def chosen(self) -> ConnectionQuestion | Event | None:
-        """What the cursor is on."""
+        """Row under the cursor."""
         return self._rows[self.cursor_row] if 0 <= self.cursor_row < len(self._rows) else None
 
     def action_search(self) -> None:

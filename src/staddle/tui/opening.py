@@ -65,7 +65,7 @@ class SandboxOpening:
 
     @property
     def error(self) -> BaseException | None:
-        """Why it could not be opened."""
+        """Reason why it could not be opened."""
         return self._opened if isinstance(self._opened, BaseException) else None
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""What the policy allows and where each line comes from, as `staddle explain` prints it; searchable."""
+"""Pane of what the policy allows and why, as `staddle explain` prints it; searchable."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def size(count: int | None) -> str:
 
 
 def age(when: float) -> str:
-    """How long ago: `5 s`, `3 min`, `2 h`, `4 d`."""
+    """Age as text: `5 s`, `3 min`, `2 h`, `4 d`."""
     seconds = max(0, int(time.time() - when))
     for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= length:

@@ -25,7 +25,7 @@ _EVENTS, SAMPLES = 1000, 60
 
 
 class UsageSample:
-    """What all processes of a sandbox used at one moment: cores, bytes, a count, bytes on disk."""
+    """Usage of all processes of a sandbox at one moment: cores, bytes, a count, bytes on disk."""
 
     def __init__(self, cores: float, memory: int, processes: int, disk: int) -> None:
         self.cores, self.memory, self.processes, self.disk = cores, memory, processes, disk

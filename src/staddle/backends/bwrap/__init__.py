@@ -75,7 +75,7 @@ class Bwrap:
         return tuple(gaps(plan, layout_of(plan), self._starter()))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """Everything that is set up, in order."""
+        """Steps of the setup, in order."""
         from .launching import steps
 
         return tuple(steps(plan, layout_of(plan), self._starter()))

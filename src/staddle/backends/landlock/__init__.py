@@ -199,7 +199,7 @@ def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:
 
 
 def _sockets(plan: Plan, layout: PrivateDirs, mounted: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Which sockets the supervisor connects to: those in directories the command may write."""
+    """Sockets that the supervisor connects to: those in directories the command may write."""
     beneath = [grant.path for grant in plan.grants if grant.access == "write" and grant.directory]
     beneath += [*layout.directories()[1:], *mounted]
     rows = [(b"beneath", path) for path in beneath]
@@ -434,7 +434,7 @@ def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
 
 
 def too_many(path: str) -> str:
-    """Why stepping around what is denied below `path` is not done."""
+    """Refusal to grant around the denied paths below `path`: they are too many."""
     return f"what is denied below {path!r} takes more than {rules.MOST_RULES} rules to step around"
 
 

@@ -52,7 +52,7 @@ class PrivateDirs:
         return (self.top, *self.moved.values()) if self.moved else ()
 
     def place(self, path: str) -> str:
-        """Where `path` of the plan is."""
+        """Path at which `path` of the plan really lies."""
         around = (item for item in (*self._granted, *self.moved) if covers(item, path))
         inside = max(around, key=len, default="")
         return self.moved[inside] + path[len(inside) :] if inside in self.moved else path

@@ -188,7 +188,7 @@ def _run(started: Launch, status: int) -> tuple[bytes, bytes]:
 
 
 def _hear(fds: tuple[int, int], deadline: float) -> tuple[bytes, bytes] | None:
-    """All that is written to both, until both are closed; None when that takes too long."""
+    """Read both until both are closed; None when that takes too long."""
     heard = dict.fromkeys(fds, b"")
     poll = select.poll()
     for fd in fds:

@@ -26,7 +26,7 @@ HOME = "/home/user"
 
 @dataclass
 class E2BCommandResult:
-    """What a command printed and its exit code; `error` says why it did not run, or was killed."""
+    """Output and exit code of a command; `error` says why it did not run, or was killed."""
 
     stderr: str
     stdout: str
@@ -209,7 +209,7 @@ class CommandHandle:
         self._process.close_stdin()
 
     def disconnect(self) -> None:
-        """Nothing: it runs on."""
+        """Do nothing: it runs on."""
 
 
 def _checked(result: Result) -> E2BCommandResult:

@@ -66,7 +66,7 @@ class RichResult:
 
 @dataclass
 class Logs:
-    """What a cell printed."""
+    """Output of a cell."""
 
     stdout: list[str] = field(default_factory=list)
     stderr: list[str] = field(default_factory=list)

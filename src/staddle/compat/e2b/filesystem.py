@@ -67,7 +67,7 @@ class EntryInfo(WriteInfo):
 
 
 class FilesystemEventType(Enum):
-    """What happened to an entry."""
+    """Kind of a change to an entry."""
 
     CREATE = "create"
     WRITE = "write"

@@ -57,7 +57,7 @@ class PtyHandle:
         return running
 
     def disconnect(self) -> None:
-        """Nothing: it runs on."""
+        """Do nothing: it runs on."""
 
     def _follow(self) -> None:
         try:

@@ -131,7 +131,7 @@ def _copy_file(source: bytes, target: bytes, replace: bool) -> None:
 
 
 def tree(top: bytes, beat: Callable[[], None]) -> Iterator[FileRow]:
-    """All that is in a directory, by paths below it; no link is followed."""
+    """Walk a directory: every entry, by its path below it; no link is followed."""
     waiting = [b""]
     while waiting:
         below = waiting.pop()

@@ -192,7 +192,7 @@ class FileServer:
         self._say_rows(file_operations.tree(path, self._sometimes()))
 
     def _sometimes(self) -> Callable[[], None]:
-        """What is to be called for each directory, so that the host program hears of us."""
+        """Function to call for each directory; it tells the host program that we are alive."""
         looked = 0
 
         def beat() -> None:
@@ -446,7 +446,7 @@ def _refuse_ourselves(fd: int) -> None:
 
 
 def _status(entry: os.DirEntry[bytes], follow: bool) -> os.stat_result:
-    """What is at the end of a link, if that is asked for and there is something."""
+    """Status of the entry, or of a link's target, if that is asked for and exists."""
     try:
         return entry.stat(follow_symlinks=follow)
     except OSError:

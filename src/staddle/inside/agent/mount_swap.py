@@ -180,7 +180,7 @@ class TreeMounts:
         return self._places if root == HOME_TREE else (root,)
 
     def _within(self, paths: Collection[str], new: Collection[str] = ()) -> list[str]:
-        """Where other trees are seen in directories of these, those around others first."""
+        """Paths in these trees at which other trees are seen, outer ones first."""
         every = sorted({*self._places, *self._added, *new})
         return [other for other in every if any(_is_in(other, path) for path in paths)]
 
@@ -224,7 +224,7 @@ class TreeMounts:
         return tree
 
     def _static(self, path: str, old: int | None) -> dict[str, bool]:
-        """Where in the directory something was mounted when the view was made, which stays there.
+        """Paths in the directory of mounts that were made with the view, and stay.
 
         Who lays a tree over /etc has copied what is to be seen of it, to be changed like the rest.
         """
@@ -269,7 +269,7 @@ class TreeMounts:
         _attach(before, self._place_aside(name))
 
     def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
-        """Where the tree that was seen at `path` goes."""
+        """Path to which the tree that was seen at `path` is moved."""
         name = f"{_BEFORE}{list(old).index(path)}"
         hides = len(self._workspace) > 1 if path == WORKSPACE_PATH else bool(self._static(path, old[path]))
         if hides:

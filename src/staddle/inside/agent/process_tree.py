@@ -78,7 +78,7 @@ def name(pid: int) -> bytes:
 
 
 def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
-    """Everything that `root` started, and what that started."""
+    """Descendants of `root`."""
     children: dict[int, list[int]] = {}
     for pid, entry in processes.items():
         children.setdefault(entry.parent, []).append(pid)

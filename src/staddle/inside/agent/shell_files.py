@@ -33,7 +33,7 @@ _PIPES = ("done", "output", "errors")
 
 
 class Channel(Protocol):
-    """Where the files of shells are."""
+    """A directory for the files of shells."""
 
     def make(self, name: str, shell: int, serial: int) -> tuple[int, bytes]:
         """A new file, of the kind that `name` is; (a descriptor, the path for the shell)."""
@@ -124,7 +124,7 @@ class ChannelFiles:
         return [self._made[name][0] for name in NAMES]
 
     def paths(self) -> tuple[bytes, ...]:
-        """Where the shell finds them, and the place that does not exist."""
+        """Paths of the files as the shell sees them, and the one that does not exist."""
         return (*(self._made[name][1] for name in NAMES), self._channel.nowhere())
 
     def renew(self) -> None:

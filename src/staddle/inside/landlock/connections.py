@@ -44,7 +44,7 @@ _AT_ONCE = 128
 
 
 class Rules:
-    """Which UNIX sockets may be connected to. Pure; paths are real ones."""
+    """Rules on the UNIX sockets that may be connected to. Pure; paths are real ones."""
 
     def __init__(self, rules: tuple[tuple[bytes, bytes], ...]) -> None:
         self._exactly = frozenset(path for kind, path in rules if kind == b"exactly")

@@ -121,7 +121,7 @@ def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int, others: int) ->
 
 
 def _others(spec: ExecSpec) -> int:
-    """How many processes and threads the command's user has besides: the kernel limits those of a user.
+    """Count the other processes and threads of the command's user: the kernel limits those of a user.
 
     Root's sandbox has a user of its own, with launcher and supervisor. An ordinary user may have more later.
     """

@@ -56,7 +56,7 @@ def program(profile: str, machine: str | None = None) -> bytes:
 
 
 def prebuilt_path(profile: str, machine: str) -> str:
-    """Where the bytes of a filter are shipped."""
+    """Path of the shipped bytes of a filter."""
     if profile not in PROFILES:
         raise ValueError(f"no filter profile {profile!r}; there are {', '.join(PROFILES)}")
     if machine not in syscalls.COLUMN:

@@ -205,7 +205,7 @@ def _port(target: bytes, tunnel: bool) -> int:
 
 
 def _end(opening: bytes) -> int:
-    """Where the head ends: both kinds of line ends, as `sniff` reads them."""
+    """Offset of the head's end: both kinds of line ends, as `sniff` reads them."""
     at = opening.index(b"\n") + 1
     while True:
         line, _, _ = opening[at:].partition(b"\n")

@@ -120,7 +120,7 @@ class Budget:
         return self.kept >= MOST_KEPT
 
     def room(self) -> memoryview:
-        """Where to read the next bytes."""
+        """Buffer for the next bytes."""
         return self.buffer[:PAGE] if self.is_tight() else self.buffer
 
     def exhausted(self) -> bool:

@@ -153,7 +153,7 @@ def _connected(port: int) -> _socket.socket:
 
 
 class ForwardSockets:
-    """All that an agent offers for its network where nothing of it was made by the agent."""
+    """An agent's answers about its network where another process has made that."""
 
     def hand_over(self, socket: int) -> None:
         """Do nothing: the process that made the sockets has given them to the gateway."""

@@ -274,7 +274,7 @@ def _plain(name: bytes) -> str:
 
 
 def objection(seen: Opening, name: str | None, network: Network) -> str:
-    """Why an opening does not agree with its destination; empty when it does.
+    """Reason why an opening does not agree with its destination; empty when it does.
 
     `name` is the name that was asked for, None where it was an address.
     """
@@ -301,7 +301,7 @@ _PROTOCOLS = {6: "tcp", 17: "udp"}
 
 
 def destinations(message: bytes) -> Iterator[tuple[str, str, int]]:
-    """Where refused TCP and UDP packets were to go. What does not fit is skipped."""
+    """Destinations of refused TCP and UDP packets. Malformed ones are skipped."""
     at = 0
     while at + _HEADER.size <= len(message):
         length, kind = _HEADER.unpack_from(message, at)[:2]

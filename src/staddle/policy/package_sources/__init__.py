@@ -1,4 +1,4 @@
-"""Where this host gets its packages from, as entries of an allow list and as configuration files inside.
+"""Package sources of this host, as entries of an allow list and as configuration files inside.
 
 sources       indexes, proxies, certificates and credentials; URLs parsed (pure)
 reader        read them from the configuration of pip, uv, apt, npm and yarn, which is never changed

@@ -1,4 +1,4 @@
-"""Where this host gets its packages from: the indexes that its own tools are configured with.
+"""Package sources of this host: the indexes that its own tools are configured with.
 
     sources = read()
     sources.indexes          PackageIndex("pip", "https", "mirror.example", 443, "/simple", ...)
@@ -87,7 +87,7 @@ class Credential:
 
 
 class Sources:
-    """Everything that was found.
+    """Package sources that were found.
 
     `unread` are files that are there and say nothing that is understood, each with a reason.
     """

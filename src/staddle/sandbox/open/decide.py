@@ -116,7 +116,7 @@ def decide(
     stand_in: str | None = None,
     copy: str | None = None,
 ) -> Decision:
-    """Which backend it will be, with which plan, and what that enforces.
+    """Choose the backend and the plan, and report what they enforce.
 
     `kind` is that of `workspace_kind`, if it is known. `stand_in` is the directory that is under the
     layers of a sandbox without a workspace, `copy` the one that takes the place of a workspace where

@@ -89,7 +89,7 @@ def checked_title(name: object) -> str:
 
 
 def checked_labels(labels: object) -> Mapping[str, str]:
-    """What the owner of a sandbox says of it."""
+    """Check the labels that the owner of a sandbox gives it."""
     from collections.abc import Mapping
 
     if not isinstance(labels, Mapping) or len(labels) > _MOST_LABELS:

@@ -43,7 +43,7 @@ class _Life:
         self.used = self.began
 
     def due(self, sandbox: TimedSandbox, now: float) -> tuple[float, str]:
-        """When its time is up, or it has to be looked at again, and the limit that ends it if that is now."""
+        """Time at which it ends or is checked again, and the limit that ends it if that is now."""
         limits = self.limits
         whole = float("inf") if limits.max_lifetime is None else self.began + limits.max_lifetime
         if whole <= now:

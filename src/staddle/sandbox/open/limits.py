@@ -172,7 +172,7 @@ class SandboxLimits:
         return used.replace(memory=self._peak or None)
 
     def too_little(self) -> str:
-        """Why nothing can be run, if that is for the memory; else empty."""
+        """Reason why nothing can be run for lack of memory; else empty."""
         ended = 0 if self._whole is None else self._whole.events().out_of_memory
         found = usage.ran_into(self.limits, 1, Events(), Events(ended, 0))
         return "" if found is None else found.sentence
@@ -377,7 +377,7 @@ class DiskQuota:
         return disk.is_over(more, self._most)
 
     def _patience(self, used: tuple[int, int]) -> float:
-        """How long it takes at least to write so much that it would have to be counted, in seconds."""
+        """Seconds until so much could have been written that it has to be counted, at least."""
         if self._used is None:
             return _OFTEN
         left = self._most - self._taken.bytes - (used[0] - self._used[0])

@@ -315,7 +315,7 @@ class SandboxNetwork:
             self._attending.start()
 
     def _feed(self) -> None:
-        """Whenever the gateway wants a decision, or sockets that lead inside, see that it gets them."""
+        """Give the gateway the decisions that it asks for, and sockets that lead inside."""
         while True:
             with self._lock:
                 gateway = self._gateway

@@ -32,7 +32,7 @@ _PATIENCE = 30.0
 
 
 class SpareAgent(Value):
-    """What `launch_agent` returned for `plan`, and the list of what is called when it has ended."""
+    """Agent that `launch_agent` returned for `plan`, with the functions to call when it has ended."""
 
     plan: Plan
     bash: str
@@ -42,7 +42,7 @@ class SpareAgent(Value):
     endings: list[Callable[[], None]]
 
     def end(self) -> None:
-        """Nobody wants it: end it."""
+        """End an agent that is not wanted."""
         self.opened[0].close()
         self.opened[1].close()
 
@@ -137,7 +137,7 @@ class SpareAgents:
 
 
 def _parent() -> str:
-    """What decides where private directories are made."""
+    """The setting that decides where private directories are made."""
     return os.environ.get("TMPDIR", "")
 
 

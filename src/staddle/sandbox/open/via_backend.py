@@ -165,7 +165,7 @@ class _LaunchedAgent:
 
 
 def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFailed:
-    """Why there is no agent: what the launcher says of itself, and its last words."""
+    """Reason why there is no agent: the launcher's status, and its last output."""
     words = b""
     os.set_blocking(said, False)
     try:
