@@ -94,9 +94,10 @@ def test_nobody_gets_the_streams_of_our_own_processes(sb: Sandbox) -> None:
 
 def test_others_write_nothing_but_numbers_and_read_nothing(sb: Sandbox) -> None:
     sb.run("sudo true")
-    assert (
-        sb.run("rm /dev/.staddle/sudo; mv /dev/.staddle/sudo /tmp/x; cat < /dev/.staddle/sudo").exit_code != 0
-    )
+    assert sb.run("rm /dev/.staddle/sudo").exit_code == 1
+    assert sb.run("mv /dev/.staddle/sudo /tmp/x").exit_code == 1
+    assert "Permission denied" in sb.run("cat < /dev/.staddle/sudo").stderr
+    assert not sb.run("chmod 666 /dev/.staddle/sudo").ok
     assert sb.run("sudo echo on").stdout == "on\n"
 
 

@@ -151,8 +151,9 @@ class SudoRequests:
         """
         self._asks = {b"SUDO_UID": b"%d" % ids[0], b"SUDO_GID": b"%d" % ids[1]}
         os.mkfifo(PIPE, 0o600, dir_fd=directory)
-        os.chmod(PIPE, 0o622, dir_fd=directory)  # noqa: S103 - to be written by those who ask
         self._pipe = os.open(PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        # Every process inside may write, none may read, though a command can have the same uid as the agent.
+        os.chmod(PIPE, 0o222, dir_fd=directory)  # noqa: S103
         self._poll, self._start, self._is_ours = poll, start, is_ours
         self._rest = b""
         #: By its descriptors, each twice: the socket of the command, and the process that asked.
