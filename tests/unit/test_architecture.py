@@ -257,6 +257,19 @@ def test_links_and_paths_of_the_map_lead_somewhere() -> None:
     assert not offenders, lines(offenders)
 
 
+def test_names_on_the_map_stand_in_the_file_beside_them() -> None:
+    """Where the page says "`name` of [file.py](…)", that file defines the name."""
+    said = re.findall(r"((?:`\w+`(?:, | and )?)+) of \[[^]]*\]\(\.\./([^)]+)\)", PAGE.read_text())
+    assert said
+    offenders = [
+        f"{file} defines no {name}"
+        for names, file in said
+        for name in re.findall(r"\w+", names.replace(" and ", " "))
+        if not re.search(rf"^\s*(def|class|async def) {name}\b", (ROOT / file).read_text(), re.MULTILINE)
+    ]
+    assert not offenders, lines(offenders)
+
+
 def test_no_file_is_too_long() -> None:
     """A file past this many lines holds more than one idea."""
     sizes = {file: len((SOURCE / file).read_text().splitlines()) for file in trees()}

@@ -15,7 +15,7 @@ Status = TypeVar("Status", int, int | None)
 
 
 class Closes(Protocol):
-    """What has to be closed when the program has ended."""
+    """Object that is closed when the program has ended."""
 
     def close(self) -> None: ...
 

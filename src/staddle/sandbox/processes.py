@@ -383,7 +383,7 @@ class ProcessList:
 
     @property
     def started(self) -> tuple[Process, ...]:
-        """Those that were started, the last ones of those that have ended among them."""
+        """Processes that were started, with the last ones of those that have ended."""
         return tuple(self._started)
 
     @property

@@ -53,7 +53,7 @@ class SandboxState(StrEnum):
 
 @dataclass
 class SandboxQuery:
-    """Which sandboxes are listed: those with all of this metadata, in one of these states."""
+    """Filter of a list of sandboxes: all of this metadata, one of these states."""
 
     metadata: dict[str, str] | None = None
     state: list[SandboxState] | None = None

@@ -98,7 +98,7 @@ class RootMount:
         return root, left
 
     def _mounted(self, root: int, control: int) -> tuple[dict[str, int], bool]:
-        """What is mounted in the root, by the path below it, parents first; and whether more is, unseen.
+        """Mounts in the root, by the path below it, parents first; and whether there are more, unseen.
 
         The caller closes the descriptors.
         """
