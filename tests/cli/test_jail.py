@@ -85,6 +85,7 @@ def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> Non
     jail("run", name, "--", "sh", "-c", "kill -9 $$", status=137)
 
 
+@pytest.mark.same_for_everyone
 def test_what_cannot_run_changes_nothing(name: str) -> None:
     missing = jail("run", name, "--", "no-such-program", status=127)
     assert "no program 'no-such-program'" in missing.stderr
@@ -93,6 +94,7 @@ def test_what_cannot_run_changes_nothing(name: str) -> None:
     assert state(name) == "prepared"
 
 
+@pytest.mark.same_for_everyone
 def test_streams(name: str) -> None:
     done = jail("run", name, "--", "sh", "-c", "cat; echo out; echo err >&2", input="not for it\n")
     assert (done.stdout, done.stderr) == ("out\n", "err\n")
@@ -113,6 +115,7 @@ def test_as_json(name: str) -> None:
     assert state(name) == "failed"
 
 
+@pytest.mark.same_for_everyone
 def test_a_protected_name_that_appears_is_told(name: str) -> None:
     assert ".vscode" in jail("run", name, "--", "mkdir", ".vscode").stderr
     told = json.loads(jail("status", name, "--json").stdout)
@@ -145,6 +148,7 @@ def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status
     jail("run", name, "--", "true")
 
 
+@pytest.mark.same_for_everyone
 def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> None:
     key = "sk-0123456789"
     (world.top / "key").write_text(f"{key}\n")
@@ -159,6 +163,7 @@ def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> Non
     assert "empty" in jail("run", name, "--key-file", "empty", *words, status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
     program = world.top / "home/.local/bin/codex"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -179,12 +184,14 @@ def test_options_stand_on_both_sides_of_the_workspace_and_never_behind_the_dashe
     assert "twice" in jail("run", "--timeout", "5", name, "--timeout", "5", "--", "true", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_paths_are_relative_to_where_the_user_stands(name: str, world: World) -> None:
     (world.top / "data.txt").write_text("read me\n")
     done = jail("run", name, "--read", "data.txt", "--", "cat", str(world.top / "data.txt"))
     assert done.stdout == "read me\n"
 
 
+@pytest.mark.same_for_everyone
 def test_an_agent_may_reach_its_own_hosts_where_only_some_are_allowed(name: str) -> None:
     workspace = Workspace.find(name)
 
@@ -200,6 +207,7 @@ def test_an_agent_may_reach_its_own_hosts_where_only_some_are_allowed(name: str)
     assert str(network("--agent", "claude", "--network", "open")) == "open"
 
 
+@pytest.mark.same_for_everyone
 def test_a_policy_file_takes_the_place_of_the_preset(name: str, world: World) -> None:
     (world.top / "policy.toml").write_text('preset = "agent"\n[limits]\ntimeout = 1\n')
     jail("run", name, "--policy", "policy.toml", "--", "sleep", "60", status=124)

@@ -11,6 +11,9 @@ import pytest
 from tests.support.git_plants import World
 from tests.support.staddle_command import environment, staddle
 
+#: Tasks, files and options. What a jail is for which user: test_jail.py, and tests/kernel/test_jail.py.
+pytestmark = pytest.mark.same_for_everyone
+
 #: Stands in for claude: says its arguments, and leaves a file.
 AGENT = '#!/bin/sh\nprintf "<%s>" "$@"\necho\necho x >> left\n'
 

@@ -47,6 +47,7 @@ def test_a_script_of_the_workspace_is_run_as_it_is_inside(command: Run, project:
     assert command("run", "--keep", "fix", "script", "x").stdout == "from inside x\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_shell_goes_on_where_a_run_left(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
     command("shell", "--keep", "fix", status=4, input="echo 2 >> file; exit 4\n")
@@ -146,6 +147,7 @@ def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
 # ---------------------------------------------------------------- discard, snapshot, restore
 
 
+@pytest.mark.same_for_everyone
 def test_changes_are_dropped(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; rm gone")
     assert command("discard", "fix", "src", "/workspace/gone").stdout == "2 changes dropped\n"
@@ -255,6 +257,7 @@ def test_every_command_teaches(command: Run) -> None:
     assert "no kept sandbox" in command("diff", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_the_old_name_of_ls_leads_to_the_new_one(command: Run) -> None:
     for words in (["sessions"], ["sessions", "rm", "fix"]):
         said = command(*words, status=125).stderr

@@ -99,6 +99,7 @@ def test_a_commit_takes_everything_over_and_begins_anew(command: Run, project: P
     assert command("commit", "fix", "--yes").stdout == "nothing to commit\n"
 
 
+@pytest.mark.same_for_everyone
 def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; echo 3 > three")
     report = json.loads(command("commit", "fix", "--yes", "--json", "one", "/workspace/src").stdout)
@@ -108,6 +109,7 @@ def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
     assert "no change" in command("commit", "fix", "--yes", "nowhere", status=125).stderr
 
 
+@pytest.mark.same_for_everyone
 def test_what_was_committed_and_then_changed_on_the_host_is_no_change_of_the_sandboxes(
     command: Run, project: Path
 ) -> None:
@@ -169,6 +171,7 @@ def test_what_the_host_changed_before_the_sandbox_did_is_no_conflict(command: Ru
     assert (project / "README").read_text() == "newer\nmore\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_deleted_directory_that_the_host_goes_on_with_is_a_conflict(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "rm -r src")
     time.sleep(0.05)
@@ -178,6 +181,7 @@ def test_a_deleted_directory_that_the_host_goes_on_with_is_a_conflict(command: R
     assert (project / "src" / "code").read_text() == "more code\n"
 
 
+@pytest.mark.same_for_everyone
 def test_protected_names_and_new_programs_need_a_second_look(command: Run, project: Path) -> None:
     script = "git init -q .; echo x > .git/hooks/pre-commit; echo x > tool; chmod +x tool; echo fine > file"
     command("run", "--keep", "fix", "-c", script)

@@ -46,6 +46,7 @@ def test_on_every_backend(place: Path, backend: str) -> None:
     assert names(place) == ["a"]
 
 
+@pytest.mark.same_for_everyone
 def test_a_command_that_changes_nothing_is_told_nothing(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--", "cat", "a")
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
@@ -62,6 +63,7 @@ def test_changes_are_shown_and_committed_by_choice(place: Path) -> None:
     assert (place / "f").read_text() == "x\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_command_that_failed_commits_nothing(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--commit", "-c", f"{SCRIPT}; exit 4")
     assert done.returncode == 4
@@ -69,6 +71,7 @@ def test_a_command_that_failed_commits_nothing(place: Path) -> None:
     assert names(place) == ["a"]
 
 
+@pytest.mark.same_for_everyone
 def test_a_commit_that_needs_a_second_look_is_refused_with_a_list(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--commit", "-c", "echo evil > .envrc; echo fine > g")
     assert done.returncode == 125
@@ -77,6 +80,7 @@ def test_a_commit_that_needs_a_second_look_is_refused_with_a_list(place: Path) -
     assert names(place) == ["a"]
 
 
+@pytest.mark.same_for_everyone
 def test_as_json(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--json", "--commit", "-c", SCRIPT)
     told = json.loads(done.stdout)
@@ -95,12 +99,14 @@ def test_a_script_of_the_workspace_and_one_from_elsewhere_are_run(place: Path) -
     assert staddle("run", "--mode", "overlay", "../outside.sh").stdout == "one\nout\n"
 
 
+@pytest.mark.same_for_everyone
 def test_time_is_up_and_nothing_is_kept(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--commit", "--timeout", "1", "-c", "echo x > f; sleep 60")
     assert done.returncode == 124
     assert names(place) == ["a"]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("words", [(), ("--mode", "bind"), ("--keep", "x")])
 @pytest.mark.parametrize("option", ["--diff", "--commit"])
 def test_without_such_a_layer_there_is_nothing_to_show_or_commit(option: str, words: tuple[str, ...]) -> None:

@@ -96,6 +96,7 @@ def test_on_every_backend(backend: str) -> None:
     assert lines[3:] == ["everything is as at the start", "none"]
 
 
+@pytest.mark.same_for_everyone
 def test_what_came_before_a_command_is_done_before_it(project: Path) -> None:
     done = shell("for i in 1 2 3; do sleep 0.2; done; echo late > late\n%diff\necho after\n")
     assert "A /workspace/late" in done.stdout
@@ -115,6 +116,7 @@ def test_changes_are_shown_and_committed_where_the_shell_is(project: Path) -> No
     assert not (project / ".envrc").exists()
 
 
+@pytest.mark.same_for_everyone
 def test_what_is_no_command_of_ours_is_bashs() -> None:
     done = shell("cat <<'X'\n%1\n %help\n%helpme\nX\necho %snapshot\n")
     assert done.stdout == "%1\n %help\n%helpme\n%snapshot\n"
@@ -124,6 +126,7 @@ def test_what_is_no_command_of_ours_is_bashs() -> None:
     assert shell("%help").stdout == HELP + "\n"
 
 
+@pytest.mark.same_for_everyone
 def test_an_error_is_told_and_the_shell_goes_on() -> None:
     done = shell("x=5\n%restore nowhere\necho $x\n")
     assert done.stdout == "5\n"
@@ -133,10 +136,12 @@ def test_an_error_is_told_and_the_shell_goes_on() -> None:
     assert nothing.stdout == "on\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_shell_that_ends_before_a_command_ends_all() -> None:
     assert shell("exit 3\n%help\n", status=3).stdout == ""
 
 
+@pytest.mark.same_for_everyone
 def test_lines_come_as_they_are_written(project: Path) -> None:
     """A program that waits for each answer is not kept waiting for the end of the input."""
     process = subprocess.Popen(
@@ -157,6 +162,7 @@ def test_lines_come_as_they_are_written(project: Path) -> None:
     process.stdout.close()
 
 
+@pytest.mark.same_for_everyone
 def test_as_json() -> None:
     done = shell(
         "x=1\n%snapshot s\nx=2\n%restore s\necho $x\n%restore t\n", "--mode", "overlay", "--json", status=125
@@ -198,6 +204,7 @@ def test_at_the_prompt_of_a_terminal(project: Path) -> None:
     assert (project / "n").read_text() == "one\n"
 
 
+@pytest.mark.same_for_everyone
 def test_only_text_and_enter_make_a_line() -> None:
     def lines(keys: bytes) -> list[str]:
         line = TypedLine()
@@ -207,11 +214,13 @@ def test_only_text_and_enter_make_a_line() -> None:
     assert lines(b"\x1b[200~%commit\r") == []  # pasted
 
 
+@pytest.mark.same_for_everyone
 def test_what_is_a_command() -> None:
     assert all(is_command(f"%{name} x") and f"%{name}" in HELP for name in NAMES)
     assert not any(map(is_command, ("", "%", "%1", "% help", " %help", "help", "%helps")))
 
 
+@pytest.mark.same_for_everyone
 def test_input_is_split_wherever_it_was_cut() -> None:
     data = b"a\n%help\nb%help\n%snapsh\n%diff x"
     whole: list[tuple[bytes, str | None]] = []
@@ -234,6 +243,7 @@ ASK = 'echo "$v $PWD"; g; alias k; umask; ls -A /tmp\n'
 ANSWER = "7 /tmp\ngg\nalias k='echo kk'\n0027\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_script_is_run_and_its_end_saved_and_continued(project: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "moment")
     done = staddle("snapshot", "-c", f"{STATE}; echo new > /workspace/f; echo said", "--save", file)
@@ -249,6 +259,7 @@ def test_a_script_is_run_and_its_end_saved_and_continued(project: Path, tmp_path
     assert "contradict" in staddle("shell", "--load", file, "--mode", "bind", input="").stderr
 
 
+@pytest.mark.same_for_everyone
 def test_a_kept_sandbox_remembers_the_shell_of_a_person(project: Path, name: str) -> None:
     keep = ("--keep", name)
     shell(f"{STATE}\nexit 3\n", *keep, status=3)
