@@ -9,13 +9,16 @@ protection was switched off on purpose. Standard library and staddle only.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import json
+import marshal
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +27,21 @@ from .probes import ATTACKS, MODULES, NEIGHBOURS, TERMINAL, TWINS
 from .world import World, libc
 
 HERE = Path(__file__).parent
-#: Builds the package `inside` from text, then runs the batch.
+#: Builds the package `inside`, from compiled code if that is for this interpreter, then runs the batch.
 BOOT = """
-import json, sys, types
+import binascii, json, marshal, sys, types
 with open(sys.argv[1]) as file:
     bundle = json.load(file)
 package = types.ModuleType("inside")
 package.__path__ = []
 sys.modules["inside"] = package
-for name, text in bundle["modules"]:
+for name, text, code in bundle["modules"]:
     module = types.ModuleType("inside." + name)
     module.__package__ = "inside"
     sys.modules["inside." + name] = module
-    exec(compile(text, name, "exec"), module.__dict__)
+    ready = bundle["version"] == sys.version
+    made = marshal.loads(binascii.a2b_base64(code)) if ready else compile(text, name, "exec")
+    exec(made, module.__dict__)
 sys.modules["inside." + bundle["run"]].main(bundle)
 """
 PYTHON = "/usr/bin/python3"
@@ -104,10 +109,11 @@ def _command(world: World, asked: dict[str, Any]) -> list[str]:
     modules = []
     for name in MODULES:
         path = Path(table.__file__) if name == "syscalls" else HERE / "inside" / f"{name}.py"
-        modules.append((name, path.read_text()))
+        code = SourceFileLoader(name, str(path)).get_code(name)
+        modules.append((name, path.read_text(), binascii.b2a_base64(marshal.dumps(code)).decode()))
     bundle = os.path.join(world.facts["readable"], f"{asked['run']}.json")
     with open(bundle, "w") as file:
-        json.dump({"modules": modules, **asked}, file)
+        json.dump({"version": sys.version, "modules": modules, **asked}, file)
     os.chmod(bundle, 0o644)
     return [PYTHON, "-I", "-c", BOOT, bundle]
 

@@ -15,8 +15,9 @@ from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
 
 _MEBI = 1 << 20
-#: Takes 500 MiB, and keeps it until it is killed.
-TAKE = "python3 -c 'import time; taken = bytearray(500 << 20); time.sleep(600)'"
+#: Takes 500 MiB, and keeps it until it is killed: where nothing holds the limit, for so many seconds.
+KEPT = 10
+TAKE = f"python3 -c 'import time; taken = bytearray(500 << 20); time.sleep({KEPT})'"
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_the_next_command_is_not_told_the_reason_of_the_last() -> None:
 def test_without_limits_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy.agent().replace(limits=Limits.none(timeout=60))
     with Sandbox(policy=policy) as sandbox:
-        assert sandbox.run(TAKE.replace("600", "0.5")).ok
+        assert sandbox.run(TAKE.replace(f"({KEPT})", "(0.5)")).ok
         assert not [item for item in sandbox.enforced.limits if item.default]
 
 
@@ -93,7 +94,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enforced, "_sessions", {})
     monkeypatch.setattr(default_limits, "default_disk", lambda store: 20 * _MEBI)
     with Sandbox() as sandbox:
-        result = sandbox.run("while head -c 5M /dev/zero >> big; do sleep 0.05; done", timeout=60)
+        result = sandbox.run("for n in {1..60}; do head -c 5M /dev/zero >> big || break; sleep 0.05; done")
         assert result.reason is Reason.disk, result
         assert is_told(result.why, "disk")
 

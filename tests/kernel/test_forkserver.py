@@ -140,12 +140,13 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
 
 
 @pytest.mark.same_for_everyone
-def test_a_thousand_sandboxes_leave_nothing_behind() -> None:
+def test_two_hundred_sandboxes_leave_nothing_behind() -> None:
+    """`make soak` opens thousands."""
     for _ in range(3):
         close(opened())
         time.sleep(0.3)  # for the spares to be made again
     before = _there()
-    for _ in range(1000):
+    for _ in range(200):
         close(opened())
     assert until(lambda: all(count <= before[what] for what, count in _there().items())), (
         f"{before} became {_there()}"

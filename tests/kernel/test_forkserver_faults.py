@@ -16,14 +16,17 @@ from tests.support.faults import sweep
 from tests.support.forkservers import children, close, opened, output
 from tests.support.waiting import until
 
+#: In the first way the first and the last call from each place fail, in the others the first one: most are
+#: the same lines.
 WAYS: dict[str, dict[str, Any]] = {
     "with changes in a layer": {},
     "with a workspace of the host and its network": {
         "mode": "bind",
         "network": "open",
         "parts": ["serving"],
+        "once": True,
     },
-    "with limits": {"limits": {"memory": "1G", "processes": 100}, "parts": ["serving"]},
+    "with limits": {"limits": {"memory": "1G", "processes": 100}, "parts": ["serving"], "once": True},
 }
 
 
@@ -35,7 +38,7 @@ def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 
 def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest) -> None:
     runs = swept["runs"]
-    assert len(runs) > 50
+    assert len(runs) > (50 if "layer" in request.node.name else 35)
     kinds = {run["failed"].split(" ")[0] for run in runs}
     assert {"fork", "mount", "umount2", "mount_setattr", "open_tree", "move_mount", "setns"} <= kinds
     assert {"sethostname", "prctl", "capset", "seccomp", "setsid", "execve", "write", "mknodat"} <= kinds

@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.faults import sweep
 
+#: With the network of the host, the first call from each place fails, not the last: they are the same lines.
 WAYS = {
     "by a launcher": {},
-    "with the network of the host": {"network": "open"},
+    "with the network of the host": {"network": "open", "once": True},
     "by our command line": {"here": True},
 }
 #: What a gateway, the second process, goes on without: Landlock on a kernel that has none, and another
@@ -27,7 +28,7 @@ def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
 
 
 def test_no_call_may_fail(swept: dict[str, Any]) -> None:
-    assert len(swept["runs"]) > 50
+    assert len(swept["runs"]) > 35
     kinds = {run["failed"].split()[0] for run in swept["runs"]}
     assert {"unshare", "fork", "mount", "umount2", "pivot_root", "mount_setattr", "open_tree"} <= kinds
     assert {"move_mount", "sethostname", "prctl", "capset", "seccomp", "setsid", "execve", "write"} <= kinds

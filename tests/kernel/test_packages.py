@@ -163,15 +163,22 @@ def test_pip_installs_into_an_environment_for_the_user_and_for_everybody(
     assert os.listdir(workspace) == []
 
 
+@pytest.fixture(scope="module")
+def environment_of_the_host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with pip, which takes seconds to make. Nobody may change what is in it."""
+    made = tmp_path_factory.mktemp("environments") / "a"
+    subprocess.run([sys.executable, "-m", "venv", made], check=True)
+    return made
+
+
 @pytest.fixture
-def environment(tmp_path: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> Path:
+def environment(environment_of_the_host: Path, indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An activated virtual environment of the host, in which greeter 1.0 is installed."""
+    made = environment_of_the_host
     for version in ("1.0", "2.0"):
         text = f"version = {version!r}\ndef main(): import other; print('greetings', version, other.value)\n"
         indexes.wheel("greeter", version, {"greeter.py": text})
     indexes.wheel("other", "3.1", {"other.py": "value = 7\n"})
-    made = tmp_path / "environments/a"
-    subprocess.run([sys.executable, "-m", "venv", made], check=True)
     quiet = ("--disable-pip-version-check", "--index-url", f"{indexes.url}/simple")
     subprocess.run([made / "bin/pip", "install", "-q", *quiet, "greeter==1.0"], check=True)
     monkeypatch.setenv("VIRTUAL_ENV", str(made))

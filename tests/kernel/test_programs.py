@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy, wrap
-from tests.support.programs import IDENTITY, SCRIPTS, SERVE, sample_wheel, script
+from tests.support.programs import IDENTITY, PIP, SCRIPTS, SERVE, sample_wheel, script
 
 VENV = Path(sys.executable).parent.parent
 
@@ -25,7 +25,8 @@ def test_program_works(name: str, backend: str, tmp_path: Path) -> None:
     work = tmp_path / "work place"
     work.mkdir()
     wheel = sample_wheel(tmp_path)
-    text = script(name, python=sys.executable, wheel=str(wheel), serve=SERVE[backend != "landlock"])
+    serve, pip = SERVE[backend != "landlock"], PIP[backend != "bwrap"]
+    text = script(name, python=sys.executable, wheel=str(wheel), serve=serve, pip=pip)
     policy = Policy.agent().with_write(str(work)).with_read(str(wheel), str(VENV)).with_limits(timeout=60)
     done = wrap(["bash", "-euo", "pipefail", "-c", text], policy, backend=backend, cwd=str(work)).run(
         capture_output=True, text=True

@@ -110,7 +110,7 @@ time.sleep(float(sys.argv[3]))
 @pytest.mark.parametrize("kind", ["unix"] if usable().version("memory") == 1 else ["unix", "tcp"])
 def test_what_waits_in_sockets_counts(kind: str) -> None:
     with limited(memory="150M") as sb:
-        result = sb.exec(["python3", "-c", SOCKETS, kind, "600", "600"])
+        result = sb.exec(["python3", "-c", SOCKETS, kind, "600", "8"])
         assert result.reason is Reason.memory, result
         few = sb.exec(["python3", "-c", SOCKETS, kind, "4", "0.6"])
         assert few.ok, few
@@ -173,7 +173,7 @@ else:
 @pytest.mark.parametrize("kind", ["stream", "datagram", "one queue", "nested", "listener", "thread"])
 def test_memory_files_that_nothing_seems_to_have_open_count(kind: str) -> None:
     with limited(memory="100M") as sb:
-        result = sb.exec(["python3", "-c", UNSEEN, kind, "12", "20", "20"])
+        result = sb.exec(["python3", "-c", UNSEEN, kind, "12", "20", "8"])
         assert result.reason is Reason.memory, result
         few = sb.exec(["python3", "-c", UNSEEN, kind, "2", "4", "0.3"])
         assert few.ok, few
@@ -202,7 +202,7 @@ time.sleep(float(sys.argv[3]))
 @pytest.mark.parametrize("how", ["open", "in flight"])
 def test_deleted_files_that_are_still_there_count_for_the_disk(how: str) -> None:
     with limited(disk="32M", memory=None) as sb:
-        result = sb.exec(["python3", "-c", DELETED, how, "20", "20"])
+        result = sb.exec(["python3", "-c", DELETED, how, "20", "8"])
         assert result.reason is Reason.disk, result
         few = sb.exec(["python3", "-c", DELETED, how, "4", "0.3"])
         assert few.ok, few

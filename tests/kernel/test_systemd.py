@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.private_systemd import PrivateSystemd
-from tests.support.programs import SCRIPTS, SERVE, sample_wheel, script
+from tests.support.programs import PIP, SCRIPTS, SERVE, sample_wheel, script
 from tests.support.systemd_sandbox import DRIVER, Sandbox
 
 pytestmark = pytest.mark.needs_root
@@ -168,7 +168,7 @@ def test_real_programs_work(sandbox: Sandbox, name: str, tmp_path: Path) -> None
     place = sandbox.place()
     wheel = sample_wheel(tmp_path)
     sandbox.machine.copy_in(wheel, f"{place}/{wheel.name}")
-    text = script(name, python="python3", wheel=f"{place}/{wheel.name}", serve=SERVE[True])
+    text = script(name, python="python3", wheel=f"{place}/{wheel.name}", serve=SERVE[True], pip=PIP[False])
     done = sandbox.run(["bash", "-euo", "pipefail", "-c", text], write=[place], cwd=place)
     assert done.returncode == 0, done.stderr.decode()
 

@@ -295,16 +295,16 @@ def orphans() -> list[int]:
     return [int(pid) for pid in children]
 
 
-def places(made: Sequence[str], start: int, end: int) -> list[int]:
-    """The first and the last call from each place, of those in between."""
+def places(made: Sequence[str], start: int, end: int, *, once: bool = False) -> list[int]:
+    """The first and the last call from each place, of those in between; with `once`, the first."""
     found: list[int] = []
     for place in sorted(set(made[start:end])):
         at = [index for index in range(start, end) if made[index] == place]
-        found += sorted({at[0], at[-1]})
+        found += sorted({at[0], at[0 if once else -1]})
     return found
 
 
-def chosen(calls: list[list[str]]) -> list[Call]:
+def chosen(calls: list[list[str]], *, once: bool) -> list[Call]:
     """Those of every process, up to the command's own exec."""
     found: list[Call] = []
     # The network gateway, if there is one, appears before it, and has a filter, too.
@@ -312,7 +312,7 @@ def chosen(calls: list[list[str]]) -> list[Call]:
     for who, made in enumerate(calls[: command + 1]):
         start = 1 if made[0] == "execve" and who == 0 else 0  # our own exec of the launcher
         end = made.index("execve", made.index("seccomp")) + 1 if who == command else len(made)
-        found += [(who, index) for index in places(made, start, end)]
+        found += [(who, index) for index in places(made, start, end, once=once)]
     return found
 
 
@@ -341,7 +341,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     Path(work, "made").unlink()
     mounts = Path("/proc/self/mountinfo").read_bytes()
     runs = []
-    for fail in chosen(whole.calls):
+    for fail in chosen(whole.calls, once=asked.get("once", False)):
         if "ports" in asked and fail[0] > 1 and whole.calls[fail[0]][fail[1]] != "socket":
             continue  # the rest is the same as without
         done = start(fail)

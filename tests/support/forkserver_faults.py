@@ -162,6 +162,7 @@ class Sweep:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         process.subreaper()
+        self._once = asked.get("once", False)
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.host = os.fork()
         if self.host == 0:
@@ -221,7 +222,7 @@ class Sweep:
         faults = _of_the_host(whole["calls"][HOST])
         for who in range(SERVER, shell):
             made = whole["calls"][who]
-            chosen = places(made, 0, len(made))
+            chosen = places(made, 0, len(made), once=self._once)
             if who == SERVER and "openat2" in made:  # first for a lock that need not be there
                 chosen.remove(made.index("openat2"))
             if who == SERVER:  # when it has answered; and again before the next

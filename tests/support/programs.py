@@ -54,9 +54,10 @@ asyncio.run(main())'
     "pip-local-index": """
         mkdir -p index/staddle-sample && cp @wheel@ index/staddle-sample/
         echo "<a href='$(basename @wheel@)'>x</a>" > index/staddle-sample/index.html
-        python3 -m venv --without-pip env && python3 -m venv tool
+        python3 -m venv --without-pip env
+        @pip@
         @serve@
-        tool/bin/pip --disable-pip-version-check install -q --index-url "$index" --target site staddle-sample
+        $pip --disable-pip-version-check install -q --index-url "$index" --target site staddle-sample
         PYTHONPATH=site python3 -c 'import staddle_sample; assert staddle_sample.answer == 42'
     """,
     "node": """
@@ -99,6 +100,8 @@ SERVE = {
     True: "python3 -m http.server -b 127.0.0.1 -d index 8123 >/dev/null 2>&1 & sleep 1; index=http://127.0.0.1:8123",
     False: "index=file://${PWD// /%20}/index",
 }
+#: A pip of its own, which takes seconds to install; or the host's.
+PIP = {True: "python3 -m venv tool; pip=tool/bin/pip", False: "pip='python3 -m pip'"}
 
 
 def script(name: str, **values: str) -> str:

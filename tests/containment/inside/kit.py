@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from typing import NamedTuple  # not a dataclass: that takes longer to import than an attack
 
 from .syscalls import call, number
 
@@ -38,8 +38,7 @@ class Refused(Exception):
     """There was nothing to be had: not there, empty, not ours."""
 
 
-@dataclass(frozen=True)
-class Attack:
+class Attack(NamedTuple):
     """One way to reach out, the protection that must stop it, and how it shows that it was stopped."""
 
     name: str

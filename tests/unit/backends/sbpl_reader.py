@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 
+_SYMBOL = re.compile(rb"[A-Za-z0-9*._-]+")
+#: Of a string, what stands for itself.
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]+')
+
 
 class Symbol(str):
     """A symbol, so that it is never equal to a string literal by accident."""
@@ -56,7 +60,7 @@ class _Reader:
                 items.append(self.item())
         if char == b'"':
             return self.string()
-        match = re.compile(rb"[A-Za-z0-9*._-]+").match(self.data, self.at)
+        match = _SYMBOL.match(self.data, self.at)
         assert match, f"{char!r} cannot start anything"
         self.at = match.end()
         return Symbol(match.group().decode())
@@ -65,15 +69,15 @@ class _Reader:
         out = bytearray()
         self.at += 1
         while True:
+            if plain := _PLAIN.match(self.data, self.at):
+                out += plain.group()
+                self.at = plain.end()
             assert self.at < len(self.data), "a string is not closed"
             byte = self.data[self.at : self.at + 1]
             self.at += 1
             if byte == b'"':
                 return bytes(out)
-            if byte != b"\\":
-                assert byte >= b" ", "a raw control character in a string"
-                out += byte
-                continue
+            assert byte == b"\\", "a raw control character in a string"
             escape = self.data[self.at : self.at + 1]
             self.at += 1
             if escape == b"x":

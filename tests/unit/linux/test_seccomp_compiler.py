@@ -95,12 +95,21 @@ def test_no_rule_can_be_taken_out_unnoticed(machine: str, profile: str) -> None:
                 )
 
 
+_UNCHANGEABLE: set[str] = set()
+
+
 @everywhere
 @every_profile
 def test_no_call_value_test_or_answer_can_be_changed_unnoticed(machine: str, profile: str) -> None:
-    rules = RULES[profile]
+    rules, native = RULES[profile], ARCHITECTURE[machine]
     for call in calls_of(rules, machine):
         relevant = chain(rules, call)
+        number = syscalls.number(call, machine)
+        model = [expected(profile, machine, native, number, arguments) for arguments in inputs(rules, call)]
+        known = repr((machine, call, relevant, model))
+        if known in _UNCHANGEABLE:
+            continue  # another profile has the same rules for it, and the model the same answers
+        _UNCHANGEABLE.add(known)
         for at, rule in enumerate(relevant):
             for what, changed in mutants(rule):
                 mutated = [*relevant[:at], *changed, *relevant[at + 1 :]]
