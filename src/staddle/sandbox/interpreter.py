@@ -68,7 +68,7 @@ class CellResult:
 
     @property
     def html(self) -> list[str]:
-        """What it has shown as HTML, such as the tables of pandas. It is the sandbox's: never trust it."""
+        """Output as HTML, such as the tables of pandas. It is the sandbox's: never trust it."""
         return [each["html"] for each in self._each() if isinstance(each.get("html"), str)]
 
     def _each(self) -> list[dict[str, Any]]:
