@@ -86,7 +86,7 @@ SUITES = (
         "harbor",
         "harbor",
         "harbor",
-        "an oracle trial, Dockerfiles of three tasks",
+        "an oracle trial, three Dockerfiles of several stages, network phases",
         python="3.12",
         users=("root",),  # its interpreter is root's own here
     ),

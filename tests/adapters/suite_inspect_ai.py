@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pty
+import shlex
+import subprocess
+import termios
 from pathlib import Path
 
 import anyio
@@ -139,6 +144,57 @@ def test_on_trio() -> None:
             with anyio.move_on_after(0.5) as scope:
                 await box.exec(["sleep", "600"])
             assert scope.cancelled_caught
+        finally:
+            await Provider.sample_cleanup("trio", None, made, False)
+
+    trio.run(use)
+
+
+# ---------------------------------------------------------------- a terminal for a person
+
+
+def typed(command: str, keys: bytes) -> tuple[int, bytes]:
+    """(exit status, output) of a command that is used at a terminal."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (33, 111))
+    process = subprocess.Popen(["sh", "-c", command], stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    os.write(master, keys)
+    said = b""
+    try:
+        while piece := os.read(master, 1000):
+            said += piece
+    except OSError:
+        pass  # a terminal that nobody has any more
+    os.close(master)
+    return process.wait(60), said
+
+
+async def test_a_person_connects_to_a_sandbox(sandbox_env) -> None:
+    await sandbox_env.write_file("seen.txt", "by both")
+    connection = await sandbox_env.connection()
+    assert connection.type == "staddle"
+    keys = b"stty size; cat seen.txt; id -un; exit 7\r"
+    status, said = await asyncio.to_thread(typed, connection.command, keys)
+    assert status == 7
+    assert all(word in said for word in (b"33 111", b"by both", b"user")), said
+    as_root = await sandbox_env.connection(user="root")
+    assert b"uid=0" in (await asyncio.to_thread(typed, as_root.command, b"id; exit\r"))[1]
+    place = Path(shlex.split(connection.command)[-1])
+    assert place.parent.stat().st_mode & 0o777 == 0o700
+    await Provider.sample_cleanup("self_check", None, {"default": sandbox_env}, False)
+    assert not place.parent.exists()
+    with pytest.raises(ConnectionError):
+        await sandbox_env.connection()
+
+
+def test_a_person_connects_on_trio() -> None:
+    async def use():
+        made = await Provider.sample_init("trio", None, {})
+        try:
+            connection = await made["default"].connection()
+            found = await trio.to_thread.run_sync(typed, connection.command, b"id -un; exit 3\r")
+            assert (found[0], b"user" in found[1]) == (3, True)
         finally:
             await Provider.sample_cleanup("trio", None, made, False)
 

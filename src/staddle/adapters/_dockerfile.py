@@ -1,7 +1,8 @@
 """Read a Dockerfile as far as a sandbox can follow it: pure, nothing is run.
 
-FROM, RUN, COPY (and ADD of local files), WORKDIR, ENV, ARG and USER are read; LABEL, EXPOSE, CMD, ENTRYPOINT,
-STOPSIGNAL, HEALTHCHECK and MAINTAINER change nothing here. Everything else is refused with its line.
+FROM, RUN, COPY (also from an earlier stage; and ADD of local files), WORKDIR, ENV, ARG and USER are read;
+LABEL, EXPOSE, CMD, ENTRYPOINT, STOPSIGNAL, HEALTHCHECK and MAINTAINER change nothing here. Everything else
+is refused with its line.
 """
 
 from __future__ import annotations
@@ -37,17 +38,20 @@ class RunStep:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """Files of the build context that are copied to `target`; below it, if it ends with a slash."""
+    """Files of the build context, or of an earlier stage, that are copied to `target`; below it, if it ends
+    with a slash.
+    """
 
     line: int
     sources: tuple[str, ...]
     target: str
     user: str | None
+    stage: Recipe | None = None
 
 
 @dataclass
 class Recipe:
-    """The last stage: the base it is made from, its steps, and how commands run in it afterwards."""
+    """A stage: the base it is made from, its steps, and how commands run in it afterwards."""
 
     image: str = ""
     line: int = 0
@@ -56,10 +60,20 @@ class Recipe:
     workdir: str = "/"
     user: str | None = None
 
+    def stages(self) -> list[Recipe]:
+        """The stages that it copies from, and those that they copy from, each once, in the order of need."""
+        found: list[Recipe] = []
+        for step in self.steps:
+            if isinstance(step, CopyStep) and step.stage is not None:
+                needed = [*step.stage.stages(), step.stage]
+                found += [each for each in needed if not any(each is known for known in found)]
+        return found
+
 
 def read(text: str, arguments: dict[str, str] | None = None) -> Recipe:
-    """The recipe of the last stage; stages that it does not stand on are left out."""
+    """The recipe of the last stage, with those that it copies from; the others are left out."""
     stages: dict[str, Recipe] = {}
+    count = 0
     given: dict[str, str] = dict(arguments or {})
     current: Recipe | None = None
     scope: dict[str, str] = {}
@@ -72,11 +86,11 @@ def read(text: str, arguments: dict[str, str] | None = None) -> Recipe:
             continue
         if word == "FROM":
             current = _stage(line, _substituted(rest, {**given, **scope}), stages)
-            stages[str(len(stages))] = current
+            stages[str(count)], count = current, count + 1
             continue
         if current is None:
             raise DockerfileRefused(line, f"{word} comes before FROM")
-        _apply(current, line, word, rest, scope)
+        _apply(current, line, word, rest, scope, stages)
     if current is None:
         raise DockerfileRefused(1, "there is no FROM")
     return current
@@ -96,7 +110,9 @@ def _stage(line: int, rest: str, stages: dict[str, Recipe]) -> Recipe:
     return made
 
 
-def _apply(recipe: Recipe, line: int, word: str, rest: str, scope: dict[str, str]) -> None:
+def _apply(
+    recipe: Recipe, line: int, word: str, rest: str, scope: dict[str, str], stages: dict[str, Recipe]
+) -> None:
     known = {**scope, **recipe.env}
     if word == "RUN":
         if rest.startswith("--"):
@@ -104,7 +120,7 @@ def _apply(recipe: Recipe, line: int, word: str, rest: str, scope: dict[str, str
         command: str | tuple[str, ...] = _list(rest) or rest
         recipe.steps.append(RunStep(line, command, recipe.workdir, {**scope, **recipe.env}, recipe.user))
     elif word in ("COPY", "ADD"):
-        recipe.steps.append(_copy(recipe, line, word, _substituted(rest, known)))
+        recipe.steps.append(_copy(recipe, line, word, _substituted(rest, known), stages))
     elif word == "WORKDIR":
         recipe.workdir = posixpath.normpath(posixpath.join(recipe.workdir, _substituted(rest, known)))
         make = RunStep(line, ("mkdir", "-p", recipe.workdir), "/", {}, "root")
@@ -117,11 +133,18 @@ def _apply(recipe: Recipe, line: int, word: str, rest: str, scope: dict[str, str
         raise DockerfileRefused(line, f"{word} is not read")
 
 
-def _copy(recipe: Recipe, line: int, word: str, rest: str) -> CopyStep:
-    user = recipe.user
+def _copy(recipe: Recipe, line: int, word: str, rest: str, stages: dict[str, Recipe]) -> CopyStep:
+    # What is copied is root's, whatever USER says.
+    user, stage = None, None
     while rest.startswith("--"):
         option, _, rest = rest.partition(" ")
-        if not option.startswith(("--chown=", "--link")):
+        if word == "COPY" and option.startswith("--from="):
+            stage = stages.get(option.removeprefix("--from=").lower())
+            if stage is None or stage is recipe:
+                raise DockerfileRefused(
+                    line, f"COPY with {option} is not read: no earlier stage has this name"
+                )
+        elif not option.startswith(("--chown=", "--link")):
             raise DockerfileRefused(line, f"{word} with {option} is not read")
         user = option.removeprefix("--chown=").partition(":")[0] if option.startswith("--chown=") else user
         rest = rest.strip()
@@ -134,12 +157,14 @@ def _copy(recipe: Recipe, line: int, word: str, rest: str) -> CopyStep:
             raise DockerfileRefused(line, f"{word} of {source} is not read: only files of the build context")
         if ".." in posixpath.normpath(source.lstrip("/")).split("/"):
             raise DockerfileRefused(line, f"{word} of {source} leaves the build context")
+        if stage is not None and re.search(r"[*?\[]", source):
+            raise DockerfileRefused(line, f"COPY of {source} is not read: no patterns with --from")
         if word == "ADD" and re.search(r"\.(tar|tgz|gz|bz2|xz|zst)$", source):
             raise DockerfileRefused(line, f"ADD of the archive {source} is not read")
     where = posixpath.join(recipe.workdir, target)
     if target.endswith(("/", "/.")) or target == "." or len(sources) > 1:
         where = posixpath.normpath(where) + "/"
-    return CopyStep(line, tuple(sources), where, user)
+    return CopyStep(line, tuple(sources), where, user, stage)
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:

@@ -1,12 +1,15 @@
 """Harbor (terminal-bench): `harbor run -e staddle.adapters.harbor:StaddleHarborEnvironment`.
 
-A task's Dockerfile is followed in a sandbox as far as it is read (FROM, RUN, COPY, WORKDIR, ENV, ARG, USER).
+A task's Dockerfile is followed in a sandbox as far as it is read (FROM, RUN, COPY, WORKDIR, ENV, ARG, USER);
+a stage that is copied from is built in a sandbox of its own, which is closed before the trial.
 FROM names an imported base (`staddle base import`), or "host" for the host's own system; `bases=` maps names.
 """
 
 from __future__ import annotations
 
 import posixpath
+import tempfile
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,13 @@ with framework("harbor", "harbor"):
     from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
     from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
     from harbor.environments.definition import DOCKERFILE_NAME
+    from harbor.models.task.config import NetworkMode, NetworkPolicy
 
-#: Directories that Harbor and its tasks use, besides the task's own.
-_DIRECTORIES = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution", "/installed-agent")
-_APP = "/app"
+#: Directories that Harbor and its tasks use.
+_DIRECTORIES = (
+    *("/app", "/tests", "/solution", "/installed-agent"),
+    *("/logs/agent", "/logs/verifier", "/logs/artifacts"),
+)
 
 
 class StaddleHarborEnvironment(BaseEnvironment):
@@ -47,8 +53,9 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """The network is enforced exactly; it is fixed when the sandbox is opened."""
+        """The network is enforced exactly; it can change between phases unless one of them is public."""
         return EnvironmentCapabilities(
+            dynamic_network_policy=not any(map(_is_public, self._policies())),
             disable_internet=True,
             network_allowlist=True,
             network_allowlist_hostnames=True,
@@ -78,17 +85,18 @@ class StaddleHarborEnvironment(BaseEnvironment):
                 self._recipe = read(path.read_text())
             except DockerfileRefused as error:
                 raise SandboxBuildFailedError(str(error)) from error
-        self._base()
+        for recipe in (*self._recipe.stages(), self._recipe):
+            self._base(recipe)
 
-    def _base(self) -> str | None:
-        """The name of the base for the image; None for the host's system."""
-        image = self._recipe.image
+    def _base(self, recipe: Recipe) -> str | None:
+        """The name of the base for the image of a stage; None for the host's system."""
+        image = recipe.image
         name = self._bases.get(image, self._bases.get(image.partition(":")[0]))
         if name is None and image in ("host", "scratch"):
             name = "host"
         if name is None:
             raise SandboxBuildFailedError(
-                f"Dockerfile line {self._recipe.line}: there is no base for {image!r}; import it "
+                f"Dockerfile line {recipe.line}: there is no base for {image!r}; import it "
                 f"(`staddle base import`) and give bases={{{image!r}: NAME}}, or 'host' for the host's system"
             )
         return None if name == "host" else name
@@ -97,45 +105,82 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         """Open the sandbox, make the directories of Harbor, and follow the Dockerfile."""
-        policy = policy_of(self._policy).with_network(self._network())
-        memory, cpus = self._effective_memory_mb, self._effective_cpus
-        if memory:
-            policy = policy.with_limits(memory=f"{memory}M")
-        if cpus:
-            policy = policy.with_limits(cpu=float(cpus))
-        base = self._base()
-        if base is not None:
-            policy = policy.with_base(base)
-        self._sandbox = AsyncSandbox(policy=policy, workspace_at=_APP, env=self._startup_env() or None)
+        self._sandbox = self._opened(self._recipe)
         try:
             await self._sandbox.__aenter__()
+            await self._narrow(self._sandbox)
             await self._made()
         except BaseException:
             await self._sandbox.close()
             raise
 
-    def _network(self) -> Network:
-        if self._network_is_public:
-            return Network.open()
-        return Network.deny() if self._network_disabled else Network.allow(*self.network_policy.allowed_hosts)
+    def _opened(self, recipe: Recipe) -> AsyncSandbox:
+        """A sandbox with the limits of the task, from the base of this stage."""
+        policy = policy_of(self._policy).with_network(_network(self._widest()))
+        memory, cpus = self._effective_memory_mb, self._effective_cpus
+        if memory:
+            policy = policy.with_limits(memory=f"{memory}M")
+        if cpus:
+            policy = policy.with_limits(cpu=float(cpus))
+        base = self._base(recipe)
+        if base is not None:
+            policy = policy.with_base(base)
+        return AsyncSandbox(policy=policy, env=self._startup_env() or None)
+
+    # ------------------------------------------------------------ network
+
+    def _policies(self) -> list[NetworkPolicy]:
+        """The policy at the start, and those of the phases."""
+        phases = getattr(self, "_phase_network_policies", None) or ()
+        return [getattr(self, "_network_policy", None) or NetworkPolicy(), *phases]
+
+    def _widest(self) -> NetworkPolicy:
+        """What the sandbox is opened with: every host of a phase, if the phases differ."""
+        policies = self._policies()
+        if any(map(_is_public, policies)) or all(each == policies[0] for each in policies):
+            return policies[0]
+        hosts = sorted({host for each in policies for host in each.allowed_hosts})
+        return (
+            NetworkPolicy(network_mode=NetworkMode.ALLOWLIST, allowed_hosts=hosts) if hosts else policies[0]
+        )
+
+    async def _narrow(self, sandbox: AsyncSandbox) -> None:
+        """Allow what the first phase allows, of what the sandbox was opened with."""
+        wanted = _network(self.network_policy)
+        if wanted != _network(self._widest()):
+            await sandbox.set_network(wanted)
+
+    async def _apply_network_policy(self, network_policy: NetworkPolicy) -> None:
+        await self.sandbox.set_network(_network(network_policy))
+
+    # ------------------------------------------------------------ building
 
     async def _made(self) -> None:
         made = await self.sandbox.exec(["mkdir", "-p", "-m", "777", *_DIRECTORIES], user="root")
         if not made.ok:
             raise SandboxBuildFailedError(f"the directories of Harbor cannot be made: {made.stderr.strip()}")
-        for step in self._recipe.steps:
+        async with AsyncExitStack() as built:
+            stages: dict[int, AsyncSandbox] = {}
+            for stage in self._recipe.stages():
+                stages[id(stage)] = await built.enter_async_context(self._opened(stage))
+                await self._narrow(stages[id(stage)])
+                await self._follow(stage, stages[id(stage)], stages)
+            await self._follow(self._recipe, self.sandbox, stages)
+
+    async def _follow(self, recipe: Recipe, sandbox: AsyncSandbox, stages: dict[int, AsyncSandbox]) -> None:
+        for step in recipe.steps:
             if isinstance(step, CopyStep):
-                await self._copied(step)
+                stage = None if step.stage is None else stages[id(step.stage)]
+                await self._copied(step, sandbox, stage)
                 continue
             argv = shell_argv(step.command) if isinstance(step.command, str) else list(step.command)
-            timeout = self.task_env_config.build_timeout_sec
-            done = await self.sandbox.exec(
+            done = await sandbox.exec(
                 argv,
                 cwd=step.cwd,
                 env=step.env or None,
                 user=step.user or "root",
                 merge=True,
-                timeout=timeout,
+                timeout=self.task_env_config.build_timeout_sec,
             )
             if not done.ok:
                 said = done.stdout[-2000:]
@@ -143,16 +188,22 @@ class StaddleHarborEnvironment(BaseEnvironment):
                     f"Dockerfile line {step.line} failed ({done.exit_code}): {said}"
                 )
 
-    async def _copied(self, step: CopyStep) -> None:
+    async def _copied(self, step: CopyStep, sandbox: AsyncSandbox, stage: AsyncSandbox | None) -> None:
+        if stage is not None:
+            for path in step.sources:
+                await _copied_over(stage, posixpath.join("/", path), sandbox, step)
+            return
+        context = Path(self.environment_dir)
         for pattern in step.sources:
-            context = Path(self.environment_dir)
             found = sorted(context.glob(pattern.lstrip("/"))) if pattern not in (".", "./") else [context]
             if not found:
                 raise SandboxBuildFailedError(f"Dockerfile line {step.line}: {pattern} does not exist")
             for source in found:
-                below = step.target.endswith("/") and not source.is_dir()
-                target = posixpath.join(step.target, source.name) if below else step.target.rstrip("/")
-                await upload(self.sandbox, source, target or "/", step.user or "root")
+                target = _target(step, source.name, is_directory=source.is_dir())
+                await upload(sandbox, source, target, step.user or "root")
+                if not source.is_dir():
+                    mode = source.stat().st_mode & 0o777
+                    await sandbox.files.as_user(step.user or "root").chmod(target, mode)
 
     async def stop(self, delete: bool) -> None:
         """Close the sandbox."""
@@ -191,7 +242,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
     @property
     def _workdir(self) -> str:
-        return self._recipe.workdir if self._recipe.workdir != "/" else _APP
+        return self._recipe.workdir if self._recipe.workdir != "/" else "/app"
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Copy a file into the sandbox."""
@@ -208,3 +259,44 @@ class StaddleHarborEnvironment(BaseEnvironment):
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """Copy what is in a directory out of the sandbox."""
         await download(self.sandbox, source_dir, target_dir, "root")
+
+
+def _is_public(policy: NetworkPolicy) -> bool:
+    return policy.network_mode == NetworkMode.PUBLIC
+
+
+def _network(policy: NetworkPolicy) -> Network:
+    if _is_public(policy):
+        return Network.open()
+    if policy.network_mode == NetworkMode.NO_NETWORK:
+        return Network.deny()
+    return Network.allow(*policy.allowed_hosts)
+
+
+def _target(step: CopyStep, name: str, *, is_directory: bool) -> str:
+    """Where one source goes: a file below a target with a slash, what is in a directory to the target."""
+    below = step.target.endswith("/") and not is_directory
+    return (posixpath.join(step.target, name) if below else step.target.rstrip("/")) or "/"
+
+
+async def _copied_over(stage: AsyncSandbox, source: str, sandbox: AsyncSandbox, step: CopyStep) -> None:
+    """Copy a file, or what is in a directory, from one sandbox to another; the host unpacks nothing."""
+    files, user = stage.files.as_user("root"), step.user or "root"
+    try:
+        about = await files.stat(source)
+    except FileNotFoundError:
+        raise SandboxBuildFailedError(
+            f"Dockerfile line {step.line}: the stage does not have {source}"
+        ) from None
+    target = _target(step, posixpath.basename(source), is_directory=about.is_dir)
+    with tempfile.TemporaryFile() as between:
+        if about.is_dir:
+            await stage.download_tar(between, source, user="root")
+        else:
+            await files.download(source, between)
+        between.seek(0)
+        if about.is_dir:
+            await sandbox.upload_tar(between, target, user=user)
+        else:
+            await sandbox.files.as_user(user).upload(between, target)
+            await sandbox.files.as_user(user).chmod(target, about.mode & 0o777)

@@ -7,6 +7,7 @@ Found by its entry point; nothing has to be imported. `docs/adapters.md` has the
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from staddle import AsyncSandbox, Snapshot
 from staddle.errors import SandboxClosed, StaddleError
 
+from ._attach import AttachServer, on_loop
 from ._common import CommandEnding, ending, framework, policy_of, user_refused
 from ._trio import TrioSandbox
 
@@ -23,6 +25,7 @@ with framework("inspect_ai", "inspect"):
     from inspect_ai.util import (
         ExecResult,
         OutputLimitExceededError,
+        SandboxConnection,
         SandboxEnvironment,
         SandboxEnvironmentLimits,
         SandboxUserUnsupportedError,
@@ -33,6 +36,7 @@ with framework("inspect_ai", "inspect"):
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Self
 
 #: As root: inspect installs its tools only below directories of root's, and users get homes, also where
@@ -66,9 +70,10 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
 
     def __init__(self, sandbox: Any, config: StaddleSandboxConfig) -> None:
         super().__init__()
-        self.sandbox: AsyncSandbox = sandbox
+        self.sandbox: AsyncSandbox | Any = sandbox  # a TrioSandbox has the same names
         self._config = config
         self._root_is_ready = False
+        self._attached: dict[str | None, AttachServer] = {}
 
     # ------------------------------------------------------------ lifecycle
 
@@ -123,6 +128,8 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
                 if own._config.snapshots is not None and own.sandbox.alive and not interrupted:
                     await own._save(own._config.snapshots, task_name)
             finally:
+                for server in own._attached.values():
+                    server.close()
                 await own.sandbox.close()
 
     @classmethod
@@ -211,6 +218,33 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
     def default_polling_interval(self) -> float:
         """Seconds between two looks at a file that inspect waits for."""
         return 0.2
+
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        """A command that opens a terminal in the sandbox, for the same user of the host."""
+        if not self.sandbox.alive:
+            raise ConnectionError("the sandbox is closed")
+        if user not in self._attached:
+            try:
+                done = await self.sandbox.exec(["true"], user=user)
+            except StaddleError as error:
+                raise self._translated(error, user) from error
+            if not done.ok:
+                raise ConnectionError(f"no command can be run: {done.stderr.strip() or done.why}")
+            self._attached[user] = AttachServer(self._terminals(user))
+        return SandboxConnection(type="staddle", command=self._attached[user].command)
+
+    def _terminals(self, user: str | None) -> Callable[[int, int], Any]:
+        """A function that opens a terminal for this user, from any thread."""
+        if isinstance(self.sandbox, TrioSandbox):
+            now = self.sandbox.now
+            return lambda rows, cols: now.terminal(rows=rows, cols=cols, user=user)
+        loop = asyncio.get_running_loop()
+
+        def opened(rows: int, cols: int) -> Any:
+            made = self.sandbox.terminal(rows=rows, cols=cols, user=user)
+            return on_loop(asyncio.run_coroutine_threadsafe(made, loop).result(), loop)
+
+        return opened
 
     async def snapshot(self, label: str = "") -> Snapshot:
         """Take a snapshot, for `restore`: files of every sort, and the shell."""

@@ -244,7 +244,7 @@ def _raw(streams: ShimStreams) -> list[object] | None:
     """Make the agent's terminal pass every key on; its modes before that."""
     try:
         before = termios.tcgetattr(streams.stdin)
-        tty.setraw(streams.stdin)
+        tty.setraw(streams.stdin, termios.TCSADRAIN)  # keys that were typed already are kept
     except termios.error:
         return None
     return before

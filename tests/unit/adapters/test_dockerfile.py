@@ -51,7 +51,7 @@ def test_a_stage_on_another_one_has_its_steps() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "word"),
     [
-        ("FROM a AS b\nRUN x\nFROM c\nCOPY --from=b /x /y\n", 4, "--from"),
+        ("FROM a AS b\nRUN x\nFROM c\nCOPY --from=d /x /y\n", 4, "--from"),
         ("FROM a\nRUN --mount=type=cache,target=/x pip install y\n", 2, "--mount"),
         ("FROM a\nADD https://example.com/x /x\n", 2, "example.com"),
         ("FROM a\nADD x.tar.gz /x\n", 2, "archive"),
@@ -68,3 +68,18 @@ def test_what_is_not_read_is_refused_by_its_line(text: str, line: int, word: str
         read(text)
     assert raised.value.line == line
     assert f"line {line}" in str(raised.value)
+
+
+def test_stages_that_are_copied_from_are_needed_in_this_order() -> None:
+    text = "FROM a AS one\nRUN x\nFROM b\nRUN never\n"
+    text += "FROM c AS two\nCOPY --from=ONE /x /y\nFROM d\nCOPY --from=two a b /z\n"
+    recipe = read(text)
+    assert [stage.image for stage in recipe.stages()] == ["a", "c"]
+    (copy,) = recipe.steps
+    assert isinstance(copy, CopyStep)
+    assert (copy.target, copy.stage) == ("/z/", recipe.stages()[1])
+    assert read("FROM a\nFROM b\nCOPY --from=0 /x /y\n").stages()[0].image == "a"
+    with pytest.raises(DockerfileRefused, match="patterns"):
+        read("FROM a AS b\nFROM c\nCOPY --from=b /x* /y/\n")
+    with pytest.raises(DockerfileRefused, match="no earlier stage"):
+        read("FROM a AS b\nCOPY --from=b /x /y\n")

@@ -1,0 +1,195 @@
+"""A terminal of an open sandbox for another process of the same user, over a socket.
+
+    python -m staddle.adapters._attach SOCKET
+
+is the other process: it passes the keys of its terminal on, and prints what comes. The socket is in a
+directory that only the user can enter, and is removed with the sandbox; it is never seen inside.
+
+Each message is a letter, a length of four bytes, and so many bytes: `d` data, `r` rows and columns as JSON,
+`x` the exit status, which is the last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from types import SimpleNamespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_HEAD = struct.Struct(">cI")
+_PIECE = 1 << 16
+
+
+def send(line: socket.socket, kind: bytes, data: bytes) -> None:
+    """Send one message."""
+    line.sendall(_HEAD.pack(kind, len(data)) + data)
+
+
+def receive(line: socket.socket) -> tuple[bytes, bytes] | None:
+    """The next message; None at the end, or when it is none of ours."""
+    head = _exactly(line, _HEAD.size)
+    if head is None:
+        return None
+    kind, length = _HEAD.unpack(head)
+    data = _exactly(line, length) if length <= _PIECE else None
+    return None if data is None else (kind, data)
+
+
+def _exactly(line: socket.socket, length: int) -> bytes | None:
+    data = b""
+    while len(data) < length:
+        piece = line.recv(length - len(data))
+        if not piece:
+            return None
+        data += piece
+    return data
+
+
+class AttachServer:
+    """Opens a terminal for each process that connects. `open_terminal(rows, cols)` returns one whose
+    methods wait: `read`, `write`, `resize`, `wait`, `close`.
+    """
+
+    def __init__(self, open_terminal: Callable[[int, int], Any]) -> None:
+        self._open = open_terminal
+        self._home = tempfile.mkdtemp(prefix="staddle-attach-")
+        self.path = f"{self._home}/terminal"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._lines: set[socket.socket] = set()
+        try:
+            self._listener.bind(self.path)
+            self._listener.listen(8)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._accept, name="staddle-attach", daemon=True).start()
+
+    @property
+    def command(self) -> str:
+        """Shell text that opens a terminal."""
+        return shlex.join([sys.executable, "-m", __name__, self.path])
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self._lines.add(line)
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            first = receive(line)
+            if first is None or first[0] != b"r":
+                return
+            terminal = self._open(*json.loads(first[1]))
+            try:
+                threading.Thread(target=_type, args=(line, terminal), daemon=True).start()
+                while data := terminal.read():
+                    for start in range(0, len(data), _PIECE):
+                        send(line, b"d", data[start : start + _PIECE])
+                send(line, b"x", str(terminal.wait()).encode())
+            finally:
+                terminal.close()
+        except Exception as error:  # the other side has gone, or the sandbox; it sees the end, and why
+            try:
+                send(line, b"d", f"staddle: {error}\r\n".encode("utf-8", "replace")[:_PIECE])
+            except OSError:
+                pass
+        finally:
+            self._lines.discard(line)
+            line.close()
+
+    def close(self) -> None:
+        """Take no more, end those that are connected, and remove the socket."""
+        # To wake the thread that waits: closing alone does not.
+        for line in (self._listener, *self._lines):
+            try:
+                line.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._listener.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _type(line: socket.socket, terminal: Any) -> None:
+    """Pass on what the other side types, until it is gone."""
+    try:
+        while message := receive(line):
+            kind, data = message
+            if kind == b"r":
+                terminal.resize(*json.loads(data))
+            else:
+                terminal.write(data)
+        terminal.close()
+    except Exception:  # noqa: S110 - the terminal has ended
+        pass
+
+
+def on_loop(terminal: Any, loop: Any) -> Any:
+    """A terminal of an AsyncSandbox with methods that wait, for other threads than that of its loop."""
+    import asyncio
+
+    def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: asyncio.run_coroutine_threadsafe(method(*args), loop).result()
+
+    methods = {name: waiting(getattr(terminal, name)) for name in ("read", "write", "wait", "close")}
+    return SimpleNamespace(**methods, resize=terminal.resize)
+
+
+def main(path: str) -> int:
+    """Be the other process: the exit status of what ran on the terminal."""
+    import termios
+    import tty
+
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(path)
+        is_terminal = os.isatty(0)
+
+        def resized(*_: object) -> None:
+            size = termios.tcgetwinsize(0) if is_terminal else (24, 80)
+            send(line, b"r", json.dumps(size).encode())
+
+        resized()
+        before = termios.tcgetattr(0) if is_terminal else None
+        if before is not None:
+            signal.signal(signal.SIGWINCH, resized)
+            tty.setraw(0, termios.TCSADRAIN)  # keys that were typed already are kept
+        threading.Thread(target=_keys, args=(line,), daemon=True).start()
+        status = 1
+        try:
+            while message := receive(line):
+                kind, data = message
+                if kind == b"x":
+                    status = int(data)
+                    break
+                os.write(1, data)
+        finally:
+            if before is not None:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
+    return status
+
+
+def _keys(line: socket.socket) -> None:
+    try:
+        while data := os.read(0, _PIECE):
+            send(line, b"d", data)
+    except OSError:
+        pass  # over
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
