@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import staddle
 from staddle import AsyncSandbox, Limits, Policy, Reason, Sandbox
 from staddle.errors import (
     CommandFailed,
@@ -308,6 +309,34 @@ def test_processors_are_given_no_more_than_their_share() -> None:
         # what one period may be over.
         assert (result.usage.user or 0) + (result.usage.system or 0) < result.usage.wall * 0.2 + 0.1
         assert result.reason is Reason.exited
+
+
+REAL_TIME = """
+import os
+from staddle import Policy, Sandbox, wrap
+try:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+except PermissionError:
+    pass  # in a container nothing can be a real-time process
+kind = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER)"
+for limits in ({}, {"cpu": 0.5}):
+    policy = Policy.agent().with_limits(**limits)
+    with Sandbox(policy=policy) as sb:
+        print(sb.run(f"python3 -c '{kind}'").stdout, end="")
+    print(wrap(["python3", "-c", kind], policy).run(capture_output=True, text=True).stdout, end="")
+print(wrap(["python3", "-c", kind], Policy.agent(), backend="landlock", best_effort=True)
+      .run(capture_output=True, text=True).stdout, end="")
+"""
+
+
+@pytest.mark.needs_root
+@grouped
+def test_nothing_that_a_real_time_program_starts_is_a_real_time_process() -> None:
+    """It would come before everything else on the host, and could not be given a share of the processors."""
+    source = str(Path(staddle.__file__).parents[1])
+    words, variables = [sys.executable, "-c", REAL_TIME], {**os.environ, "PYTHONPATH": source}
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["True"] * 5, done.stderr
 
 
 @pytest.mark.skipif(bool(usable().version("cpu")), reason="there is a control group for it")

@@ -108,6 +108,7 @@ def confine(
     connect() waits too.
     """
     _leave_session()
+    _checked("it stays a real-time process", process.leave_real_time)
     if guardian:
         process.death_signal(process.SIGKILL)
         if os.getppid() != guardian:

@@ -184,6 +184,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     spec = work.spec
     _die_with_the_launcher(report_to)
     if spec.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
+        process.leave_real_time()
         cgroups.enter(spec.cgroup_fds)
     if spec.processors:
         from ..limits import process_attributes  # while our files can be read

@@ -235,6 +235,16 @@ def ignored_signals() -> frozenset[int]:
     return frozenset(number for number in range(1, LAST_SIGNAL + 1) if bits >> (number - 1) & 1)
 
 
+def leave_real_time() -> None:
+    """Be scheduled as any process is, if the host program is a real-time one: what is confined must not be.
+
+    It would run before everything else on the host, and could not enter a cgroup that has a share of the
+    processors.
+    """
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def default_signals() -> None:
     """No signal ignored, none held back, as a new program expects; those that arrived meanwhile do it now.
 

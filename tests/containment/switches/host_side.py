@@ -91,6 +91,13 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "deleted_files_that",
         starts=True,
     ),
+    "no real-time scheduling inside": HostSwitch(
+        Edit("linux/process.py", "in (os.SCHED_FIFO, os.SCHED_RR):", "in ():"),
+        "tests/kernel/test_sandbox_limits.py",
+        "real_time",
+        starts=True,
+        only="root",  # an ordinary user's programs are no real-time processes
+    ),
     "default limit on memory": HostSwitch(
         Edit("limits/default_limits.py", 'if "memory" in limits.defaults:', "if False:"),
         "tests/kernel/test_default_limits.py",

@@ -146,6 +146,7 @@ class ProcessConfinement:
             process_attributes.go_first()
         if self._cgroup_fds:
             if grouped:
+                process.leave_real_time()
                 cgroups.enter(self._cgroup_fds)
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
 
