@@ -27,6 +27,7 @@ LONG = (
     "containment: machine",
     "kernel/test_forkserver_faults.py",
     "cli/test_endings.py",
+    "containment/test_host_side.py",
     "kernel/test_jail_endings.py",
     "cli/test_layers.py",
     "containment/test_mutations.py: session",

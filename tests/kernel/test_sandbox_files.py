@@ -148,11 +148,10 @@ def test_large_directories_are_listed(place: Place) -> None:
 
 @pytest.mark.same_for_everyone
 def test_a_tree_deeper_than_a_path_can_say_is_removed(place: Place) -> None:
-    script = (
-        "for i in $(seq 400); do mkdir dddddddddddddddddddd; cd dddddddddddddddddddd || break; done; cd /"
-    )
+    name = "d" * 100
+    script = f"for i in $(seq 100); do mkdir {name}; cd {name} || break; done; cd /"
     assert place.sandbox.exec(["bash", "-c", script]).ok
-    place.sandbox.files.remove("dddddddddddddddddddd", recursive=True)
+    place.sandbox.files.remove(name, recursive=True)
     assert place.sandbox.files.list() == []
 
 
@@ -175,10 +174,10 @@ class _Made:
 @pytest.mark.parametrize("habitat", ["namespaces", "bwrap"])
 def test_a_large_file_never_is_in_memory(habitat: str, tmp_path: Path) -> None:
     with opened(habitat, tmp_path) as sandbox:
-        source = _Made(200 << 20)
+        source = _Made(100 << 20)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         sandbox.files.write("large", source)
-        assert sandbox.files.stat("large").size == 200 << 20
+        assert sandbox.files.stat("large").size == 100 << 20
         digest = hashlib.sha256()
         with sandbox.files.open("large") as file:
             while data := file.read(1 << 20):
