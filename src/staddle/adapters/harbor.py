@@ -135,7 +135,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
         return [getattr(self, "_network_policy", None) or NetworkPolicy(), *phases]
 
     def _widest(self) -> NetworkPolicy:
-        """What the sandbox is opened with: every host of a phase, if the phases differ."""
+        """Network that the sandbox is opened with: every host of a phase, if the phases differ."""
         policies = self._policies()
         if any(map(_is_public, policies)) or all(each == policies[0] for each in policies):
             return policies[0]
@@ -274,7 +274,7 @@ def _network(policy: NetworkPolicy) -> Network:
 
 
 def _target(step: CopyStep, name: str, *, is_directory: bool) -> str:
-    """Where one source goes: a file below a target with a slash, what is in a directory to the target."""
+    """Target of one source: a file goes below a target with a slash, the content of a directory to the target."""
     below = step.target.endswith("/") and not is_directory
     return (posixpath.join(step.target, name) if below else step.target.rstrip("/")) or "/"
 
