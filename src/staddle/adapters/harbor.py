@@ -274,7 +274,7 @@ def _network(policy: NetworkPolicy) -> Network:
 
 
 def _target(step: CopyStep, name: str, *, is_directory: bool) -> str:
-    """Target of one source: a file goes below a target with a slash, the content of a directory to the target."""
+    """Target of one source: a file goes below one with a slash, the content of a directory to the target."""
     below = step.target.endswith("/") and not is_directory
     return (posixpath.join(step.target, name) if below else step.target.rstrip("/")) or "/"
 
