@@ -87,7 +87,7 @@ def test_on_a_terminal_it_is_coloured_and_paged(command: Run, state: Path, proje
 def test_a_commit_takes_everything_over_and_begins_anew(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; mkdir -p a/b; echo n > a/b/c")
     assert "4 changes" not in command("diff", "fix").stdout
-    assert "taken over" in command("commit", "fix", "--yes").stdout
+    assert "committed to" in command("commit", "fix", "--yes").stdout
     assert (project / "README").read_text() == "one\nthe end\n"
     assert not (project / "gone").exists()
     assert (project / "a/b/c").read_text() == "n\n"

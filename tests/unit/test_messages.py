@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from staddle import errors
+from staddle import Sandbox, errors
+from staddle.cli import main
 from staddle.cli.report import told
 
 SOURCE = Path(errors.__file__).parent
@@ -85,3 +86,30 @@ def test_the_command_line_says_its_own_options(text: str, spelled: str) -> None:
 def test_a_line_to_be_pasted_stands_by_itself() -> None:
     error = errors.BackendUnavailable("what", why="why", fix="run this:\nsysctl -w a=1")
     assert told(error) == "what\n  cause: why\n  fix: run this:\n  sysctl -w a=1"
+
+
+def test_an_error_of_the_system_names_the_file_the_cause_and_a_fix() -> None:
+    missing = FileNotFoundError(2, "No such file or directory", "a\x1b[31mb")
+    shown = r"'a\\x1b[31mb' cannot be used"
+    assert told(missing) == f"{shown}\n  cause: No such file or directory\n  fix: name one that exists"
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["doctr"], "did you mean doctor?"),
+        (["run", "--disk", "1G", "--", "true"], "add --mode overlay or --keep NAME, or leave --disk out"),
+        (["run", "--mode", "ovrlay", "--", "true"], "choose readonly, bind or overlay"),
+        (["commit", "no-such-sandbox"], "`staddle ls` lists them; `staddle run --keep NAME` makes one"),
+    ],
+)
+def test_a_mistake_on_the_command_line_has_a_fix(
+    words: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 125
+    assert f"  fix: {fix}\n" in capsys.readouterr().err
+
+
+def test_a_workspace_that_is_the_whole_machine_is_named_so() -> None:
+    with pytest.raises(errors.InvalidCall, match="'/' cannot be the workspace"):
+        Sandbox("/")

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name not in _COMMANDS:
             from ..errors import UsageError
 
-            fix = f"choose {', '.join(_COMMANDS)}, or --help"
+            fix = _meant(name)
             if name == "sessions":
                 fix = "`staddle ls` lists kept sandboxes, `staddle rm NAME` removes one"
             raise UsageError(f"staddle has no command {name!r}", fix=fix)
@@ -99,6 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _complain(error)
+
+
+def _meant(name: str) -> str:
+    """What somebody could have meant by a command that there is not."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, _COMMANDS, 1)
+    return f"did you mean {near[0]}?" if near else f"choose {', '.join(_COMMANDS)}, or --help"
 
 
 def command() -> NoReturn:

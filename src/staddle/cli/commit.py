@@ -7,7 +7,7 @@ import sys
 from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.paths import WORKSPACE_PATH
-from ..sandbox.workspace.persistent import PersistentWorkspace
+from ..sandbox.workspace.persistent import PersistentWorkspace, find
 from .kept import begin, below, counted, named, print_json, print_paged, progress, row
 from .options import HELP, Option
 
@@ -66,13 +66,14 @@ def main(words: Sequence[str]) -> int:
             why="it cannot prompt for confirmation",
             fix="add --yes",
         )
+    name, paths = named(parsed, "commit")
+    find(name)  # an error if there is none of that name
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "confirmation is needed before a commit",
             why="standard input or output is not a terminal",
             fix="review with `staddle diff`, then add --yes",
         )
-    name, paths = named(parsed, "commit")
     from ..layers.commit_dir import recover
 
     recover()  # a commit that was killed is finished, or taken back, before another one begins
@@ -130,7 +131,7 @@ def _commit(
     if as_json:
         print_json(_report(done.changes, done.left_out))
         return 0
-    print(f"{counted(len(done.changes), 'change')} taken over to {shown(kept.directory)}")
+    print(f"{counted(len(done.changes), 'change')} committed to {shown(kept.directory)}")
     for path in done.left_out:
         print(f"left out, because it is neither file, directory nor link: {shown(path)}")
     return 0

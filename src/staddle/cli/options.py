@@ -186,7 +186,7 @@ def reworded(table: Iterable[Option], **helps: str) -> tuple[Option, ...]:
 
 def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
     """The policy that the options say, and the directory to start in; None: where compile says."""
-    workspace, mode = _workspace(parsed, ("readonly", "bind"))
+    workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
     policy = _policy(parsed, workspace)
     try:
         granted = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)

@@ -123,6 +123,9 @@ def told(error: BaseException) -> str:
     from ..display import shown
     from ..errors import StaddleError, rendered
 
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
+        fix = "name one that exists" if isinstance(error, FileNotFoundError) else ""
+        return rendered(f"{shown(error.filename)!r} cannot be used", error.strerror, fix, lines=True)
     if not isinstance(error, StaddleError):
         return shown(str(error))
     # A line that can be pasted stands by itself.

@@ -72,6 +72,14 @@ def main(words: Sequence[str]) -> int:
                 why="there is no layer that ends with the command",
                 fix=f"with --keep NAME use `staddle {name} NAME` afterwards",
             )
+    if parsed.one("disk") not in (None, "none") and not (
+        parsed.on("keep") or overlay or parsed.on("best-effort")
+    ):
+        raise UsageError(
+            "--disk needs a layer to limit",
+            why="without one, what is written goes directly to the host",
+            fix="add --mode overlay or --keep NAME, or leave --disk out",
+        )
     if parsed.on("keep") or overlay:
         from .run_kept import run
 

@@ -62,7 +62,7 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
         except UnicodeError:
             raise PolicyError(
                 f"the argument {word!r} cannot be passed to a program",
-                why="it has half a character in it",
+                why="it has a lone surrogate in it, and cannot be encoded as UTF-8",
                 fix="pass bytes through os.fsdecode()",
             ) from None
     return found

@@ -52,7 +52,7 @@ def relative(path: AnyPath) -> str:
     except UnicodeError:
         raise PolicyError(
             f"{text!r} is no path",
-            why="it has half a character in it",
+            why="it has a lone surrogate in it, and cannot be encoded as UTF-8",
             fix="pass bytes through os.fsdecode()",
         ) from None
     if not parts or text.endswith(("/", "/.")):

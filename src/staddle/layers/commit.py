@@ -369,7 +369,7 @@ def _carry_out(
             place.carry_out(target.root, steps, since)
         except OSError as error:
             raise CommitFailed(
-                "the changes could not be taken over",
+                "the changes could not be committed",
                 why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
                 fix="nothing was changed; make the place writable, or leave these paths out",
             ) from error

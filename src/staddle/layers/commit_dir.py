@@ -79,7 +79,7 @@ class CommitDirectory:
                 work.undo()
             except OSError as second:
                 raise CommitFailed(
-                    "the changes were taken over in part",
+                    "the changes were committed in part",
                     why=f"{error}, and then, when they were to be put back, {second}",
                     fix="make the place writable; the next start finishes it, or takes it back",
                 ) from error

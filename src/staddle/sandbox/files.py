@@ -306,7 +306,7 @@ def encoded(path: AnyPath) -> bytes:
     except UnicodeError:
         raise InvalidCall(
             f"{path!r} is no path",
-            why="it has half a character in it",
+            why="it has a lone surrogate in it, and cannot be encoded as UTF-8",
             fix="pass bytes through os.fsdecode()",
         ) from None
     if b"\0" in name:
@@ -367,7 +367,7 @@ def as_bytes(content: object) -> bytes:
         return content.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidCall(
-            "the content has half a character in it", fix="give bytes", why="it has a lone surrogate in it"
+            "the content cannot be encoded as UTF-8", fix="give bytes", why="it has a lone surrogate in it"
         ) from None
 
 

@@ -337,13 +337,13 @@ def _below(
 ) -> tuple[str, ...] | None:
     """Paths in the workspace, as paths below it."""
     found = _by_tree(workspace, paths, sessions)
-    elsewhere = [root for root in found or () if root != WORKSPACE_PATH]
-    if elsewhere:
-        raise InvalidCall(
-            f"{elsewhere[0]!r} is not in the workspace",
-            why="nothing else is ever taken over",
-            fix="use sb.files.read() or download_tar() for what is elsewhere",
-        )
+    for path in paths or ():
+        if WORKSPACE_PATH not in (_by_tree(workspace, [path], sessions) or ()):
+            raise InvalidCall(
+                f"cannot commit {path!r}",
+                why=f"only what is under {workspace.mounted_at} can be committed",
+                fix="use sb.files.read() or download_tar() for what is elsewhere",
+            )
     return None if found is None else tuple(found[WORKSPACE_PATH])
 
 

@@ -132,6 +132,12 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
                 fix="make it first, or leave it out",
                 why="a file is there, or nothing",
             )
+        if workspace == "/":
+            raise InvalidCall(
+                "'/' cannot be the workspace",
+                why="it would expose the whole file system",
+                fix="choose a project directory",
+            )
     variables = Environment() if env is None else checked(env)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
     hooks = None
