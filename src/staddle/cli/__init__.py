@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(name: str) -> str:
-    """What somebody could have meant by a command that there is not."""
+    """Return the command that an unknown name is close to, or the list of all, as a fix."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, _COMMANDS, 1)
