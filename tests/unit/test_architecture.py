@@ -287,3 +287,18 @@ def test_docstrings_do_not_begin_with_a_riddle() -> None:
         if isinstance(node, kinds) and (found := RIDDLES.match(ast.get_docstring(node) or ""))
     ]
     assert not offenders, lines(offenders)
+
+
+def test_lines_that_mutation_tests_change_are_there_once() -> None:
+    """Found here in a moment, before the mutation tests themselves, which take minutes, fail for it."""
+    from tests.containment.switches import SWITCHES
+    from tests.containment.switches.host_side import HOST_SWITCHES
+
+    edits = [edit for switches in SWITCHES.values() for switch in switches.values() for edit in switch.edits]
+    edits += [switch.edit for switch in HOST_SWITCHES.values()]
+    offenders = [
+        f"src/staddle/{edit.file} says {count} times: {edit.old!r}"
+        for edit in edits
+        if (count := sum(path.read_text().count(edit.old) for path in SOURCE.glob(edit.file))) != 1
+    ]
+    assert not offenders, lines(offenders)

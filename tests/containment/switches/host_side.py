@@ -126,7 +126,9 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     ),
     "count of layers that an open snapshot holds": HostSwitch(
         Edit(
-            "sandbox/workspace/trees.py", "return layer.users > 1 + self.squash.holds(layer)", "return False"
+            "sandbox/workspace/trees.py",
+            "return layer.users > 1 + ours + self.squash.holds(layer)",
+            "return False",
         ),
         "tests/kernel/test_sandbox_limits.py",
         "open_snapshot_has_count",

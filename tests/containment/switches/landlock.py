@@ -138,7 +138,7 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("terminal",),
         edits=(
-            Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),
+            Edit("inside/confine.py", "    _leave_session()\n    _checked", "    _checked"),
             Edit("inside/landlock/supervisor.py", "    os.setsid()  # a signal", "    # a signal"),
         ),
         same_for_everyone=True,

@@ -179,7 +179,7 @@ SWITCHES: dict[str, Switch] = {
     "session of its own": Switch(
         nothing,
         ("terminal",),
-        edits=(Edit("inside/confine.py", "    _leave_session()\n    if guardian", "    if guardian"),),
+        edits=(Edit("inside/confine.py", "    _leave_session()\n    _checked", "    _checked"),),
         same_for_everyone=True,
     ),
     "closing of descriptors": Switch(
