@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from .backends import choose
-from .errors import AlreadyWrapped, CommandNotFound, PolicyError
+from .errors import AlreadyWrapped, CommandNotFound, LaunchFailed, PolicyError, StaddleError
 from .launch.view import find_program, hidden_program
 from .linux.fileio import current_directory
 from .policy.compiler import asking, compile
@@ -102,11 +102,17 @@ class WrappedCommand:
         from .launch.running import complete
 
         launch, secrets = self.launch(), secrets_of(self.plan)
-        if self._audit is None:
-            return complete(launch, self.plan.limits, secrets=secrets, **kwargs)
         audited = self.begin_audit()
         try:
             done = complete(launch, self.plan.limits, secrets=secrets, **kwargs)
+        except LaunchFailed:
+            try:
+                if self.backend != "native":
+                    find_program(self.plan, self._command[0])  # its error says more
+                raise
+            except StaddleError as error:
+                self.end_audit(audited, error=error)
+                raise
         except BaseException as error:
             self.end_audit(audited, error=error)
             raise
@@ -213,8 +219,8 @@ def wrap(
     """The same command, confined by `policy`, ready to be started.
 
     A program that is named by its path can be read, unless the policy denies it; nothing beside it can.
-    One that stays hidden, or does not exist inside, is CommandNotFound. `on_connect` decides about
-    destinations that the policy's network leaves open; what it does not answer with True within
+    One that stays hidden is CommandNotFound; one that does not exist inside is so in `run()`. `on_connect`
+    decides about destinations that the policy's network leaves open; what it does not answer with True within
     `on_connect_timeout` seconds is refused.
     `audit` is a file, a stream or a function that gets a line before it starts and one at the end of `run`.
 
@@ -255,7 +261,6 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
     plan = compile(policy, cwd=cwd, env=env)
     hidden = hidden_program(plan, program)
     if not hidden:
-        find_program(plan, program)
         return plan
     base = cwd or current_directory()
     plan = compile(policy.with_read(hidden), cwd=plan.cwd, env=env, base=base)

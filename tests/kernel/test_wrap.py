@@ -262,11 +262,11 @@ def test_a_bare_name_that_is_hidden_or_missing_is_told_as_staddle_run_tells_it(
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(CommandNotFound, match="'of-mine' is not visible inside") as hidden:
-        wrap(["of-mine"], Policy.agent(), backend=backend, best_effort=True, cwd="/")
+        wrap(["of-mine"], Policy.agent(), backend=backend, best_effort=True, cwd="/").run()
     assert hidden.value.fix == f"grant it with policy.with_read({str(tmp_path)!r}), and give its full path"
     assert f"fix: grant it with --read {tmp_path}, and" in told(hidden.value)
     with pytest.raises(CommandNotFound, match="there is no program 'no-such-tool'"):
-        wrap(["no-such-tool"], Policy.agent(), backend=backend, best_effort=True, cwd="/")
+        wrap(["no-such-tool"], Policy.agent(), backend=backend, best_effort=True, cwd="/").run()
 
 
 def test_every_error_is_one_tree() -> None:
