@@ -130,6 +130,7 @@ def _launch(
 
         scoped = prefix()
     argv = (
+        *_ordinary_scheduling(starter),
         *scoped,
         *enter.before,
         *(starter.prlimit, *arguments.rlimits_outside(arguments.hard_limit), "--"),
@@ -244,6 +245,13 @@ def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
     yield from filter_steps(filter_profile(plan))
     for option in arguments.rlimits_inside(plan.limits, arguments.hard_limit):
         yield Step(f"resource limit {option.removeprefix('--').split(':')[0]}", "limits")
+
+
+def _ordinary_scheduling(starter: Starter) -> tuple[str, ...]:
+    """The words by which nothing of it is a real-time process, where the host program is one."""
+    if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
+        return ()
+    return (os.path.join(os.path.dirname(starter.prlimit), "chrt"), "--other", "0")
 
 
 def _flags(plan: Plan) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import _socket
 import os
 
-from ...errors import StaddleError
+from ...errors import LaunchFailed, StaddleError
 from ...ipc import wire
 from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
@@ -75,15 +75,21 @@ class ExposedPort:
 def listen_again(gateway: GatewayProcess, socket: int) -> None:
     """Give a gateway the sockets that the one before it had. ForwardFailed if they cannot be made again."""
     message, descriptors = _ask(socket, LISTENERS, 0)
+    failure: LaunchFailed | None = None
     while not message.startswith(FORWARD_REPLY):
         try:
-            gateway.pass_on(message, descriptors)
+            if failure is None:
+                gateway.pass_on(message, descriptors)
+        except LaunchFailed as error:
+            failure = error  # after the last answer: the next one to ask must not read it
         finally:
             for fd in descriptors:
                 os.close(fd)
         message, descriptors = _answer(socket)
     for fd in descriptors:
         os.close(fd)
+    if failure is not None:
+        raise failure
     (number,) = wire.decode(FORWARD_REPLY, message, 1)
     if number != 0:
         raise ForwardFailed(

@@ -72,8 +72,8 @@ class SandboxNetwork:
         self._state = "usual"  # of the gateway
         self._restarts: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._has_failed = False  # to start another one
-        #: The settings of the gateway, for another one in its place.
-        self._settings = plan.network, gateway_process.GatewayBounds(asks=plan.asks)
+        #: The network of the gateway, and how many seconds it asks, for another one in its place.
+        self._settings = plan.network, plan.asks
         self._exposed: list[forward.ExposedPort] = []
         #: Called with every event, while the lock is held.
         self.on_event: Callable[[Event], None] | None = None
@@ -81,7 +81,7 @@ class SandboxNetwork:
         if gateway_socket is not None:
             self._watch(gateway_process.GatewayProcess(gateway_socket, 0))
         elif filtered:
-            self._watch(gateway_process.start(*self._settings))
+            self._watch(_started(*self._settings))
         if self._deciding is not None:
             self._attend()
 
@@ -101,8 +101,8 @@ class SandboxNetwork:
         with self._lock:
             gateway = self._gateway
             if gateway is None:
-                self._settings = Network.deny(), gateway_process.GatewayBounds()
-                gateway = self._watch(gateway_process.start(*self._settings))
+                self._settings = Network.deny(), 0
+                gateway = self._watch(_started(*self._settings))
             handoff = self._attached(agent, gateway)
             exposed = forward.ExposedPort(port, host_port)
             try:
@@ -120,9 +120,9 @@ class SandboxNetwork:
             if self._gateway is None:
                 return
             # First: one that is started again must not go by the rules of before.
-            self._settings = network, gateway_process.GatewayBounds(asks=asks)
+            self._settings = network, asks
             try:
-                self._gateway.change(*self._settings)
+                self._gateway.change(network, gateway_process.GatewayBounds(asks=asks))
             except LaunchFailed:
                 pass  # it was killed; the next one is started with them
             self._collect(everything=True)
@@ -241,7 +241,7 @@ class SandboxNetwork:
         self._restarts.append(now)
         started: gateway_process.GatewayProcess | None = None
         try:
-            started = gateway_process.start(*self._settings)
+            started = _started(*self._settings)
             if self._handoff is not None:
                 forward.listen_again(started, self._handoff.fileno())
                 for port in self._exposed:
@@ -336,6 +336,10 @@ class SandboxNetwork:
                     forward.feed(gateway, self._handoff.fileno())
                 except (OSError, StaddleError):
                     continue  # the gateway or the sandbox has ended
+
+
+def _started(network: Network, asks: int) -> gateway_process.GatewayProcess:
+    return gateway_process.start(network, gateway_process.GatewayBounds(asks=asks))
 
 
 def _deciding(plan: Plan, on_connect: OnConnect | None) -> ApprovalCalls | None:
