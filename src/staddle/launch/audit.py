@@ -187,9 +187,11 @@ def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[
 
 
 def _to_function(function: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
-    from json import loads
+    from json import JSONDecoder
 
-    return lambda line: function(loads(line))
+    # The line is ours: there is nothing to skip, before it or after it.
+    scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder().scan_once  # type: ignore[attr-defined]
+    return lambda line: function(scan(line, 0)[0])
 
 
 def _to_file(fd: int, path: str) -> Callable[[str], object]:
