@@ -264,3 +264,12 @@ def test_the_old_name_of_ls_leads_to_the_new_one(command: Run) -> None:
         assert "`staddle ls` lists kept sandboxes" in said
         assert "`staddle rm NAME` removes one" in said
     assert "staddle rm NAME" in command("ls", "rm", "fix", status=125).stderr
+
+
+@pytest.mark.same_for_everyone
+def test_a_mistyped_path_is_an_error(command: Run) -> None:
+    command("run", "--keep", "fix", "-c", "echo new > file")
+    for name in ("diff", "discard"):
+        assert "nothing was changed at 'fil'" in command(name, "fix", "fil", status=125).stderr
+    assert command("diff", "fix", "README").stdout == ""  # it is there, and unchanged
+    assert command("discard", "fix", "file").stdout == "1 change dropped\n"

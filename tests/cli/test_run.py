@@ -326,3 +326,12 @@ def test_streams_that_are_closed_change_nothing_else(closed: str, tmp_path: Path
     assert done.returncode == 7
     assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "out\n")
     assert done.stderr == ("" if "2>&-" in closed else "err\n")
+
+
+@pytest.mark.same_for_everyone
+def test_what_belongs_to_a_shell_is_said_to(tmp_path: Path) -> None:
+    for words in (["ls -la"], ["cd", "/"]):
+        done = staddle("run", "--", *words, cwd=tmp_path)
+        assert done.returncode == 127
+        assert f"staddle run -c {words[0]!r}" in done.stderr
+    assert staddle("help", "run").stdout == staddle("run", "--help").stdout

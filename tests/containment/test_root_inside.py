@@ -124,7 +124,8 @@ def test_it_runs_no_program_with_the_rights_of_a_file(how: str) -> None:
         said = sandbox.run(
             "setpriv --reuid=7 --clear-groups /tmp/id -u; setpriv --reuid=7 --clear-groups sid -u", user=user
         )
-        assert "0\n" not in said.stdout.splitlines(keepends=True)
+        if os.geteuid() == 0:  # else there is one id inside, whatever it is called
+            assert "0\n" not in said.stdout.splitlines(keepends=True)
         given = sandbox.exec(
             [
                 "/usr/bin/python3",

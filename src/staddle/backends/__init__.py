@@ -105,7 +105,7 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
             continue
         gaps = backend.gaps(plan)
         if not gaps:
-            why = "the strongest backend that leaves no gap for this policy"
+            why = STRONGEST
             return backend, Enforcement.of(candidate, (), f"{why} ({'; '.join(refused)})" if refused else why)
         usable.append((backend, gaps))
         refused.append(f"{candidate}: {gaps[0].why}" + (f" (and {len(gaps) - 1} more)" if gaps[1:] else ""))
@@ -128,6 +128,10 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
         fix=_way_out(usable, fixes),
         gaps=usable[0][1],
     )
+
+
+#: Why `auto` has chosen a backend.
+STRONGEST = "the strongest backend that leaves no gap for this policy"
 
 
 def world_refused(why: str) -> PolicyNotEnforceable:

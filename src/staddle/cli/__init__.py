@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; 125 is our own failure."""
     gc.disable()  # a short life: looking for garbage in freshly loaded code costs more than it frees
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"] and words[1:2] and words[1] in _COMMANDS:
+        words = [words[1], "--help"]  # `help run` is `run --help`
     name = words[0] if words else "--help"
     try:
         if name in ("--help", "-h", "help"):

@@ -8,7 +8,7 @@ from ..display import shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace, find
-from .kept import begin, below, counted, named, print_json, print_paged, progress, row
+from .kept import begin, below, counted, named, print_json, print_paged, progress, refuse_unknown, row
 from .options import HELP, Option
 
 TYPE_CHECKING = False
@@ -239,6 +239,7 @@ def discard(words: Sequence[str]) -> int:
     try:
         chosen = _by_tree(kept, paths)
         dropped = kept.diff(chosen)
+        refuse_unknown(paths, dropped, kept.record.workspace)
         if dropped:
             kept.drop(chosen)
         print(f"{counted(len(dropped), 'change')} dropped")

@@ -22,6 +22,7 @@ from .kept import (
     named,
     print_json,
     print_paged,
+    refuse_unknown,
     row,
 )
 from .options import HELP, Option
@@ -77,6 +78,7 @@ def main(words: Sequence[str]) -> int:
         found = kept_record.changes(record, paths or None, everything=parsed.on("all"))
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
+    refuse_unknown(paths, found, record.workspace)
     if parsed.on("json"):
         print_json([change.as_dict() for change in found])
         return 0

@@ -8,6 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import UsageError
+from ..policy.paths import WORKSPACE_PATH, covers
 from ..sandbox.workspace import persistent
 from .options import Option, Parsed, help_rows, parse_among
 from .report import say_error
@@ -43,6 +44,21 @@ def begin(words: Sequence[str], options: tuple[Option, ...], command: str, teach
         print(teach.format(options=help_rows(options)), end="")
         return None
     return parsed
+
+
+def refuse_unknown(paths: Sequence[str], found: Sequence[Change], workspace: str | None) -> None:
+    """UsageError for a path at which nothing was changed and nothing is: it is mistyped."""
+    touched = [path for change in found for path in (change.path, change.old_path) if path]
+    for path in paths:
+        whole = os.path.normpath(os.path.join(WORKSPACE_PATH, path))
+        below = os.path.relpath(whole, WORKSPACE_PATH)
+        is_there = workspace is not None and os.path.lexists(os.path.join(workspace, below))
+        if not is_there and not any(covers(whole, one) or covers(one, whole) for one in touched):
+            raise UsageError(
+                f"nothing was changed at {path!r}",
+                why="there is no such path in the workspace, nor a change",
+                fix="`staddle diff NAME --names` lists the changes",
+            )
 
 
 def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:

@@ -12,6 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.plan import Plan
 
+#: Names that people take for programs.
+_OF_SHELLS = frozenset(
+    ("alias", "cd", "export", "history", "jobs", "pushd", "set", "source", "ulimit", "unset")
+)
+
 
 def hidden_program(plan: Plan, name: str) -> str:
     """The path of an executable file that is named by its path and cannot be seen inside; "" otherwise."""
@@ -80,6 +85,13 @@ def find_program(plan: Plan, name: str) -> str:
         if "/" in name
         else f"it is in none of the {len(places)} directories of the PATH inside"
     )
+    if " " in name.strip() or name in _OF_SHELLS:
+        what = "it has a space in it" if " " in name.strip() else "it is a command of shells"
+        raise CommandNotFound(
+            f"there is no program {name!r}",
+            why=what,
+            fix=f"have a shell run it: bash -c {name!r} (staddle run -c {name!r}), or write words one by one",
+        )
     if plan.base:
         raise CommandNotFound(
             f"the base {plan.base!r} has no program {name!r}",

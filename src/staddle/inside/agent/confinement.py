@@ -16,6 +16,7 @@ from ...linux import cgroups, process, userns
 from ...linux.syscalls import call
 from ..confine import become_command, confine
 from . import verify
+from .one_id import pretend_owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ProcessConfinement:
         """Be confined and exec. Raises NotStarted or OSError; nothing else comes back."""
         self._enter(self._rights)
         spec = self._spec(argv, environment, directory)
-        become_command(spec, None, -1, guardian=0, last=self._look, kept=self._rights)
+        become_command(spec, None, -1, guardian=0, last=self._last, kept=self._rights)
 
     def confine(self, grouped: bool) -> None:
         """Be confined in the same way, and go on as we are; open files are not limited.
@@ -161,6 +162,17 @@ class ProcessConfinement:
     def _look(self) -> None:
         verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
 
+    def _last(self) -> None:
+        """Right before the exec: look, and where one id is all there is, a root has many names for it."""
+        self._look()
+        if self._rights and not self._whose:
+            pretend_owners()
+
+    def _last_as(self, who: Who) -> None:
+        self._look_as(who)
+        if not who[0] and not self._whose:
+            pretend_owners()
+
     def _look_as(self, who: Who) -> None:
         uid, gid, _ = who
         maps = self._maps()[-2:] if self._whose else ROOT_MAPS
@@ -188,7 +200,7 @@ class AnotherUser:
         mine, who = self._confinement, self._who
         mine._enter_as(who)
         spec = mine._spec(argv, environment, directory)
-        become_command(spec, None, -1, guardian=0, last=lambda: mine._look_as(who), kept=self._kept)
+        become_command(spec, None, -1, guardian=0, last=lambda: mine._last_as(who), kept=self._kept)
 
     def confine(self, grouped: bool) -> None:
         """As ProcessConfinement.confine."""

@@ -171,7 +171,7 @@ SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
 
 #: It keeps no history, prints no prompt, looks for no mail, and says which it is.
 _FIRST_WORDS = b"""\
-unset MAILCHECK HISTFILE; set +o history +o histexpand; PS1= PS2= PS0=; shopt -u checkwinsize
+unset MAILCHECK HISTFILE; set +o history +o histexpand; history -c; PS1= PS2= PS0=; shopt -u checkwinsize
 trap '%(brake)b' SIGRTMAX
 \\. /dev/null </dev/null >%(output)b 2>%(errors)b
 ((0)) 2>%(done)b >"%(nowhere)b/hello.${BASH_VERSINFO[0]-}.${BASH_VERSINFO[1]-}." || _=

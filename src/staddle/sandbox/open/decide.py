@@ -128,6 +128,8 @@ def decide(
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
     found = _decided(settings, settings.policy, name, moved=moved, stand_in=stand_in, copy=copy)
+    if settings.backend == "auto" and name == _LAYERED == found.backend.name:
+        found = found.replace(enforced=found.enforced.replace(why=backends.STRONGEST))  # not by its name
     nested = found.enforced.nested
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
