@@ -14,12 +14,13 @@ import layers
 import limits
 import network
 import session
+import shim
 import tui
 
 
 def main() -> int:
     missed = 0
-    modules = (foundation, environment, session, layers, limits, network, tui)
+    modules = (foundation, environment, session, layers, limits, network, shim, tui)
     for group in (group for module in modules for group in module.CLAIMS):
         print(group.__name__)
         for claim in group():

@@ -21,6 +21,7 @@ from staddle.agents.scripted_model import ScriptedModel, ToolCall
 from staddle.agents.table import CODING_AGENTS
 
 AGENTS = os.environ.get("STADDLE_AGENTS", "")
+RESULTS = os.environ.get("STADDLE_AGENTS_RESULTS") or f"{AGENTS}/results.json"
 collect_ignore_glob = [] if AGENTS else ["test_*.py"]
 #: Seconds for one run of an agent: some look for updates first, and the machine may be busy.
 PATIENCE = 240
@@ -133,7 +134,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     given = dict(parameters.params) if parameters is not None else {}
     agent, way, what = (str(word).format(**given) for word in row.args)
     result = {"agent": agent, "way": way, "what": what, "passed": report.passed}
-    with open(f"{AGENTS}/results.json", "a") as file:
+    with open(RESULTS, "a") as file:
         file.write(json.dumps(result) + "\n")
 
 

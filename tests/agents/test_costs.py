@@ -17,13 +17,13 @@ from staddle.agents.broker import ShellBroker
 from staddle.mcp.sandboxes import ServerSettings
 from staddle.mcp.server import make_server
 
-from .conftest import AGENTS
+from .conftest import RESULTS
 
 ROUNDS = 100
 
 
 def report(agent: str, way: str, what: str) -> None:
-    with open(f"{AGENTS}/results.json", "a") as file:
+    with open(RESULTS, "a") as file:
         file.write(json.dumps({"agent": agent, "way": way, "what": what, "passed": True}) + "\n")
 
 

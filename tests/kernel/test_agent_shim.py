@@ -161,6 +161,24 @@ def test_a_terminal_is_passed_on_with_its_size_and_its_keys(broker: ShellBroker,
         os.close(slave)
 
 
+def test_a_terminal_as_an_editor_opens_it(broker: ShellBroker, workspace: Path) -> None:
+    """An interactive shell with a start file that is not seen inside; what is typed early is not lost."""
+    master, slave = pty.openpty()
+    words = [f"{broker.home}/bash", "--init-file", "/opt/editor/shellIntegration-bash.sh"]
+    os.write(master, b"echo confined=$STADDLE_SANDBOX; exit 6\r")
+    shim = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, cwd=workspace)
+    os.close(slave)
+    said = b""
+    try:
+        while piece := os.read(master, 1000):
+            said += piece
+    except OSError:
+        pass  # the terminal is nobody's any more
+    os.close(master)
+    assert shim.wait(PATIENCE) == 6, said
+    assert b"confined=1" in said
+
+
 def test_the_file_of_claudes_directory_comes_out_and_no_other(broker: ShellBroker, workspace: Path) -> None:
     name = f"/tmp/claude-{os.urandom(4).hex()}-cwd"
     other = workspace / "link"
