@@ -661,8 +661,9 @@ def test_protected_names_that_appear_are_told(work: Path) -> None:
 def test_enforced_tells_the_truth() -> None:
     with Sandbox(backend="bwrap") as sb:
         assert sb.enforced.backend == "bwrap"
-        names = ("memory", "processes", "disk")
-        assert [gap.protection for gap in sb.enforced.gaps] == [f"limits.{name}" for name in names]
+        limits = ["limits.memory", "limits.processes", "limits.disk"]
+        assert [gap.protection for gap in sb.enforced.gaps] == [*limits, "layers"]
+        assert all(gap.documented for gap in sb.enforced.gaps)
     with Sandbox(backend="native") as sb:
         assert "read" not in sb.enforced.held
 
