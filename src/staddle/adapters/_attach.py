@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct(">cI")
 _PIECE = 1 << 16
+_PREFIX = "staddle-attach-"
 
 
 def send(line: socket.socket, kind: bytes, data: bytes) -> None:
@@ -64,7 +65,8 @@ class AttachServer:
 
     def __init__(self, open_terminal: Callable[[int, int], Any]) -> None:
         self._open = open_terminal
-        self._home = tempfile.mkdtemp(prefix="staddle-attach-")
+        _remove_dead()
+        self._home = tempfile.mkdtemp(prefix=_PREFIX)
         self.path = f"{self._home}/terminal"
         self._listener = socket.socket(socket.AF_UNIX)
         self._lines: set[socket.socket] = set()
@@ -123,6 +125,23 @@ class AttachServer:
                 pass
         self._listener.close()
         shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _remove_dead() -> None:
+    """Remove the directories of programs of ours that were killed: their sockets refuse connections."""
+    parent = tempfile.gettempdir()
+    for name in os.listdir(parent):
+        home = f"{parent}/{name}"
+        try:
+            if not name.startswith(_PREFIX) or os.lstat(home).st_uid != os.geteuid():
+                continue
+            with socket.socket(socket.AF_UNIX) as line:
+                line.settimeout(1)
+                line.connect(f"{home}/terminal")
+        except ConnectionRefusedError:
+            shutil.rmtree(home, ignore_errors=True)
+        except OSError:
+            continue  # it is just being made, or is none of ours
 
 
 def _type(line: socket.socket, terminal: Any) -> None:
