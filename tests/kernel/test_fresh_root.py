@@ -73,7 +73,7 @@ def test_only_what_the_plan_names_is_there() -> None:
     links = {
         name for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32") if os.path.exists(f"/{name}")
     }
-    assert found == {"usr", "tmp", "dev", "proc", "etc", *links}
+    assert found == {"usr", "tmp", "dev", "proc", "etc", "srv", "mnt", "media", *links}
 
 
 def test_directories_texts_links_have_ordinary_modes() -> None:

@@ -679,7 +679,7 @@ def test_enforced_tells_the_truth() -> None:
         ({"policy": "agent"}, PolicyError),
         ({"best_effort": 1}, InvalidCall),
         ({"env": {"A=B": "1"}}, PolicyError),
-        ({"workspace": "/", "backend": "bwrap", "mode": "bind"}, PolicyError),
+        ({"workspace": "/", "backend": "bwrap", "mode": "bind"}, InvalidCall),
     ],
 )
 def test_what_cannot_be_opened_is_refused_in_a_sentence(

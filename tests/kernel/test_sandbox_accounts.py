@@ -62,9 +62,9 @@ def test_the_sandboxs_user_still_cannot() -> None:
         assert sb.exec(["python3", "-c", "import os; os.setuid(0)"]).exit_code == 1
 
 
-@pytest.mark.parametrize("machine", COLUMN)
-def test_the_filter_answers_these_calls_and_no_others(machine: str) -> None:
-    rows = list(struct.iter_unpack("=HBBI", program(machine)))
+@pytest.mark.parametrize("processor", COLUMN)
+def test_the_filter_answers_these_calls_and_no_others(processor: str) -> None:
+    rows = list(struct.iter_unpack("=HBBI", program(processor)))
 
     def answer(architecture: int, number: int) -> int:
         at, loaded = 0, 0
@@ -76,7 +76,7 @@ def test_the_filter_answers_these_calls_and_no_others(machine: str) -> None:
                 loaded = architecture if value == 4 else number
             at += 1 + ((yes if loaded == value else no) if code == 0x15 else 0)
 
-    these = {NUMBERS[name][COLUMN[machine]] for name in CALLS} - {None}
+    these = {NUMBERS[name][COLUMN[processor]] for name in CALLS} - {None}
     for number in range(500):
-        assert answer(AUDIT_ARCH[machine], number) == (0x50000 if number in these else 0x7FFF0000)
+        assert answer(AUDIT_ARCH[processor], number) == (0x50000 if number in these else 0x7FFF0000)
         assert answer(7, number) == 0x7FFF0000

@@ -218,7 +218,7 @@ def test_what_lies_in_no_layer_is_an_error(sandbox: Sandbox) -> None:
     for path in ("/etc/passwd", "/home", "/"):
         with pytest.raises(InvalidCall, match="not in the workspace"):
             sandbox.diff([path])
-    with pytest.raises(InvalidCall, match="not in the workspace"):
+    with pytest.raises(InvalidCall, match="only what is under /workspace can be committed"):
         sandbox.commit(["/tmp/t"])
 
 

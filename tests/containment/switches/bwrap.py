@@ -214,7 +214,11 @@ SWITCHES: dict[str, Switch] = {
         _filter_profile("namespaces"), ("set-the-user-id-bit",), same_for_everyone=True
     ),
     "new session": Switch(_without("--new-session"), ("terminal",), same_for_everyone=True),
-    "death with the parent": Switch(_without("--die-with-parent"), ("parent",)),
+    "death with the parent, lifeline": Switch(
+        _without("--die-with-parent"),
+        ("parent",),
+        edits=(Edit("wrapping.py", "            if launch.is_monitored:\n", "            if False:\n"),),
+    ),
     "clean environment": Switch(
         together(_launcher_environment, _keep_variables),
         ("find-variables-of-the-host",),

@@ -257,7 +257,11 @@ _NO_LOOK_AS_ROOT = Edit(
 
 #: Those of everybody count for it, too, and are switched off above; these are what holds a root.
 AS_ROOT: dict[str, Switch] = {
-    "sealed root": Switch(together(_trust, bwrap.SWITCHES["sealed root"].off), ("write-to-what-others-see",)),
+    "sealed root, layers of its own": Switch(
+        together(_trust, bwrap.SWITCHES["sealed root"].off),
+        ("write-to-what-others-see",),
+        edits=(Edit("packages/system_layer.py", "    own.append(Part(ROOT_TREE, place + TOP_PLACE))\n", ""),),
+    ),
     "read-only control files": Switch(
         nothing,
         ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
