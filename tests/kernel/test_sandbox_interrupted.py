@@ -11,6 +11,7 @@ import pytest
 
 from staddle import Reason, Sandbox
 from staddle.shell import protocol
+from staddle.shell.shell import Shell
 from tests.support.in_a_child import python
 
 #: `interrupted(seconds, work)` does something, and raises Rung in it after so long.
@@ -106,6 +107,18 @@ for i in range(1, 150):
 sb.close()
 print(others)
 """
+
+
+@pytest.mark.same_for_everyone
+def test_what_an_interrupted_end_has_left_is_not_the_next_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal between the last step of a command and the collection of its output."""
+    with Sandbox() as sb:
+        sb.run("x=kept", check=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Shell, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                sb.run("echo one")
+        assert sb.run("echo two $x").stdout == "two kept\n"
 
 
 @pytest.mark.same_for_everyone

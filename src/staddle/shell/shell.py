@@ -124,6 +124,8 @@ class Shell:
         self._check_open()
         if OPEN_SHELLS.latest is not self:
             OPEN_SHELLS.use(self)
+        if self._current is not None:  # the end of the last one was interrupted before it was collected
+            self._state.bash.stale, self._current = True, None
         bash = self._state.begin(command)
         self._current = command
         if self._closed:  # close() may not have seen this one
