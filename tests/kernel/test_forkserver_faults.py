@@ -128,8 +128,8 @@ def test_a_fork_server_that_does_not_answer_is_not_waited_for(waiting: list[int]
 
 def test_a_fork_server_that_ends_while_it_starts_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     close(opened())  # what is tried and opened once in a process is so before
-    before = set(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(connection, "python", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
     with pytest.raises(LaunchFailed, match="the fork server has ended"):
         opened(env={"ANOTHER": "plan"})
-    assert until(lambda: set(os.listdir("/proc/self/fd")) <= before)
+    assert until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # others may have other numbers

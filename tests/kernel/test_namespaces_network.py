@@ -306,10 +306,10 @@ def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals,
 def test_nothing_is_left_open_of_a_command_that_is_not_started(backend: str) -> None:
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
     wrap(["true"], policy, backend=backend).close()
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     wrap(["true"], policy, backend=backend).close()
     wrap(["true"], policy, backend=backend).run()
-    assert {*os.listdir("/proc/self/fd")} <= {*before}
+    assert until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # others may have other numbers
 
 
 # What goes wrong.

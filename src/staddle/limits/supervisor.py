@@ -163,7 +163,7 @@ _FASTEST = 2 << 30
 #: Between two looks, in seconds, and how much longer when nothing moves.
 _SHORTEST, _LONGEST, _RESTING = 0.005, 0.25, 4
 #: Exact readings that must all be too much: pages that a fork shares during one are counted twice.
-_READINGS = 3
+_READINGS = 2
 #: A shell that waits is worth keeping as long as it takes no more than this part of the limit.
 _SMALL = 8
 
