@@ -29,7 +29,7 @@ def environment() -> str:
     mark = PLACE / "installed"
     if not mark.exists():
         subprocess.run([sys.executable, "-m", "venv", str(PLACE)], check=True)
-        packages = ["pytest>=8", "pytest-timeout>=2.3", "-e", f"{ROOT}[ray]"]
+        packages = ["pytest>=8", "pytest-timeout>=2.3", "-e", f"{ROOT}[ray]", "ray[default]"]
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         mark.touch()
     return str(python)

@@ -85,18 +85,18 @@ THREE_STAGES = """
 ARG BASE=host
 FROM ${BASE} AS base
 ENV GREETING=hi
-WORKDIR /work
+WORKDIR /build
 
 FROM base AS one
 RUN echo "$GREETING one" > one
 
 FROM base AS two
-COPY --from=one /work/one .
+COPY --from=one /build/one .
 RUN (cat one; echo two) > both
 
 FROM base
 WORKDIR /app
-COPY --from=two /work/both said
+COPY --from=two /build/both said
 USER nobody
 """
 BY_NUMBER = """

@@ -1,15 +1,11 @@
-"""SWE-ReX: what its repository tests of a runtime, and those tests themselves.
-
-Those are not on the package index; SWEREX_TESTS names their directory:
-`SWEREX_TESTS=/path/to/SWE-ReX/tests make test-adapters ADAPTERS=swerex`.
-"""
+"""SWE-ReX: what its repository tests of a runtime, and those tests themselves."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
+import tarfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -61,14 +57,19 @@ async def runtime_with_default_session(remote_runtime):
 NOT_FOR_US = "not test_server_dead and not test_interrupt_pager"
 
 
-@pytest.mark.skipif("SWEREX_TESTS" not in os.environ, reason="SWEREX_TESTS is not set")
 def test_the_repository_tests(tmp_path):
-    tests = tmp_path / "tests"
-    shutil.copytree(os.environ["SWEREX_TESTS"], tests)
+    """The source of the version that is installed has them."""
+    wanted = f"swe-rex=={version('swe-rex')}"
+    words = ["-m", "pip", "download", "-q", "--no-deps", "--no-binary", "swe-rex", wanted]
+    subprocess.run([sys.executable, *words], cwd=tmp_path, check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        source.extractall(tmp_path, filter="data")
+    (tests,) = tmp_path.glob("*/tests")
     (tests / "conftest.py").write_text(OURS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NOT_FOR_US, "tests/test_execution.py"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tests / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NOT_FOR_US, "test_execution.py"]
+    done = subprocess.run([sys.executable, *words], cwd=tests, capture_output=True, text=True, check=False)
     print(done.stdout.splitlines()[-1])
     assert done.returncode == 0, done.stdout
 

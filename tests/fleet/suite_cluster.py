@@ -327,7 +327,6 @@ def test_metrics_are_exported(fleet: Fleet) -> None:
 
     import ray
 
-    pytest.importorskip("prometheus_client", reason="Ray exports metrics with ray[default] only")
     fleet.create().close()
     ports = [node["MetricsExportPort"] for node in ray.nodes() if node["Alive"]]
     address = ray.nodes()[0]["NodeManagerAddress"]

@@ -232,8 +232,8 @@ LINES: list[tuple[str, int] | tuple[str, int, int, str]] = [
     ("crontab -l 2> /dev/null || true", 0),
     ("sudo -i whoami", 0),
     ("sudo -u root id -u", 0),
-    ("sudo sh -c 'id -u > /root/who' && sudo cat /root/who", 0),
-    ("sudo test -s /root/who", 0),
+    ("sudo sh -c 'id -u > /srv/who' && sudo cat /srv/who", 0),
+    ("sudo test -s /srv/who", 0),
     ("sudo groupadd builders && getent group builders", 0),
     # a network that is denied
     ("curl -s --max-time 5 https://example.com > /dev/null", 0, 6, "the network is denied by default"),

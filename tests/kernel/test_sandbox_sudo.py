@@ -96,7 +96,7 @@ def test_others_write_nothing_but_numbers_and_read_nothing(sb: Sandbox) -> None:
     sb.run("sudo true")
     assert sb.run("rm /dev/.staddle/sudo").exit_code == 1
     assert sb.run("mv /dev/.staddle/sudo /tmp/x").exit_code == 1
-    assert "Permission denied" in sb.run("cat < /dev/.staddle/sudo").stderr
+    assert "Permission denied" in sb.run("cat < /dev/.staddle/sudo", timeout=5).stderr
     assert not sb.run("chmod 666 /dev/.staddle/sudo").ok
     assert sb.run("sudo echo on").stdout == "on\n"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pwd
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -232,31 +232,43 @@ def test_what_the_explanation_says(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert f"{home}/scripts' on the PATH is not shown" in done.stdout
 
 
+def with_pip(programs: Path) -> Path:
+    """Let an `interpreter` be one that pip installs for: with pip, and not managed by a distribution."""
+    prefix = programs.parent
+    (library,) = (prefix / "lib").iterdir()
+    system = library.readlink()
+    library.unlink()
+    library.mkdir()
+    for entry in system.iterdir():
+        if entry.name not in ("EXTERNALLY-MANAGED", "dist-packages", "site-packages"):
+            (library / entry.name).symlink_to(entry)
+    import pip
+
+    for name in ("lib/python3/dist-packages", f"lib/{library.name}/site-packages"):  # Debian's, others'
+        shutil.copytree(Path(pip.__file__).parent, prefix / name / "pip")
+    return programs
+
+
 def test_installs_by_an_interpreter_of_the_home_land_in_the_sandbox(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try:
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-    except KeyError:
-        home = "/nonexistent"  # it has no account
-    versions = sorted(Path(home, ".pyenv/versions").glob("3.1[1-9]*/bin"))
-    if not versions:
-        pytest.skip("no pyenv in this home")
-    monkeypatch.setenv("HOME", home)
-    wheel = tmp_path / "tiny_package-1.0-py3-none-any.whl"
+    programs = with_pip(interpreter(home / ".pyenv/versions/3.11.7"))
+    project = tmp_path / "project"
+    project.mkdir()
+    wheel = project / "tiny_package-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as made:
         about = "tiny_package-1.0.dist-info"
         made.writestr("tiny_package.py", "")
         made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n")
         made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         made.writestr(f"{about}/RECORD", "")
-    monkeypatch.setenv("PATH", f"{versions[0]}:{os.environ['PATH']}")
-    with Sandbox(tmp_path) as sb:
+    use(monkeypatch, programs)
+    with Sandbox(project) as sb:
         installed = sb.run(f"python3 -m pip install --no-index {wheel.name}", timeout=None)
         assert installed.ok, installed.stderr
         where = sb.run("command -v python3; python3 -c 'import tiny_package; print(tiny_package.__file__)'")
     python, module = where.stdout.splitlines()
-    assert python == f"{versions[0]}/python3"
+    assert python == f"{programs}/python3"
     assert module.startswith("/home/user/")
 
 

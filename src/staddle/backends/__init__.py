@@ -146,7 +146,7 @@ _BY_INSTALLATION = "the policy of this installation refuses it (/etc/staddle/pol
 
 
 def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> None:
-    """Raise for what nobody may have on this host."""
+    """Raise for a backend, a network or a gap that the installation refuses."""
     for unknown in host.backends:
         get(unknown)  # a misspelt refusal refuses nothing, and so is an error
     if name in host.backends:

@@ -155,7 +155,7 @@ def _options(dump: Dump) -> list[bytes]:
 
 
 class ShellCommands:
-    """Carries the commands out. `ask` says whether the user agrees; None: nobody is asked."""
+    """Carries the commands out. `ask` says whether the user agrees; None: there is no user to ask."""
 
     def __init__(self, sandbox: Sandbox, ask: Callable[[str], bool] | None = None) -> None:
         self._sandbox, self._ask = sandbox, ask

@@ -415,7 +415,7 @@ class RemoteSandbox:
         self.log("closed")
 
     def abandon(self) -> None:
-        """Close it without waiting: nobody has it any more."""
+        """Close it without waiting: its last reference is gone."""
         if self.closed:
             return
         self.closed = True

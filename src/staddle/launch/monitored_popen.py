@@ -53,7 +53,7 @@ class MonitoredPopen(subprocess.Popen[Any]):
 
 
 def _inside(pid: int) -> list[int]:
-    """The processes in the pid namespace that `pid` has made, but for its first one, which obeys nobody."""
+    """Processes in the pid namespace that `pid` has made, without the first, which ignores signals."""
     return [one for one in descendants(pid) if _number_inside(one) > 1]
 
 

@@ -88,7 +88,7 @@ def resize_pipe(fd: int, size: int) -> None:
 
 
 def unread_bytes(fd: int) -> int:
-    """Return how much is in a pipe that nobody has read yet."""
+    """Return how many bytes wait in a pipe."""
     import fcntl
 
     return int.from_bytes(fcntl.ioctl(fd, 0x541B, bytes(4)), sys.byteorder)  # FIONREAD

@@ -166,7 +166,7 @@ _DUMPS = (
 
 
 def socket_memory() -> int:
-    """Bytes that wait in the UNIX and TCP sockets of this network namespace, whoever holds them.
+    """Bytes that wait in the UNIX and TCP sockets of this network namespace, in every process.
 
     Needs no capability. What a kernel cannot tell counts as nothing.
     """

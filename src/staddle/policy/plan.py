@@ -274,7 +274,7 @@ class Plan(Value):
 
     @property
     def derived(self) -> dict[object, Any]:
-        """Values that were made from this very plan, by keys of whoever made them; of the last 64 plans."""
+        """A cache of values that were made from this very plan, by key; of the last 64 plans."""
         found = _entries.get(id(self))
         if found is None:
             found = _entries[id(self)] = (self, {})

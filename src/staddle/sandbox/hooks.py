@@ -131,10 +131,7 @@ class Hooks:
         log = self._log
         if log is None:
             return
-        spell, command = (
-            log.spell,
-            spec.command if spec.secrets is None else spec.secrets.command(spec.command),
-        )
+        spell, command = log.spell, _shown(spec)
         # On every command's path: its usual fields are spelled here.
         fields = f'"what":"command","id":{number},"session":{spell(session)},"command":{spell(command)}'
         if spec.account is not None:
@@ -148,8 +145,7 @@ class Hooks:
     def _start(self, spec: CapturedCommand, session: str) -> CommandStart:
         user = "" if spec.account is None else spec.account.name
         cwd = None if spec.cwd is None else str(spec.cwd)
-        command = spec.command if spec.secrets is None else spec.secrets.command(spec.command)
-        return CommandStart(spec.number, command, session, user, cwd, spec.timeout, False)
+        return CommandStart(spec.number, _shown(spec), session, user, cwd, spec.timeout, False)
 
     def _ended(self, log: AuditLog, spec: CapturedCommand, result: Result) -> None:
         number, usage = spec.number, result.usage
@@ -218,6 +214,11 @@ class Hooks:
         """Record the end."""
         if self._log is not None:
             self._log.close(**facts)
+
+
+def _shown(spec: CapturedCommand) -> str | tuple[str, ...]:
+    """The command without its secrets."""
+    return spec.command if spec.secrets is None else spec.secrets.command(spec.command)
 
 
 async def _seen(value: object) -> None:

@@ -57,7 +57,7 @@ class ProcessInfo(Value):
 
 
 class ProcessMethods:
-    """The methods of a Sandbox about all processes in it, whoever started them."""
+    """The methods of a Sandbox about all processes in it, however they were started."""
 
     if TYPE_CHECKING:
 
@@ -91,7 +91,7 @@ class ProcessMethods:
         return found.run(code, timeout=most)
 
     def ps(self) -> list[ProcessInfo]:
-        """List every process that runs in it, by number, whoever started it; no more than 2,000."""
+        """List every process that runs in it, by number; no more than 2,000."""
         argv = (self._now().bash, "-c", _SCRIPT)
         done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
         return sorted(_listed(done.stdout_bytes), key=lambda process: process.pid)

@@ -57,7 +57,7 @@ class SandboxOpening:
         return self._open_it(self.feed, False)
 
     def close(self) -> None:
-        """End what was opened and nobody has taken; wait for it if it is on the way."""
+        """End a sandbox that was opened for no tab; wait for one that is being opened."""
         if self._thread is not None:
             self._thread.join()
         if self._opened is not None and not isinstance(self._opened, BaseException):

@@ -49,6 +49,24 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "denied_stays_so",
         starts=True,
     ),
+    # Root inside could put a link where the agent is going to look for a mount.
+    "pins on the way to a mount in the root": HostSwitch(
+        Edit("inside/agent/root_swap.py", "pins = _pinned(tree, inner)", "pins: dict[bytes, str] = {}"),
+        "tests/kernel/test_sandbox_top.py",
+        "moved_away_or_replaced",
+        starts=True,
+    ),
+    "pipe of sudo that no command can read": HostSwitch(
+        Edit("inside/agent/sudo.py", "os.chmod(PIPE, 0o222", "os.chmod(PIPE, 0o666"),
+        "tests/kernel/test_sandbox_sudo.py",
+        "read_nothing",
+        starts=True,
+    ),
+    "no sudo for processes of the agent's own": HostSwitch(
+        Edit("inside/agent/sudo.py", "if pid <= 1 or self._is_ours(pid):", "if pid <= 1:"),
+        "tests/unit/inside/test_sudo.py",
+        "of_our_own",
+    ),
     "refusal of a pause that a timer undoes": HostSwitch(
         Edit("sandbox/open_sandbox.py", "if mark >= 0 and not timers:", "if True:"),
         "tests/kernel/test_sandbox_limits.py",

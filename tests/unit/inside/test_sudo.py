@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import subprocess
+from pathlib import Path
+
 import pytest
 
-from staddle.inside.agent.sudo import NotUnderstood, parse_su, parse_sudo
+from staddle.inside.agent.processes import Child, SpawnSpec
+from staddle.inside.agent.sudo import PIPE, NotUnderstood, SudoRequests, parse_su, parse_sudo
 
 
 def words(line: str) -> list[bytes]:
@@ -38,7 +45,19 @@ def test_variables_and_shells() -> None:
     assert parse_sudo(words("-v")).argv == ()
 
 
-@pytest.mark.parametrize("line", ["", "-E", "-u bob id", "--user=bob id", "-Z id", "--what id"])
+#: Options that would change what is run: they are refused, never left out.
+IGNORED = (
+    "-b sleep 1",
+    "--background id",
+    "-D /tmp pwd",
+    "-g users id",
+    "-R /mnt id",
+    "-T 5 id",
+    "-h other id",
+)
+
+
+@pytest.mark.parametrize("line", ["", "-E", "-u bob id", "--user=bob id", "-Z id", "--what id", *IGNORED])
 def test_what_is_not_understood_is_said(line: str) -> None:
     with pytest.raises(NotUnderstood, match="sudo: "):
         parse_sudo(words(line))
@@ -48,5 +67,34 @@ def test_a_line_of_su() -> None:
     assert parse_su([b"-c", b"id -u"]).argv == (b"/bin/bash", b"-c", b"id -u")
     assert parse_su([b"-", b"root", b"-c", b"id"]).argv == (b"/bin/bash", b"-l", b"-c", b"id")
     assert parse_su([]).argv == (b"/bin/bash",)
+    assert parse_su([b"-s", b"/bin/sh", b"-c", b"id"]).argv == (b"/bin/sh", b"-c", b"id")
+    assert parse_su([b"-p", b"-c", b"id"]).argv == (b"/bin/bash", b"-c", b"id")
     with pytest.raises(NotUnderstood):
         parse_su([b"bob", b"-c", b"id"])
+    with pytest.raises(NotUnderstood, match="su: the option -g"):
+        parse_su([b"-g", b"users", b"-c", b"id"])
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_process_of_our_own_is_never_asked_about(tmp_path: Path, ours: bool) -> None:
+    """Its streams lead to the host, so that nothing may run with them, whatever descriptors it has."""
+
+    started = []
+
+    def start(spec: SpawnSpec) -> tuple[Child, socket.socket]:
+        started.append(spec.argv)
+        raise OSError  # as if it could not be started
+
+    directory = os.open(tmp_path, os.O_RDONLY)
+    script = ["sh", "-c", "exec 9>&1; echo ready >&9; read line", "id"]
+    with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        requests = SudoRequests(directory, select.poll(), start, lambda pid: ours, (1000, 1000))
+        (tmp_path / PIPE).write_text(f"{process.pid}\n")
+        assert requests.serve(requests._pipe)
+        assert len(started) == (0 if ours else 1)
+        process.stdin.close()
+    os.close(requests._pipe)
+    os.close(directory)

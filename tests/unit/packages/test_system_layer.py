@@ -16,6 +16,7 @@ from staddle.packages.system_layer import (
     parts,
     without_credentials,
 )
+from staddle.policy.paths import ROOT_HOME
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_roots_home_is_closed_unless_something_below_it_is_shown(host: Path, tmp
     (tmp_path / "closed").mkdir()
     (tmp_path / "open").mkdir()
     assert built(host, tmp_path / "closed").joinpath("root").stat().st_mode & 0o777 == 0o700
-    shown = Bind("/root/tools", False, "toolchain", source=str(host / "usr"))
+    shown = Bind(f"{ROOT_HOME}/tools", False, "toolchain", source=str(host / "usr"))
     place = built(host, tmp_path / "open", shown)
     assert (place / "root").stat().st_mode & 0o777 == 0o755
     assert (place / "root/tools").is_dir()

@@ -218,6 +218,7 @@ class E2BSandbox:
     @ByIdToo
     def set_timeout(self, timeout: float, **options: Any) -> None:
         """Have it end in so many seconds from now."""
+        _nothing_else(options)
         if self._ending is not None:
             self._ending.cancel()
         self._end_at = datetime.now(UTC) + timedelta(seconds=timeout)
@@ -228,6 +229,7 @@ class E2BSandbox:
     @ByIdToo
     def kill(self, **options: Any) -> bool:
         """End it; whether it ran."""
+        _nothing_else(options)
         return self._end()
 
     def _end(self) -> bool:
@@ -245,6 +247,7 @@ class E2BSandbox:
     @ByIdToo
     def pause(self, **options: Any) -> bool:
         """Stop everything in it, until `connect()` or `resume()`; whether it ran."""
+        _nothing_else(options)
         running = not self._paused
         with translated():
             self.sandbox.pause()
@@ -255,6 +258,7 @@ class E2BSandbox:
 
     def resume(self, **options: Any) -> E2BSandbox:
         """Let everything continue."""
+        _nothing_else(options)
         self._continue()
         return self
 
@@ -306,6 +310,7 @@ class E2BSandbox:
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **options: Any) -> bool:
         """Forget a snapshot; whether there was one."""
+        _nothing_else(options)
         snapshot, *_ = _SNAPSHOTS.pop(snapshot_id, (None,))
         if snapshot is not None:
             snapshot.close()
@@ -329,8 +334,8 @@ class E2BSandbox:
             return f"127.0.0.1:{self.sandbox.expose(port)}"
 
     def update_network(self, *_: object, **options: Any) -> None:
-        """Not possible: the network of a sandbox is fixed when it is opened."""
-        raise SandboxException("the network of an open sandbox cannot be changed; give policy= to create()")
+        """Not offered: E2B's rules are not translated."""
+        raise SandboxException("E2B's network rules are not translated; use sandbox.sandbox.set_network()")
 
     # ------------------------------------------------------------ code
 
@@ -338,6 +343,7 @@ class E2BSandbox:
         self, cwd: str | None = None, language: str | None = None, **options: Any
     ) -> CodeContext:
         """Another interpreter."""
+        _nothing_else(options)
         _python_only(language)
         context = CodeContext(uuid.uuid4().hex, "python", cwd or HOME)
         self._interpreters[context.id] = Interpreter(self.sandbox, cwd=context.cwd)
@@ -346,14 +352,17 @@ class E2BSandbox:
 
     def list_code_contexts(self, **options: Any) -> Contexts:
         """The interpreters: the default one, then those that were made."""
+        _nothing_else(options)
         return [CodeContext("default", "python", HOME), *self._contexts.values()]
 
     def restart_code_context(self, context: CodeContext | str, **options: Any) -> None:
         """Forget the variables of an interpreter."""
+        _nothing_else(options)
         self._interpreter(context).restart()
 
     def remove_code_context(self, context: CodeContext | str, **options: Any) -> None:
         """End an interpreter."""
+        _nothing_else(options)
         self._interpreter(context).close()
         name = context if isinstance(context, str) else context.id
         del self._interpreters[name]

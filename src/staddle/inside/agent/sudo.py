@@ -1,6 +1,6 @@
 """`sudo` and `su` inside: the agent runs their command as the sandbox's root.
 
-A script of that name (policy.sudo) writes its process number to a pipe of the agent, and waits on a
+A script of that name (policy.root_scripts) writes its process number to a pipe of the agent, and waits on a
 descriptor of its own for the exit status. Everything else the agent takes from the process itself: its
 arguments, variables, directory and streams. Whoever runs in the sandbox may be its root by this, as by
 `user="root"`; so nothing is believed but that a process of the sandbox asks.
@@ -35,13 +35,16 @@ _LONGEST, _MOST = 4 << 20, 256
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROOT = {b"HOME": b"/root", b"USER": b"root", b"LOGNAME": b"root", b"PATH": _PATH}
 
-#: Options of sudo without an argument that change nothing here, and those with one.
-_PLAIN = b"ABbEHknNPS"
-_WITH_ARGUMENT = b"CDghpRrTtU"
+#: Options of sudo without an argument that change nothing here, and those with one: no password is asked for,
+#: and no descriptor but the streams is passed on.
+_PLAIN = b"ABEHknNPS"
+_WITH_ARGUMENT = b"Cp"
 _LONG_PLAIN = (
     *(b"--preserve-env", b"--set-home", b"--non-interactive", b"--stdin", b"--reset-timestamp"),
-    *(b"--preserve-groups", b"--askpass", b"--background"),
+    *(b"--preserve-groups", b"--askpass"),
 )
+#: Options of su that change nothing here: variables stay as they are, and no terminal is made.
+_SU_PLAIN = (b"-m", b"-p", b"--preserve-environment", b"-f", b"--fast", b"-P", b"--pty")
 _ONLY_ASK = (b"-v", b"--validate", b"-K", b"--remove-timestamp", b"-l", b"--list")
 
 
@@ -89,7 +92,7 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
             elif not word.startswith(b"--") and word.strip(b"-" + _PLAIN) in (b"i", b"s"):
                 login, shell = b"i" in word, b"s" in word
             else:
-                raise NotUnderstood(f"sudo: unknown option {word.decode('utf-8', 'replace')!r}")
+                raise NotUnderstood(f"sudo: the option {word.decode('utf-8', 'replace')} is not offered here")
             continue
         name, equals, value = word.partition(b"=")
         if not equals or not name.replace(b"_", b"a").isalnum() or name[:1].isdigit():
@@ -108,7 +111,7 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
 def parse_su(words: list[bytes]) -> RootCommand:
     """The same for su."""
     command: bytes | None = None
-    login, names, rest = False, [], list(words)
+    login, shell, names, rest = False, b"/bin/bash", [], list(words)
     while rest:
         word = rest.pop(0)
         if word in (b"-", b"-l", b"--login"):
@@ -118,14 +121,16 @@ def parse_su(words: list[bytes]) -> RootCommand:
         elif word.startswith(b"--command="):
             command = word.partition(b"=")[2]
         elif word in (b"-s", b"--shell") and rest:
-            rest.pop(0)
-        elif word.startswith(b"-"):
+            shell = rest.pop(0)
+        elif word in _SU_PLAIN:
             continue
+        elif word.startswith(b"-"):
+            raise NotUnderstood(f"su: the option {word.decode('utf-8', 'replace')} is not offered here")
         else:
             names.append(word)
     _check_user(names[0] if names else b"root")
     options = (b"-l",) if login else ()
-    return RootCommand((b"/bin/bash", *options, *(() if command is None else (b"-c", command))))
+    return RootCommand((shell, *options, *(() if command is None else (b"-c", command))))
 
 
 def _check_user(name: bytes) -> None:

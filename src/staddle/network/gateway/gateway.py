@@ -137,7 +137,7 @@ class Gateway(GatewayContext):
         self._settings = settings
 
     def _change(self, settings: GatewaySettings) -> None:
-        """Go by other rules from now on. What they do not allow is ended, whoever has allowed it."""
+        """Go by other rules from now on. What they do not allow is ended."""
         self.network = _network(settings)
         self._decisions.clear()
         self._answers.clear()

@@ -367,7 +367,7 @@ class DiskQuota:
         return _OFTEN
 
     def _may_be_over(self, used: tuple[int, int]) -> bool:
-        """Whether what came to the file system since the last count, by whomever, would be too much."""
+        """Whether what came to the file system since the last count, from any process, would be too much."""
         if self._used is None or self.is_over:
             return True
         more = disk.DiskUsage(
