@@ -98,7 +98,9 @@ class AuditLog:
             if self._closed:
                 return
             number = self._number + 1
-            self._put(f'{self._head}{number},"at":{time.time():.6f},{fields}}}\n')
+            # The text of a whole number, cut: that of a float takes longer, on every command's path.
+            now = f"{time.time_ns()}"
+            self._put(f'{self._head}{number},"at":{now[:-9]}.{now[-9:-3]},{fields}}}\n')
             self._number = number
 
     def try_write(self, what: str, **facts: object) -> None:

@@ -16,6 +16,7 @@ from itertools import count
 
 from ..launch.audit import AuditLog
 from .open.hook_settings import CommandStart
+from .result import Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from .open.hook_settings import HookSettings
     from .open.settings import SandboxSettings
     from .result import Result
+
+#: What a line contains about a command that succeeded.
+_SUCCEEDED = '"ok":true,"exit_code":0,"reason":"exited"'
 
 
 class Hooks:
@@ -48,6 +52,7 @@ class Hooks:
         self._secrets = secrets
         self._numbers = count(1)
         self._log: AuditLog | None = None
+        self._sessions: dict[str, str] = {}  # their names as JSON
         if settings.audit is not None:
             places = () if sandbox.workspace is None else (sandbox.workspace,)
             self._log = AuditLog.open(settings.audit, secrets, outside=places)
@@ -131,16 +136,20 @@ class Hooks:
         log = self._log
         if log is None:
             return
-        spell, command = log.spell, _shown(spec)
-        # On every command's path: its usual fields are spelled here.
-        fields = f'"what":"command","id":{number},"session":{spell(session)},"command":{spell(command)}'
-        if spec.account is not None:
-            fields += f',"user":{spell(spec.account.name)}'
-        if spec.cwd is not None:
-            fields += f',"cwd":{spell(str(spec.cwd))}'
-        if spec.env:
-            fields += f',"env":{spell(sorted(spec.env))}'
-        log.append(fields)
+        named = self._sessions.get(session)
+        if named is None:
+            named = self._sessions[session] = log.spell(session)
+        command = log.spell(spec.command if spec.secrets is None else _shown(spec))
+        more = ""
+        if spec.account is not None or spec.cwd is not None or spec.env:
+            more = self._more(log, spec)
+        log.append(f'"what":"command","id":{number},"session":{named},"command":{command}{more}')
+
+    def _more(self, log: AuditLog, spec: CapturedCommand) -> str:
+        """Fields that most commands do not have."""
+        user = "" if spec.account is None else f',"user":{log.spell(spec.account.name)}'
+        cwd = "" if spec.cwd is None else f',"cwd":{log.spell(str(spec.cwd))}'
+        return f'{user}{cwd},"env":{log.spell(sorted(spec.env))}' if spec.env else f"{user}{cwd}"
 
     def _start(self, spec: CapturedCommand, session: str) -> CommandStart:
         user = "" if spec.account is None else spec.account.name
@@ -148,25 +157,30 @@ class Hooks:
         return CommandStart(spec.number, _shown(spec), session, user, cwd, spec.timeout, False)
 
     def _ended(self, log: AuditLog, spec: CapturedCommand, result: Result) -> None:
-        number, usage = spec.number, result.usage
-        for event in result.violations:
-            self._record_refusal(event, number)
-        out = len(result.stdout_bytes) + result.stdout_bytes_dropped
-        err = len(result.stderr_bytes) + result.stderr_bytes_dropped
-        fields = (
-            f'"what":"result","id":{number},"ok":{"true" if result.ok else "false"}'
-            f',"exit_code":{result.exit_code},"reason":"{result.reason.value}"'
-            f',"duration":{result.duration:.6f},"stdout":{out},"stderr":{err}'
-        )
+        # On every command's path, just after a wait, when code is slow: few steps, no text of a float.
+        of = result.__dict__
+        number, status, usage, more = spec.number, of["exit_code"], of["usage"], ""
+        if of["violations"]:
+            for event in result.violations:
+                self._record_refusal(event, number)
+        ended = _SUCCEEDED
+        if status or of["reason"] is not Reason.exited:
+            ended = f'"ok":{"true" if result.ok else "false"},"exit_code":{status},"reason":"{result.reason}"'
         if usage.user is not None:
-            fields += f',"user_time":{usage.user:.6f}'
+            more = f',"user_time":{usage.user:.6f}' if usage.user else ',"user_time":0.0'
         if usage.memory is not None:
-            fields += f',"memory":{usage.memory}'
-        if result.changes:
-            fields += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes])}'
-        if result.why:
-            fields += f',"why":{log.spell(result.why)}'
-        log.append(fields)
+            more += f',"memory":{usage.memory}'
+        if of["changes"]:
+            more += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes or ()])}'
+        if of["why"]:
+            more += f',"why":{log.spell(result.why)}'
+        took = f"{int(of['duration'] * 1_000_000) + 10_000_000}"  # a digit more: zeros at its front stay
+        out = len(of["stdout_bytes"]) + of["stdout_bytes_dropped"]
+        err = len(of["stderr_bytes"]) + of["stderr_bytes_dropped"]
+        log.append(
+            f'"what":"result","id":{number},{ended},"duration":{took[1:-6]}.{took[-6:]}'
+            f',"stdout":{out},"stderr":{err}{more}'
+        )
 
     def _told(self, result: Result) -> Iterable[tuple[Callable[[Any], Any], object]]:
         if self._hooks.on_violation is not None:
