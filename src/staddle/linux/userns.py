@@ -89,6 +89,11 @@ def obstacle(facts: UsernsFacts) -> Obstacle | None:
             "start the container (Docker, Podman) with --security-opt seccomp=unconfined, or with a profile "
             f"that allows unshare and mount; or {_LANDLOCK}",
         )
+    if facts.stage == "namespace" and facts.error == errno.EPERM:
+        return Obstacle(
+            "a user namespace cannot be created: Operation not permitted, as the kernel answers in a chroot",
+            f"enter that tree by pivot_root, as systemd-nspawn and container engines do; or {_LANDLOCK}",
+        )
     what = {
         "namespace": "a user namespace cannot be created",
         "map": "a user namespace was created, but ids cannot be mapped in it",

@@ -40,7 +40,7 @@ TABLE = [
         "systempaths",
     ),
     (UsernsFacts("proc", EPERM, seccomp=True), "seccomp filter", "seccomp=unconfined"),
-    (UsernsFacts("namespace", EPERM), "cannot be created: Operation not permitted", "landlock"),
+    (UsernsFacts("namespace", EPERM), "as the kernel answers in a chroot", "pivot_root"),
     (UsernsFacts("map", EPERM), "ids cannot be mapped", "landlock"),
     (UsernsFacts("mount", EACCES), "nothing can be mounted in it: Permission denied", "landlock"),
     (UsernsFacts("proc", EPERM), "no new /proc", "landlock"),
