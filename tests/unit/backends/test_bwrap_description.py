@@ -6,13 +6,14 @@ import pytest
 
 from staddle.backends.bwrap import abstract_sockets, launching
 from staddle.backends.bwrap.launching import Starter, is_staged, steps
+from staddle.backends.launching import Descriptors
 from staddle.mounts.from_plan import Layout, lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
 from tests.unit.mounts.plans import WHY, DictHost, guard, hidden, plan, read, write
 
-STARTER = Starter("/usr/bin/bwrap", (), True, "/usr/bin/prlimit", "/usr/bin/nsenter")
+STARTER = Starter("/usr/bin/bwrap", (), True, "/usr/bin/prlimit", "/usr/bin/nsenter", "/usr/bin/setpriv")
 AS_ROOT = STARTER.replace(unprivileged_uid=1_900_000_000)
 
 
@@ -116,3 +117,11 @@ def test_abstract_sockets_are_a_documented_gap_where_the_kernel_cannot_keep_them
     assert gaps(network=Network.deny()) == []
     monkeypatch.setattr(abstract_sockets, "prefix", lambda: ("python",))
     assert gaps(network=Network.open()) == []
+
+
+def test_root_becomes_another_without_nsenter_unless_there_are_mounts_to_enter() -> None:
+    """From util-linux 2.41 on nsenter refuses to run without a namespace."""
+    give = Descriptors()
+    assert launching._entering(STARTER, None, give).before == ()
+    words = ("/usr/bin/setpriv", "--reuid=1900000000", "--regid=1900000000", "--clear-groups", "--")
+    assert launching._entering(AS_ROOT, None, give).before == words

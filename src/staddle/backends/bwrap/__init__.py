@@ -129,7 +129,7 @@ class Bwrap:
             found = able.version or "of unknown version"
             return self._unusable(f"{bwrap.path} is {found}, and {oldest} is needed", "update bubblewrap")
         tools = {}
-        for name in ("prlimit", "nsenter"):
+        for name in ("prlimit", "nsenter", "setpriv"):
             tool = programs.find(name)
             if tool is None or tool.problem:
                 why = tool.problem if tool else f"no {name} in {', '.join(programs.DIRECTORIES)}"
@@ -138,9 +138,7 @@ class Bwrap:
         who = unprivileged_uid()
         if isinstance(who, Obstacle):
             return self._unusable(who.why, who.fix)
-        return Starter(
-            bwrap.path, bwrap.identity, able.mounts_descriptors, tools["prlimit"], tools["nsenter"], who
-        )
+        return Starter(bwrap.path, bwrap.identity, able.mounts_descriptors, **tools, unprivileged_uid=who)
 
     def _bwrap(self) -> programs.Program | None:
         if self._executable is None:

@@ -1,9 +1,10 @@
 """From operations to a command line: who starts whom, with which rights. Also in words, and the gaps.
 
     python    (only with the network open) keeps abstract sockets of the host out of reach
-    nsenter   (as root, or with a staged view) enters the staged mounts, becomes an unused id
-    python    (in its place, where something outside can be reached) starts the gateway, makes the
-              network, and does what nsenter does
+    nsenter   (with a staged view) enters the staged mounts, and as root becomes an unused id
+    setpriv   (as root, without a staged view) becomes an unused id; nsenter wants a namespace from 2.41 on
+    python    (in their place, where something outside can be reached) starts the gateway, makes the
+              network, and does what they do
     prlimit   limits that hold for every sandbox
     bwrap     namespaces, filesystem, rights, filter; its arguments are in a descriptor
     prlimit   (only when the policy limits files) what bwrap itself could not live with
@@ -56,6 +57,7 @@ class Starter(Value):
     mounts_descriptors: bool
     prlimit: str
     nsenter: str = ""
+    setpriv: str = ""
     unprivileged_uid: int | None = None
 
 
@@ -161,20 +163,21 @@ class _Enter(Value):
 
 
 def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Enter:
-    """Enter by nsenter, where there is a staged view or an id to become."""
-    before: list[str] = []
-    first: list[str] = []
-    if built is not None:
-        before.append(f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}")
-        # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
-        # to wait for (which ends at once: nothing can be read there) or to hold on to.
-        first += ["--block-fd", str(give.all()[-1])]
-        if built.user_namespace is not None:
-            before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
-            first += ["--sync-fd", str(give.all()[-1])]
-    if starter.unprivileged_uid is not None:
-        before += [f"--setgid={starter.unprivileged_uid}", f"--setuid={starter.unprivileged_uid}"]
-    return _Enter((starter.nsenter, *before, "--") if before else (), tuple(first))
+    """Enter by nsenter where there is a staged view, and become the unused id."""
+    uid = starter.unprivileged_uid
+    if built is None:
+        become_uid = (starter.setpriv, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--")
+        return _Enter(() if uid is None else become_uid)
+    before = [f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}"]
+    # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
+    # to wait for (which ends at once: nothing can be read there) or to hold on to.
+    first = ["--block-fd", str(give.all()[-1])]
+    if built.user_namespace is not None:
+        before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
+        first += ["--sync-fd", str(give.all()[-1])]
+    if uid is not None:
+        before += [f"--setgid={uid}", f"--setuid={uid}"]
+    return _Enter((starter.nsenter, *before, "--"), tuple(first))
 
 
 def _connecting(
