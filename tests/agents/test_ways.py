@@ -77,6 +77,30 @@ def test_tools_over_mcp_are_all_there_is(name: str, bench: Bench) -> None:
     assert set(others) <= {"write_todos"}, others
 
 
+#: Settings of a project that would open the sandbox: (agent, way, file, its text).
+OPENING = [
+    ("claude", "shell", ".claude/settings.json", '{"env": {"CLAUDE_CODE_SHELL_PREFIX": ""}}'),
+    ("claude", "mcp", ".claude/settings.json", '{"permissions": {"allow": ["Bash", "Read"]}}'),
+    ("opencode", "shell", "opencode.json", '{"shell": "/bin/bash"}'),
+    ("opencode", "mcp", "opencode.json", '{"permission": {"*": "ask", "bash": "allow"}}'),
+    ("gemini", "mcp", ".gemini/settings.json", '{"tools": {"core": ["run_shell_command"]}}'),
+]
+
+
+@pytest.mark.row("{name}", "{way}", "settings of the project do not open the sandbox")
+@pytest.mark.parametrize(("name", "way", "file", "text"), OPENING)
+def test_settings_of_a_project_do_not_open_the_sandbox(
+    name: str, way: str, file: str, text: str, bench: Bench
+) -> None:
+    place = bench.project / file
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(text)
+    found = bench.run(name, [canary(bench)], way=way)
+    assert "confined=1" in found.results[0], found
+    if way == "mcp":
+        assert {tool for tool in found.offers if "staddle" not in tool} <= {"write_todos"}, found.offers
+
+
 @pytest.mark.row("{name}", "inside", "a command, an escape that is refused, a file in the workspace")
 @pytest.mark.parametrize("name", SHELL)
 def test_the_whole_agent_inside(name: str, bench: Bench) -> None:

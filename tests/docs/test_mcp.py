@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from staddle.mcp.command_tools import OUTPUT_LIMIT, TIMEOUT, bash, write_stdin
+from staddle import Policy
+from staddle.mcp.command_tools import OUTPUT_LIMIT, bash, write_stdin
 from staddle.mcp.resources import TEMPLATES
 from staddle.mcp.server import TOOLS
 from tests.docs.test_facts import code, rows, text
@@ -32,7 +33,7 @@ def test_resources() -> None:
 def test_numbers_and_names() -> None:
     page = text("mcp.md")
     assert f"({OUTPUT_LIMIT})" in page
-    assert f"is {TIMEOUT:g} seconds" in page
+    assert f"is {Policy.agent().limits.timeout:g} seconds" in page
     for tool in (bash, write_stdin):
         assert "call_id" in tool.__annotations__
 

@@ -63,6 +63,68 @@ def test_it_is_bash_with_its_arguments_streams_and_status(broker: ShellBroker, w
     assert bash(broker, "-c", f"echo {long}", cwd=workspace)[1] == f"{long}\n"
 
 
+#: Arguments, and the standard input: what bash does with them, the shim does.
+LIKE_BASH: list[tuple[list[str], str]] = [
+    (["-c", 'echo "$0|$#|$*"', "name", "", "a  b", "*"], ""),
+    (["-c", "exit 300"], ""),
+    (["-lc", "shopt -q login_shell && echo login; echo $0"], ""),
+    (["-l", "-c", "echo $-"], ""),
+    (["-ec", "false; echo not here"], ""),
+    (["-o", "pipefail", "-c", "false | true"], ""),
+    (["+o", "posix", "-euo", "pipefail", "-c", "echo $nope"], ""),
+    (["-O", "extglob", "-c", "echo @(x|y); [[ xy == @(x|xy) ]]"], ""),
+    (["--norc", "--noprofile", "-c", "echo plain"], ""),
+    (["--posix", "-c", "echo $SHELLOPTS"], ""),
+    (["--version"], ""),
+    (["-s", "one", "two words"], 'echo "$# $2"; exit 7\n'),
+    (["-s"], "cat <<end\nin $((6 * 7))\nend\nread -r a\nthe next line\necho got $a\n"),
+    (["-"], "echo from standard input"),
+    (["script", "a", "b c"], "its input"),
+    (["./script"], ""),
+    (["-x", "script"], ""),
+    (["-n", "script"], ""),
+    (["no-such-script"], ""),
+    (["-c", "no-such-program"], ""),
+    (["-c", "./not-executable"], ""),
+    (["-c"], ""),
+    (["--no-such-option"], ""),
+    (["-c", "kill -TERM $$"], ""),
+    (["-c", "kill -INT $$; echo after"], ""),
+    (["-c", "trap 'echo end' EXIT; (exit 9)"], ""),
+    (["-c", "echo é; printf 'a\\0b\\xff'; cat"], "\0\1\n"),
+    (["-ic", "echo $-"], ""),
+]
+
+
+@pytest.mark.parametrize(("words", "given"), LIKE_BASH, ids=lambda value: " ".join(value)[:40])
+def test_it_does_what_bash_does(words: list[str], given: str, broker: ShellBroker, workspace: Path) -> None:
+    script = workspace / "script"
+    script.write_text('echo "script $0 $# $2"; cat; exit 5\n')
+    (workspace / "not-executable").write_text("")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LANG": "C.UTF-8", "TERM": "dumb"}
+
+    def run(program: str) -> tuple[int, bytes, bytes]:
+        done = subprocess.run(
+            [program, *words],
+            executable=program,
+            input=given.encode(),
+            capture_output=True,
+            cwd=workspace,
+            env=environment,
+            timeout=PATIENCE,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    status, *said = run(f"{broker.home}/bash")
+    plain, *expected = run("/bin/bash")
+    # The shim exits as a shell says that its child was killed; and bash calls itself by its name.
+    assert status == (128 - plain if plain < 0 else plain), said
+    assert said[0].replace(b"/bin/bash", b"bash") == expected[0].replace(b"/bin/bash", b"bash")
+    if "-ic" not in words:  # an interactive one complains about the terminal that it has not
+        assert said[1].replace(b"/bin/bash", b"bash") == expected[1].replace(b"/bin/bash", b"bash")
+
+
 def test_it_runs_in_the_sandbox(broker: ShellBroker, workspace: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("mine")
     text = f"cat {tmp_path}/secret; ls {broker.home}; echo $SECRET-$STADDLE_SANDBOX; touch made"

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import base64
 import difflib
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import sys
+from contextlib import contextmanager
 
 from .._value import Value
 from ..errors import InvalidCall, UsageError
+from . import json_text
 from .shim import searching_shim, write_shims
 from .table import mcp_server
 
@@ -26,7 +30,10 @@ if TYPE_CHECKING:
 
     from .table import CodingAgent, SettingsEdit
 
-RECORD, WORDS = "installed.json", "words.json"
+RECORD = "installed.json"
+#: A settings file of more bytes is none.
+MOST_SETTINGS = 4 << 20
+_MISSING = object()
 
 
 class FileChange(Value):
@@ -36,6 +43,7 @@ class FileChange(Value):
     before: bytes | None
     after: bytes
     merge: dict[str, Any] | None = None
+    whole: tuple[tuple[str, ...], ...] = ()
 
 
 class InstallPlan(Value):
@@ -61,7 +69,7 @@ def brokers_of(agent: str) -> str:
 
 
 def plan(agent: CodingAgent, way: str, words: Sequence[str] = ()) -> InstallPlan:
-    """Plan an installation. Changes nothing."""
+    """Plan an installation. `words` are the options of its sandbox. Changes nothing."""
     edits = agent.ways[way].edits
     if edits is None:
         raise UsageError(
@@ -69,28 +77,13 @@ def plan(agent: CodingAgent, way: str, words: Sequence[str] = ()) -> InstallPlan
             fix=f"start it with `staddle agent {agent.name} --way {way}`"
             + "".join(f", or use --way {name}" for name, each in agent.ways.items() if each.edits),
         )
-    kept = _without(words, "--way")
-    found = tuple(_change(edit) for edit in edits(home_of(agent.name), mcp_server(None)))
-    return InstallPlan(agent.name, way, kept, found)
-
-
-def _without(words: Sequence[str], option: str) -> tuple[str, ...]:
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        if not skip and word != option and not word.startswith(f"{option}="):
-            kept.append(word)
-        skip = word == option
-    return tuple(kept)
+    found = tuple(_change(edit) for edit in edits(home_of(agent.name), [*mcp_server(None), *words]))
+    return InstallPlan(agent.name, way, tuple(words), found)
 
 
 def _change(edit: SettingsEdit) -> FileChange:
     path = os.path.realpath(os.path.expanduser(edit.path))
-    try:
-        with open(path, "rb") as file:
-            before: bytes | None = file.read()
-    except FileNotFoundError:
-        before = None
+    before = _read(path)
     if edit.merge is None:
         after = (edit.text or "").encode()
         if before not in (None, after):
@@ -100,58 +93,92 @@ def _change(edit: SettingsEdit) -> FileChange:
                 fix=f"merge it yourself; --print shows what is needed, or move {path} away",
             )
         return FileChange(path, before, after)
-    settings = _parsed(path, before)
-    after = (json.dumps(_merged(settings, edit.merge), indent=2, ensure_ascii=False) + "\n").encode()
-    return FileChange(path, before, after, edit.merge)
+    text = _text(path, before)
+    after = _merged(text, edit.merge, edit.whole).encode()
+    return FileChange(path, before, after, edit.merge, edit.whole)
 
 
-def _parsed(path: str, content: bytes | None) -> dict[str, Any]:
-    if content is None or not content.strip():
-        return {}
+def _read(path: str) -> bytes | None:
     try:
-        settings = json.loads(content)
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > MOST_SETTINGS:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidCall(
+            f"{path} cannot be read", why=error.strerror or str(error), fix="correct that, or move it away"
+        ) from None
+
+
+def _text(path: str, content: bytes | None) -> str:
+    """Settings as text; an object without members where there are none."""
+    if content is None or not content.strip():
+        return "{}\n"
+    try:
+        text = content.decode()
+        value = json_text.parse(text).value
     except ValueError as error:
         raise InvalidCall(
-            f"{path} is not plain JSON", why=str(error), fix="it may have comments: paste what --print shows"
+            f"{path} is not JSON", why=str(error), fix="correct it, or paste what --print shows"
         ) from None
-    if not isinstance(settings, dict):
+    if not isinstance(value, dict):
         raise InvalidCall(
             f"{path} is not a JSON object",
             why="the agent keeps its settings in one",
             fix="correct the file, or move it away",
         )
-    return settings
+    return text
 
 
-def _merged(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Both; objects are merged, lists added to, and other values replaced."""
-    made = dict(settings)
-    for name, value in more.items():
-        old = made.get(name)
-        if isinstance(value, dict):
-            made[name] = _merged(old if isinstance(old, dict) else {}, value)
-        elif isinstance(value, list):
-            kept = old if isinstance(old, list) else []
-            made[name] = [*kept, *(item for item in value if item not in kept)]
-        else:
-            made[name] = value
-    return made
+def _value(text: str, path: Sequence[str]) -> Any:
+    value = json_text.parse(text).value
+    for name in path:
+        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+    return value
 
 
-def _taken_out(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """The settings without what was merged into them, where that is still as it was."""
-    made = dict(settings)
+def _merged(
+    text: str, ours: dict[str, Any], whole: Sequence[tuple[str, ...]], path: tuple[str, ...] = ()
+) -> str:
+    """Both; objects are merged, lists added to, and other values replaced, as those of `whole` are."""
     for name, value in ours.items():
-        old = made.get(name)
-        if isinstance(value, dict) and isinstance(old, dict):
-            made[name] = _taken_out(old, value)
-        elif isinstance(value, list) and isinstance(old, list):
-            made[name] = [item for item in old if item not in value]
-        elif old == value:
-            made[name] = None
-        if made.get(name) in (None, {}, []):
-            made.pop(name, None)
-    return made
+        here = (*path, name)
+        old = _value(text, here)
+        if isinstance(value, dict) and isinstance(old, dict) and here not in whole:
+            text = _merged(text, value, whole, here)
+        elif isinstance(value, list) and isinstance(old, list) and here not in whole:
+            for item in value:
+                if item not in old:
+                    text = json_text.append(text, here, item)
+        elif old != value or (isinstance(old, dict) and list(old) != list(value)):
+            text = json_text.put(text, here, value)
+    return text
+
+
+def _taken_out(
+    text: str,
+    ours: dict[str, Any],
+    whole: Sequence[tuple[str, ...]],
+    before: Any,
+    path: tuple[str, ...] = (),
+) -> str:
+    """The settings without what was merged into them, where that is still as it was; then, as `before`."""
+    for name, value in ours.items():
+        here = (*path, name)
+        now, was = _value(text, here), before.get(name, _MISSING) if isinstance(before, dict) else _MISSING
+        if isinstance(value, dict) and isinstance(now, dict) and here not in whole:
+            text = _taken_out(text, value, whole, was, here)
+        elif isinstance(value, list) and isinstance(now, list) and here not in whole:
+            for item in value:
+                if item in now and not (isinstance(was, list) and item in was):
+                    text = json_text.drop(text, here, item)
+        elif now == value:
+            text = json_text.drop(text, here) if was is _MISSING else json_text.put(text, here, was)
+        if _value(text, here) in ({}, []) and was != _value(text, here):
+            text = json_text.drop(text, here) if was is _MISSING else json_text.put(text, here, was)
+    return text
 
 
 def printed(what: InstallPlan) -> str:
@@ -177,38 +204,82 @@ def _lines(change: FileChange) -> Iterator[str]:
 
 
 def install(what: InstallPlan) -> None:
-    """Carry the plan out."""
+    """Carry the plan out: all of it, or nothing."""
     home = home_of(what.agent)
-    if os.path.exists(f"{home}/{RECORD}"):
+    os.makedirs(os.path.dirname(home), 0o700, exist_ok=True)
+    with _locked(os.path.dirname(home)):
+        if os.path.exists(f"{home}/{RECORD}"):
+            raise InvalidCall(
+                f"staddle is installed for {what.agent} already",
+                fix=f"staddle agent {what.agent} --remove",
+                why="its settings name it",
+            )
+        for change in what.changes:
+            _check_unchanged(change)
+        made = [each for change in what.changes for each in _missing_above(change.path)]
+        record = {
+            "way": what.way,
+            "directories": made,
+            "files": [
+                {
+                    "path": change.path,
+                    "before": None if change.before is None else base64.b64encode(change.before).decode(),
+                    "after": _digest(change.after),
+                    "merge": change.merge,
+                    "whole": change.whole,
+                }
+                for change in what.changes
+            ],
+        }
+        serve = [sys.executable, "-m", "staddle", "agent", what.agent, *what.words, "--serve"]
+        written: list[FileChange] = []
+        try:
+            os.makedirs(home, 0o700, exist_ok=True)
+            write_shims(home, searching_shim(brokers_of(what.agent), serve))
+            _write(f"{home}/{RECORD}", json.dumps(record, indent=2).encode())
+            for change in what.changes:
+                os.makedirs(os.path.dirname(change.path), 0o700, exist_ok=True)
+                _write(change.path, change.after)
+                written.append(change)
+        except BaseException as error:
+            for change in written:
+                _put_back(change.path, change.before)
+            _remove_empty(made)
+            shutil.rmtree(home, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
+            raise InvalidCall(
+                "nothing was installed",
+                why=f"{error.filename or home}: {error.strerror}",
+                fix="let it be written, or paste what --print shows",
+            ) from None
+
+
+def _check_unchanged(change: FileChange) -> None:
+    """Refuse to write over what was not shown to the user, or is not meant to be written."""
+    if _read(change.path) != change.before:
         raise InvalidCall(
-            f"staddle is installed for {what.agent} already",
-            fix=f"staddle agent {what.agent} --remove",
-            why="its settings name it",
+            f"{change.path} was changed just now",
+            why="another program has written it since the change was shown",
+            fix="do it again",
         )
-    os.makedirs(home, 0o700, exist_ok=True)
-    serve = [sys.executable, "-m", "staddle", "agent", what.agent, *what.words, "--serve"]
-    write_shims(home, searching_shim(brokers_of(what.agent), serve))
-    record = {
-        "way": what.way,
-        "files": [
-            {
-                "path": change.path,
-                "before": None if change.before is None else base64.b64encode(change.before).decode(),
-                "after": _digest(change.after),
-                "merge": change.merge,
-            }
-            for change in what.changes
-        ],
-    }
-    _write(f"{home}/{RECORD}", json.dumps(record, indent=2).encode())
-    for change in what.changes:
-        os.makedirs(os.path.dirname(change.path), 0o700, exist_ok=True)
-        _write(change.path, change.after)
+    if change.before is not None and not os.stat(change.path).st_mode & 0o222:
+        raise InvalidCall(
+            f"{change.path} is read-only", why="nobody may write it", fix=f"chmod u+w {change.path}"
+        )
 
 
 def remove(agent: CodingAgent) -> list[str]:
     """Undo the installation; what was done to each file, as lines."""
-    home, said = home_of(agent.name), []
+    home = home_of(agent.name)
+    if os.path.isdir(home):
+        with _locked(os.path.dirname(home)):
+            return _removed(home, agent)
+    return _removed(home, agent)
+
+
+def _removed(home: str, agent: CodingAgent) -> list[str]:
+    said = []
     try:
         with open(f"{home}/{RECORD}", "rb") as file:
             record = json.load(file)
@@ -221,37 +292,76 @@ def remove(agent: CodingAgent) -> list[str]:
     for entry in record["files"]:
         path = entry["path"]
         before = None if entry["before"] is None else base64.b64decode(entry["before"])
-        try:
-            with open(path, "rb") as file:
-                now = file.read()
-        except FileNotFoundError:
+        now = _read(path)
+        if now is None:
             said.append(f"{path} does not exist any more")
             continue
         if _digest(now) == entry["after"]:
             said.append(f"{path} is as it was")
         elif entry["merge"] is not None:
-            left = _taken_out(_parsed(path, now), entry["merge"])
-            before = (json.dumps(left, indent=2, ensure_ascii=False) + "\n").encode()
+            whole = [tuple(each) for each in entry.get("whole", ())]
+            was = json_text.parse(_text(path, before)).value
+            before = _taken_out(_text(path, now), entry["merge"], whole, was).encode()
             said.append(f"{path} was changed since: only staddle's part was removed")
         else:
             said.append(f"{path} was changed since, and is left: remove staddle's part yourself")
             continue
-        if before is None:
-            os.unlink(path)
-        else:
-            _write(path, before)
+        _put_back(path, before)
+    _remove_empty(record.get("directories", ()))
     shutil.rmtree(home)
     return said
+
+
+@contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """Alone among installations. The lock is of the directory: no file of it is left."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _missing_above(path: str) -> list[str]:
+    """The directories above a path that do not exist, the topmost first."""
+    found: list[str] = []
+    while not os.path.lexists(path := os.path.dirname(path)):
+        found.insert(0, path)
+    return found
+
+
+def _remove_empty(directories: Sequence[str]) -> None:
+    for each in reversed(directories):
+        try:
+            os.rmdir(each)
+        except OSError:
+            continue  # something else is in it
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def _put_back(path: str, before: bytes | None) -> None:
+    if before is None:
+        os.unlink(path)
+    else:
+        _write(path, before)
+
+
 def _write(path: str, content: bytes) -> None:
-    """Replace a file whole; its permissions stay."""
-    mode = os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o600
-    descriptor = os.open(f"{path}.staddle", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with open(descriptor, "wb") as file:
+    """Replace a file whole; its permissions and its owner stay."""
+    new = f"{path}.staddle"
+    try:
+        os.unlink(new)  # of one that was killed
+    except FileNotFoundError:
+        pass
+    found = os.stat(path) if os.path.exists(path) else None
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(content)
-    os.rename(f"{path}.staddle", path)
+        if found is not None:
+            os.fchmod(file.fileno(), found.st_mode & 0o777)
+            if (found.st_uid, found.st_gid) != (os.getuid(), os.getgid()) and os.getuid() == 0:
+                os.fchown(file.fileno(), found.st_uid, found.st_gid)
+    os.rename(new, path)

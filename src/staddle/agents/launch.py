@@ -11,14 +11,21 @@ import tempfile
 
 from ..errors import CommandNotFound, InvalidCall
 from .broker import ShellBroker
+from .json_text import parse
 from .table import MCP, SHELL, codex_environments, gemini_mcp, mcp_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from ..sandbox.sandbox import Sandbox
     from .table import CodingAgent
+
+
+_GEMINI_SYSTEM = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
+#: Permissions of opencode that allow nothing of its own: those of an installation, and of a check.
+_OURS = ("allow", {"*": "deny", "staddle_*": "allow"})
 
 
 def program_of(agent: CodingAgent) -> str:
@@ -68,6 +75,14 @@ def run_with_shell(
         environment |= way.variables(broker.home)
         if agent.name == "opencode":
             environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, {"shell": f"{broker.home}/bash"})
+        extra = way.words(broker.home, [])
+        if extra and any(word.partition("=")[0] == extra[0] for word in words):
+            raise InvalidCall(
+                f"{extra[0]} cannot be given",
+                why=f"staddle sets it: {agent.title} would take only one of them",
+                fix="put these settings in a file that it reads by itself",
+            )
+        words = [*extra, *words]
         if agent.name == "codex":
             real = environment.get("CODEX_HOME") or "~/.codex"
             with LinkedDirectory(real, "environments.toml", codex_environments(broker.home)) as home:
@@ -89,14 +104,19 @@ def run_with_mcp(
     program, way = program_of(agent), agent.ways[MCP]
     environment = {**os.environ, **(variables or {})}
     if agent.name == "opencode":
+        refuse_other_permissions(environment)
+        # Of a project: it could allow opencode's own tools.
+        environment["OPENCODE_DISABLE_PROJECT_CONFIG"] = "1"
         edits = way.edits("", list(server)) if way.edits else []
         environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, *(edit.merge or {} for edit in edits))
         return _attended([program, *words], environment)
     if agent.name == "gemini":
-        real = f"{environment.get('GEMINI_CLI_HOME') or os.path.expanduser('~')}/.gemini"
-        text = json.dumps({**_settings(f"{real}/settings.json"), **gemini_mcp(list(server))})
-        with LinkedDirectory(real, "settings.json", text, below=".gemini") as home:
-            return _attended([program, *words], {**environment, "GEMINI_CLI_HOME": home})
+        # The settings of the system: those of a project replace the user's, and could name other tools.
+        system = environment.get(_GEMINI_SYSTEM) or "/etc/gemini-cli/settings.json"
+        with tempfile.NamedTemporaryFile("w", prefix="staddle-agent-", suffix=".json") as file:
+            json.dump(_merged(_settings(system), gemini_mcp(list(server))), file)
+            file.flush()
+            return _attended([program, *words], {**environment, _GEMINI_SYSTEM: file.name})
     extra = way.words("", list(server))
     if not extra:
         raise InvalidCall(
@@ -107,16 +127,50 @@ def run_with_mcp(
     return _attended([program, *extra, *words], environment)
 
 
-def _settings(path: str) -> dict[str, object]:
+def _merged(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Both, one level deep; ours replace others of the same name."""
+    return settings | {
+        name: {**(old if isinstance(old := settings.get(name), dict) else {}), **value}
+        for name, value in ours.items()
+    }
+
+
+def refuse_other_permissions(environment: Mapping[str, str]) -> None:
+    """Refuse permissions in the user's settings of opencode.
+
+    It merges all settings, and the last rule that fits a tool counts: one of these could allow its own tools.
+    """
+    top = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    places = [f"{top}/opencode/{name}" for name in ("config.json", "opencode.json", "opencode.jsonc")]
+    places += [value] if (value := environment.get("OPENCODE_CONFIG")) else []
+    found = {place: _settings(place) for place in places}
+    found["OPENCODE_CONFIG_CONTENT"] = json.loads(environment.get("OPENCODE_CONFIG_CONTENT") or "{}")
+    for place, settings in found.items():
+        agents = [each for name in ("agent", "mode") for each in _members(settings.get(name))]
+        for part in (settings, *agents):
+            named = [name for name in ("permission", "tools") if name in part]
+            if named and (part is not settings or part[named[0]] not in _OURS):
+                raise InvalidCall(
+                    f"{place} sets {named[0]!r}",
+                    why="opencode merges it with that of staddle: it could allow opencode's own tools",
+                    fix="take it out, or use --way inside",
+                )
+
+
+def _members(value: object) -> list[dict[str, Any]]:
+    return [each for each in value.values() if isinstance(each, dict)] if isinstance(value, dict) else []
+
+
+def _settings(path: str) -> dict[str, Any]:
     """The settings in a JSON file; none, if there is no such file."""
     try:
         with open(path) as file:
-            found = json.load(file)
+            found = parse(file.read()).value
     except FileNotFoundError:
         return {}
     except ValueError:
         raise InvalidCall(
-            f"{path} is not JSON", why="it has comments, or is damaged", fix="correct it, or move it away"
+            f"{path} is not JSON", why="it is damaged", fix="correct it, or move it away"
         ) from None
     return found if isinstance(found, dict) else {}
 

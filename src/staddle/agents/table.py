@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 
 from .._value import Value
@@ -30,10 +31,15 @@ CLAUDE_TOOLS = (
 
 
 class SettingsEdit(Value):
-    """A change to a settings file of an agent: JSON that is merged into it, or the text of a new file."""
+    """A change to a settings file of an agent: JSON that is merged into it, or the text of a new file.
+
+    `whole` are the members that are replaced, not merged: lists of what is allowed, where what the user had
+    allowed would stay allowed.
+    """
 
     path: str  # ~ is the user's home
     merge: dict[str, Any] | None = None
+    whole: tuple[tuple[str, ...], ...] = ()
     text: str | None = None
 
 
@@ -111,7 +117,8 @@ def codex_environments(home: str) -> str:
 
     `include_local = false`, without which Codex would use the host when the server cannot be started.
     """
-    line = f"export CODEX_HOME=/tmp/codex-home; mkdir -p $CODEX_HOME; exec {codex_program() or 'codex'}"
+    program = shlex.quote(codex_program() or "codex")
+    line = f"export CODEX_HOME=/tmp/codex-home; mkdir -p $CODEX_HOME; exec {program}"
     words = json.dumps(["-c", f"{line} exec-server --listen stdio"])
     return (
         'include_local = false\ndefault = "staddle"\n\n[[environments]]\nid = "staddle"\n'
@@ -181,6 +188,8 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                     True,
                     "the tools Read, Edit, Write, WebFetch, and hooks",
                     variables=lambda home: {"CLAUDE_CODE_SHELL_PREFIX": f"{home}/{PREFIX}"},
+                    # As well as the variable: settings of a project would replace that.
+                    words=lambda home, _: ["--settings", json.dumps(_claude_shell(home, [])[0].merge)],
                     edits=_claude_shell,
                 ),
                 MCP: Way(
@@ -232,7 +241,9 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                     True,
                     "plugins",
                     edits=lambda _, server: [
-                        SettingsEdit("~/.config/opencode/opencode.json", _opencode_mcp(server))
+                        SettingsEdit(
+                            "~/.config/opencode/opencode.json", _opencode_mcp(server), (("permission",),)
+                        )
                     ],
                 ),
                 INSIDE: Way(True, "nothing"),
@@ -252,7 +263,9 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                 MCP: Way(
                     True,
                     "hooks and extensions",
-                    edits=lambda _, server: [SettingsEdit("~/.gemini/settings.json", gemini_mcp(server))],
+                    edits=lambda _, server: [
+                        SettingsEdit("~/.gemini/settings.json", gemini_mcp(server), (("tools", "core"),))
+                    ],
                 ),
                 INSIDE: Way(True, "nothing"),
             },

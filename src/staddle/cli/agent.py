@@ -87,11 +87,11 @@ def main(words: Sequence[str]) -> int:
     if len(doing) > 1 or (doing and parsed.words):
         raise UsageError(f"--{doing[0]} stands alone", fix=f"staddle agent {name} --{doing[0]}")
     if doing:
-        return _settings(doing[0], agent, way, parsed, rest)
+        return _settings(doing[0], agent, way, parsed)
     return _start(agent, way, parsed)
 
 
-def _settings(doing: str, agent: CodingAgent, way: str, parsed: Parsed, words: Sequence[str]) -> int:
+def _settings(doing: str, agent: CodingAgent, way: str, parsed: Parsed) -> int:
     if doing == "serve":
         from ..agents.serve import serve
 
@@ -106,8 +106,13 @@ def _settings(doing: str, agent: CodingAgent, way: str, parsed: Parsed, words: S
         for line in install.remove(agent):
             print(line)
         return 0
-    kept = [word for word in words if word not in ("--install", "--print", "--yes")]
-    plan = install.plan(agent, way, kept)
+    if parsed.on("workspace"):
+        raise UsageError(
+            "--workspace is not for settings",
+            why="the sandbox is opened for the directory in which the agent is started",
+            fix="leave it out",
+        )
+    plan = install.plan(agent, way, _option_words(parsed))
     if doing == "print":
         print(install.printed(plan), end="")
         return 0
@@ -147,9 +152,8 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
     if agent.ways[way].outside != "nothing":
         say(f"outside all the same: {agent.ways[way].outside}")
     if way == MCP:
-        options = [word for name in _PASSED for value in parsed.many(name) for word in (f"--{name}", value)]
-        options += ["--best-effort"] if parsed.on("best-effort") else []
-        return launch.run_with_mcp(agent, launch.server_words(workspace, *options), parsed.words)
+        server = launch.server_words(workspace, *_option_words(parsed))
+        return launch.run_with_mcp(agent, server, parsed.words)
     sandbox = _sandbox(parsed, workspace)
     say_gaps(sandbox.enforced)
     return launch.run_with_shell(agent, sandbox, parsed.words, ended=lambda: _say_changes(parsed, sandbox))
@@ -166,11 +170,24 @@ def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
             say(f"{count} changes are dropped; --keep NAME keeps them")
 
 
-#: Options that `staddle mcp` has, too.
+#: Options of the sandbox; `staddle mcp` has them, too.
 _PASSED = (
-    "keep",
-    *(option.name for option in RUNNING if option.value and option.name not in (*_LEFT_OUT, "workspace")),
+    KEEP,
+    *(option for option in RUNNING if option.name not in (*_LEFT_OUT, "workspace", "help")),
 )
+#: Their values are paths: they must mean the same from another directory.
+_PATHS = ("policy", "read", "write", "deny", "socket", "audit")
+
+
+def _option_words(parsed: Parsed) -> list[str]:
+    """The options of the sandbox, as words that mean the same wherever they are used."""
+    words: list[str] = []
+    for option in _PASSED:
+        for value in parsed.many(option.name):
+            path = option.name in _PATHS or (option.name == "base" and "/" in value)
+            words.append(f"--{option.name}")
+            words += [os.path.abspath(value) if path else value] if option.value else ()
+    return words
 
 
 def _workspace(parsed: Parsed) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
+from pydantic import BaseModel
 
 from staddle import StaddleError
 
@@ -43,6 +45,8 @@ LEAVES = _hints(destroys=True, repeatable=True, leaves=True)
 #: Seconds between two reports of progress.
 _REPORT_EVERY = 0.25
 _REPORTED = 400
+#: Bytes that are no UTF-8, as Python has them in names.
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def sandboxes(ctx: Context[Any, Any]) -> SandboxRegistry:
@@ -65,17 +69,39 @@ def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
     @wraps(tool)
     async def called(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return await tool(*args, **kwargs)
+            return sendable(await tool(*args, **kwargs))
         except StaddleError as error:
-            raise ToolError(str(error)) from error
-        except OSError as error:
-            raise ToolError(_of_system(error)) from error
+            raise ToolError(sendable(str(error))) from error
+        except (OSError, UnicodeError) as error:
+            raise ToolError(sendable(_of_system(error))) from error
 
     return called
 
 
-def _of_system(error: OSError) -> str:
-    if error.strerror is None:
+def sendable(value: T) -> T:
+    """The same, with `\\xNN` for each byte of a name that is no UTF-8.
+
+    The protocol is UTF-8: one file of such a name would end the connection, and the server with it.
+    """
+    made: Any = value
+    if isinstance(value, str):
+        if not value.isascii() and _NO_TEXT.search(value):
+            made = _NO_TEXT.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", value)
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            before = getattr(value, name)
+            after = sendable(before)
+            if after is not before:
+                setattr(value, name, after)
+    elif isinstance(value, list):
+        made = [sendable(each) for each in value]
+    elif isinstance(value, dict):
+        made = {sendable(name): sendable(each) for name, each in value.items()}
+    return made  # type: ignore[no-any-return]
+
+
+def _of_system(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError) or error.strerror is None:
         return str(error)
     return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
 
@@ -113,7 +139,7 @@ class ProgressReports:
         while True:
             if told != self._printed:
                 told = self._printed
-                await self._ctx.report_progress(told, None, self._last)
+                await self._ctx.report_progress(told, None, sendable(self._last))
             await asyncio.sleep(_REPORT_EVERY)
 
     def close(self) -> None:

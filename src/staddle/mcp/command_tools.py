@@ -19,7 +19,8 @@ from .sandboxes import ServedSandbox
 #: Characters of output that a call returns unless it says another number; and the most.
 OUTPUT_LIMIT = 30_000
 MOST_OUTPUT = 1_000_000
-TIMEOUT = 120.0
+#: Seconds that a process gets to read its input, unless a call says another number.
+READ_WITHIN = 30.0
 _POLL_EVERY = 0.02
 
 SandboxId = Annotated[
@@ -82,9 +83,9 @@ class ProcessRows(BaseModel):
 
 
 class SentInput(BaseModel):
-    """Number of bytes written to a process, and whether it runs."""
+    """Number of bytes that a process has taken, and whether it runs."""
 
-    characters: int
+    sent: int = Field(description="Bytes of `text` in UTF-8; all of them, or it is an error.")
     running: bool
 
 
@@ -93,8 +94,14 @@ async def bash(
     ctx: Context[Any, Any],
     command: Annotated[str, Field(description="Shell text; several lines and heredocs are fine.")],
     timeout: Annotated[
-        float, Field(gt=0, le=86400, description="Seconds after which it is killed, with all it started.")
-    ] = TIMEOUT,
+        float | None,
+        Field(
+            gt=0,
+            le=86400,
+            description="Seconds after which it is killed, with all it started (default: 120, unless the "
+            "user has set another).",
+        ),
+    ] = None,
     background: Annotated[
         bool, Field(description="Start it and return at once, for servers and long jobs.")
     ] = False,
@@ -122,7 +129,9 @@ async def bash(
         if background:
             return await _start(handle, command)
         reports = ProgressReports(ctx)
-        options: dict[str, Any] = {"timeout": timeout, "on_stdout": reports.heard, "merge": merge}
+        options: dict[str, Any] = {"on_stdout": reports.heard, "merge": merge}
+        if timeout is not None:
+            options["timeout"] = timeout
         if not merge:
             options["on_stderr"] = reports.heard
         try:
@@ -241,6 +250,9 @@ async def write_stdin(
     pid: Pid,
     text: Annotated[str, Field(description="Written as it is: end a line with \\n.")],
     close: Annotated[bool, Field(description="End the input afterwards (Ctrl-D).")] = False,
+    timeout: Annotated[
+        float, Field(gt=0, le=600, description="Seconds in which it must read.")
+    ] = READ_WITHIN,
     call_id: CallId = None,
     sandbox: SandboxId = None,
 ) -> SentInput:
@@ -249,11 +261,17 @@ async def write_stdin(
     process = _process(handle, pid)
 
     async def work() -> SentInput:
-        if text:
-            await process.send_stdin(text)
+        data = text.encode()
+        sent = await handle.type(pid, data, timeout)
+        if sent < len(data):
+            raise StaddleError(
+                f"the process took {sent} of {len(data)} bytes in {timeout:g} seconds",
+                why="it does not read its input, and the pipe is full",
+                fix=f"read its output, wait until it reads, and send what follows the first {sent} bytes",
+            )
         if close:
             process.close_stdin()
-        return SentInput(characters=len(text), running=process.running)
+        return SentInput(sent=sent, running=process.running)
 
     return await handle.once(call_id, work)  # type: ignore[no-any-return]
 

@@ -238,7 +238,7 @@ async def grep(
     sandbox: SandboxId = None,
 ) -> FoundLines:
     """Search in files below a directory, binary ones left out. Each match is path:line:text."""
-    argv = ["grep", "-rnIE", *(["-i"] if ignore_case else ())]
+    argv = ["grep", "-rnIE", "--devices=skip", *(["-i"] if ignore_case else ())]
     argv += [f"--include={include}"] if include else []
     box = (await handle_of(ctx, sandbox)).sandbox
     result = await box.exec([*argv, "-e", pattern, "--", path], timeout=60)

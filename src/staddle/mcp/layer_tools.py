@@ -7,12 +7,11 @@ from typing import Annotated, Any
 from mcp.server.mcpserver import Context, Resolve
 from pydantic import BaseModel, Field
 
-from staddle import Network, StaddleError
+from staddle import StaddleError
 
 from .calls import clipped, handle_of, readable, sandboxes
 from .command_tools import OUTPUT_LIMIT, OutputLimit, SandboxId
-from .questions import Consent, may_allow_host, may_commit, refuse_unless
-from .sandboxes import ServedSandbox
+from .questions import SHOWN, Consent, may_allow_host, may_commit, named, refuse_unless
 
 Paths = Annotated[
     list[str] | None, Field(description="Only these files and directories; all changes if left out.")
@@ -26,7 +25,7 @@ class SandboxFacts(BaseModel):
     forked_from: str
     workspace: str = Field(description="The user's directory that it shows; empty if none.")
     mode: str
-    cwd: str
+    cwd: str = Field(description="Of the shell, as last known while it runs a command.")
     backend: str
     enforced: list[str] = Field(description="Protections in force, by name.")
     gaps: list[str] = Field(description="What is not enforced here, and why.")
@@ -118,7 +117,7 @@ async def open_sandbox(
 ) -> OpenedSandbox:
     """Open another sandbox beside the default one, with its own shell, processes and changes."""
     handle = await sandboxes(ctx).open(name, empty=empty)
-    return OpenedSandbox(sandbox=handle.id, cwd=(await handle.sandbox.state).cwd)
+    return OpenedSandbox(sandbox=handle.id, cwd=await handle.cwd())
 
 
 @readable
@@ -138,7 +137,7 @@ async def status(ctx: Context[Any, Any], sandbox: SandboxId = None) -> SandboxFa
         forked_from=handle.parent,
         workspace=settings.workspace or "",
         mode=settings.mode,
-        cwd=(await box.state).cwd,
+        cwd=await handle.cwd(),
         backend=enforced.backend,
         enforced=list(enforced.held),
         gaps=[f"{gap.protection}: {gap.why}" for gap in enforced.gaps],
@@ -256,6 +255,21 @@ async def commit(
     """
     handle = await handle_of(ctx, sandbox)
     refuse_unless(consent, "commit")
+    shown = SHOWN.get()
+    if not shown:
+        if paths:
+            raise StaddleError(
+                f"there is no change at {paths[0]!r}",
+                why="diff does not list it",
+                fix="name paths as diff does",
+            )
+        return CommittedChanges(committed=[])
+    if "commit" not in sandboxes(ctx).settings.unasked and named(await handle.sandbox.diff(paths)) != shown:
+        raise StaddleError(
+            "nothing was committed",
+            why="files were changed while the user was asked: these were not in the question",
+            fix="end what changes them, and call commit again",
+        )
     done = await handle.sandbox.commit(paths, on_conflict="overwrite" if overwrite else "refuse")
     return CommittedChanges(committed=[f"{change.kind} {change.path}" for change in done.changes])
 
@@ -286,17 +300,5 @@ async def allow_host(
     """Ask the user to let programs in the sandbox connect to one host, until the sandbox is closed."""
     handle = await handle_of(ctx, sandbox)
     refuse_unless(consent, f"the host {host}")
-    _checked(host, handle)
     handle.allowed.add(host)
     return AllowedHost(host=host, allowed_hosts=sorted(handle.allowed))
-
-
-def _checked(host: str, handle: ServedSandbox) -> None:
-    """Refuse what an allow list would refuse: an entry that means nothing."""
-    Network.allow(host)
-    if handle.sandbox.policy.network == Network.open():
-        raise StaddleError(
-            f"{host} can be reached already",
-            why="the network of this sandbox is open",
-            fix="just connect to it",
-        )

@@ -6,11 +6,14 @@ elicitation request before that. Only an accepted form with the box ticked is a 
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context, Elicit
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
+
+from staddle import Network, StaddleError
 
 from .calls import handle_of, readable, sandboxes
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 #: So many changes are listed in a question.
 MOST_LISTED = 40
+#: The changes that a person was asked about, while one request is served.
+SHOWN: ContextVar[frozenset[tuple[str, str]]] = ContextVar("SHOWN")
 
 
 class Consent(BaseModel):
@@ -53,6 +58,7 @@ async def may_commit(
     """Ask whether the changes may be written to the host; there is no question if there are none."""
     handle = await handle_of(ctx, sandbox)
     changes = await handle.sandbox.diff(paths)
+    SHOWN.set(named(changes))
     if not changes:
         return Consent(allow=True)
     where = sandboxes(ctx).settings.workspace
@@ -66,6 +72,13 @@ async def may_commit(
 async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None) -> Consent | Elicit[Consent]:
     """Ask whether programs in the sandbox may connect to a host; not again if they may already."""
     handle = await handle_of(ctx, sandbox)
+    Network.allow(host)  # refuses an entry that means nothing
+    if handle.sandbox.policy.network == Network.open():
+        raise StaddleError(
+            f"{host} can be reached already",
+            why="the network of this sandbox is open",
+            fix="just connect to it",
+        )
     if host in handle.allowed:
         return Consent(allow=True)
     return ask(
@@ -74,6 +87,11 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
         f"Let programs in the sandbox {handle.id} connect to {host!r}? "
         "They can send everything that is in the sandbox there.",
     )
+
+
+def named(changes: list[Change]) -> frozenset[tuple[str, str]]:
+    """Kind and path of each change."""
+    return frozenset((change.kind, change.path) for change in changes)
 
 
 def listed_changes(changes: list[Change], most: int) -> str:

@@ -12,7 +12,7 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from staddle import StaddleError
 
-from .calls import handle_of
+from .calls import handle_of, sendable
 from .command_tools import MOST_OUTPUT
 from .file_tools import MOST_READ, media_type
 from .layer_tools import diff_text
@@ -47,14 +47,14 @@ async def changes_of(sandbox: str, ctx: Context[Any, Any]) -> str:
     """Return the changes of a sandbox as a unified diff."""
     handle = await _found(ctx, sandbox)
     try:
-        return diff_text(await handle.sandbox.diff(), MOST_OUTPUT)
+        return sendable(diff_text(await handle.sandbox.diff(), MOST_OUTPUT))
     except StaddleError as error:
         raise ResourceError(str(error)) from error
 
 
 async def log_of(sandbox: str, ctx: Context[Any, Any]) -> str:
     """Return the last commands of a sandbox, one a line."""
-    return "\n".join((await _found(ctx, sandbox)).log)
+    return sendable("\n".join((await _found(ctx, sandbox)).log))
 
 
 async def file_of(sandbox: str, path: str, ctx: Context[Any, Any]) -> str | bytes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
+from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
 
 from staddle import AsyncSandbox, Network, Policy, StaddleError
@@ -25,6 +26,8 @@ DEFAULT = "default"
 #: So many lines the log of a sandbox has, and so many answers are kept for calls that are repeated.
 LOG_LINES = 500
 ANSWERS = 64
+#: Seconds in which a shell that runs nothing says where it is.
+_SHELL_ANSWERS = 0.5
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class ServedSandbox:
         self.id, self.parent, self.opened = name, parent, time.time()
         self._sandbox = sandbox
         self.processes: dict[int, Any] = {}
+        self._cwd = ""
+        self._typing: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.snapshots: dict[str, Snapshot] = {}
         #: `host:port`, or a host for all of its ports.
         self.allowed: set[str] = set()
@@ -85,13 +90,39 @@ class ServedSandbox:
         self.log.append(f"{at} {result.reason} {result.exit_code} {result.duration:.3f}s {command!r}")
         self.log.extend(f"{at} refused {event.what}: {event.rule}" for event in result.violations)
 
+    async def cwd(self) -> str:
+        """The directory of its shell; while that runs a command, the last one that is known."""
+        try:
+            async with asyncio.timeout(_SHELL_ANSWERS):
+                self._cwd = (await self.sandbox.state).cwd
+        except TimeoutError:
+            pass
+        return self._cwd
+
+    async def type(self, pid: int, data: bytes, seconds: float) -> int:
+        """Write to the standard input of a process; the bytes that it took in this time.
+
+        In pieces that a pipe takes whole or not at all.
+        """
+        process, sent = self.processes[pid], 0
+        try:
+            async with asyncio.timeout(seconds), self._typing[pid]:
+                while sent < len(data):
+                    await process.send_stdin(data[sent : sent + PIPE_BUF])
+                    sent = min(sent + PIPE_BUF, len(data))
+        except TimeoutError:
+            pass
+        return sent
+
     async def once(self, call_id: str | None, work: Callable[[], Awaitable[Any]]) -> Any:
         """Do `work`, or return what the call with the same id returned; wait for it while it runs."""
         if call_id is None:
             return await work()
-        known = self._answers.get(call_id)
-        if known is not None:
-            return await asyncio.shield(known)
+        while (known := self._answers.get(call_id)) is not None:
+            # Not `await known`: if that call is cancelled, this one is not, and does the work.
+            await asyncio.wait((known,))
+            if not known.cancelled():
+                return known.result()
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[call_id] = answer
         while len(self._answers) > ANSWERS:
@@ -99,7 +130,7 @@ class ServedSandbox:
         try:
             answer.set_result(await work())
         except BaseException:
-            # A call that failed or was cancelled may be made again; who waits for it is told so.
+            # A call that failed or was cancelled may be made again; one that waits for it does so.
             self._answers.pop(call_id, None)
             answer.cancel()
             raise

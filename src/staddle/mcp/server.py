@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from mcp.server import CacheHint, MCPServer
+from mcp.server.mcpserver.tools import Tool
+from pydantic import BaseModel, ConfigDict, create_model
 
 from staddle import __version__
 
@@ -74,6 +77,10 @@ def make_server(settings: ServerSettings) -> MCPServer[SandboxRegistry]:
         instructions=INSTRUCTIONS,
         version=__version__,
         lifespan=lifespan,
+        tools=[
+            _strict(Tool.from_function(function, name=name, title=title, annotations=hints))
+            for name, (function, title, hints) in TOOLS.items()
+        ],
         log_level="WARNING",
         cache_hints={
             "tools/list": _LISTS,
@@ -82,12 +89,29 @@ def make_server(settings: ServerSettings) -> MCPServer[SandboxRegistry]:
             "prompts/list": _LISTS,
         },
     )
-    for name, (function, title, hints) in TOOLS.items():
-        app.add_tool(function, name=name, title=title, annotations=hints)
     add_resources(app)
     return app
 
 
+class _Exact(BaseModel):
+    """Arguments, and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _strict(tool: Tool) -> Tool:
+    """The tool, which refuses arguments that it does not have: a misspelt `sandbox` would be another one."""
+    loose = tool.fn_metadata.arg_model
+    exact: Any = create_model(loose.__name__, __base__=(loose, _Exact))
+    tool.fn_metadata.arg_model = exact
+    tool.parameters = exact.model_json_schema(by_alias=True)
+    return tool
+
+
 def serve_stdio(settings: ServerSettings) -> None:
-    """Serve one client on standard input and output until it closes them."""
-    make_server(settings).run("stdio")
+    """Serve one client on standard input and output until it closes them, or is killed."""
+    try:
+        make_server(settings).run("stdio")
+    except* (BrokenPipeError, ConnectionResetError):
+        # What it was about to be told is lost. Nothing is left in the buffer for the interpreter's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

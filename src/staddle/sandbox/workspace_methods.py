@@ -344,7 +344,7 @@ def _below(
                 why=f"only what is under {workspace.mounted_at} can be committed",
                 fix="use sb.files.read() or download_tar() for what is elsewhere",
             )
-    return None if found is None else tuple(found[WORKSPACE_PATH])
+    return None if found is None else tuple(found.get(WORKSPACE_PATH, ()))
 
 
 def _labelled(snapshots: list[Snapshot], label: object) -> Snapshot:
