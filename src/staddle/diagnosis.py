@@ -143,7 +143,7 @@ def _network() -> str:
     if not found.redirects:
         less.append("without nftables (tproxy), names need ports and a wildcard has room for 16 names")
     elif not found.tells:
-        less.append("without nfnetlink_log, what is refused by address is refused without being told")
+        less.append("without nfnetlink_log, what is refused by address is refused without a report")
     return f"allow lists of hosts, and ports of the host's loopback{''.join(f'; {item}' for item in less)}"
 
 

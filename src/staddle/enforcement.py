@@ -21,8 +21,8 @@ PROTECTIONS: dict[str, str] = {
     "metadata": "mode, owner, times and attributes of other files cannot be changed or listed",
     "deny": "denied paths do not exist inside, also below a grant",
     "guard": "protected names below a writable path cannot be changed",
-    "tmp": "/tmp, /dev/shm and the home directory are private and gone afterwards",
-    "network": "the network is exactly what the policy says",
+    "tmp": "/tmp, /dev/shm and the home directory are private and deleted afterwards",
+    "network": "the network is exactly what the policy allows",
     "sockets": "no UNIX socket of the host can be reached but those granted by name (see 'Files you grant')",
     "processes": "no process of the host can be seen",
     "signals": "no process of the host can be signalled, traced or slowed down",
@@ -110,4 +110,6 @@ class Enforcement(Value):
     def notice(self) -> str:
         """One sentence for a person about what does not hold."""
         names = ", ".join(dict.fromkeys(gap.protection for gap in self.gaps))
-        return f"nested: the {self.backend} backend does not enforce {names} here; `staddle doctor` says why"
+        return (
+            f"nested: the {self.backend} backend does not enforce {names} here; `staddle doctor` prints why"
+        )

@@ -317,7 +317,9 @@ def checked(argv: Sequence[str]) -> list[str]:
         )
     for item in command:
         if "\0" in item:
-            raise PolicyError(f"{item!r} has a NUL in it", why="no argument can hold one", fix="take it out")
+            raise PolicyError(
+                f"{item!r} has a NUL in it", why="no argument can contain one", fix="take it out"
+            )
     return command
 
 

@@ -93,7 +93,7 @@ def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Pa
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--keep", "../x", "--", "true"], "no name"),
+        (["--keep", "../x", "--", "true"], "not a valid name"),
         (["--keep", "x" * 65, "--", "true"], "too long"),
         (["--keep", "x", "--mode", "bind", "--", "true"], "contradict"),
         (["--keep", "x", "--backend", "bwrap", "--", "true"], "copy-on-write"),
@@ -118,7 +118,7 @@ def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, p
         assert first.stdout is not None
         assert first.stdin is not None
         assert first.stdout.readline() == "ready\n"
-        for words in (["run", "--keep", "fix", "--", "true"], ["discard", "fix"], ["rm", "fix"]):
+        for words in (["run", "--keep", "fix", "--", "true"], ["discard", "fix"], ["rm", "--force", "fix"]):
             assert f"process {first.pid}" in command(*words, status=125).stderr
         assert names(command) == ["A /workspace/file"]  # looking is allowed
         assert "now" in command("ls").stdout
@@ -227,7 +227,11 @@ def test_sessions_are_listed_and_removed_without_a_trace(command: Run, state: Pa
     assert facts["fix"]["changes"] == 2
     assert facts["fix"]["policy"]["env"] == ["TOKEN"]
     assert "secret" not in text
-    command("rm", "fix", "other")
+    refused = command("rm", "other", "fix", status=125).stderr
+    assert "has 2 changes that were not committed" in refused
+    assert "staddle rm --force fix" in refused
+    assert [item["name"] for item in json.loads(command("ls", "--json").stdout)] == ["fix", "other"]
+    command("rm", "--force", "fix", "other")
     assert "no sandbox is kept" in command("ls").stdout
     assert os.listdir(state) == []
     assert "no kept sandbox 'fix'" in command("rm", "fix", status=125).stderr
@@ -243,7 +247,8 @@ def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path)
         assert "cannot be read" in command("diff", "fix", status=125).stderr
         assert "cannot be read" in command("run", "--keep", "fix", "--", "true", status=125).stderr
         assert "cannot be read" in command("ls").stderr
-    command("rm", "fix")
+    assert "staddle rm --force fix" in command("rm", "fix", status=125).stderr
+    command("rm", "--force", "fix")
     assert os.listdir(state) == []
 
 

@@ -150,7 +150,7 @@ def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project:
     time.sleep(0.05)
     (project / "README").write_text("outside\n")
     refused = command("commit", "fix", "--yes", status=125)
-    assert "README: it was changed on the host meanwhile" in refused.stderr
+    assert "README: it was changed on the host since then" in refused.stderr
     assert "--on-conflict overwrite" in refused.stderr
     assert not (project / "other").exists()
     command("run", "--keep", "fix", "--", "true")  # another start does not make it forget
@@ -193,7 +193,7 @@ def test_protected_names_and_new_programs_need_a_second_look(command: Run, proje
     assert (project / "file").exists()
     refused = command("commit", "fix", "--yes", "--allow", "tool", "--allow", "tol", status=125)
     assert "--allow NAME takes one over" in refused.stderr
-    assert "--allow tol: nothing of that name was held back" in refused.stderr
+    assert "--allow tol: nothing of that name was refused" in refused.stderr
     assert "tool: it is a new executable" not in refused.stderr
     assert not (project / "tool").exists()
     command("commit", "fix", "--yes", "--allow", "tool", "tool")

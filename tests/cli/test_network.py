@@ -73,4 +73,4 @@ def test_explain_lists_what_is_made(tmp_path: Path, backend: str) -> None:
     words = ("explain", "--backend", backend, "--allow", "allowed.example:443", "--", "true")
     done = staddle(*words, cwd=tmp_path)
     assert "start the network gateway" in done.stdout
-    assert "lead to the gateway: allowed.example:443" in done.stdout
+    assert "route to the gateway: allowed.example:443" in done.stdout

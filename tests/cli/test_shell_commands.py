@@ -34,7 +34,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def name() -> Iterator[str]:
     made = f"commands-{os.urandom(6).hex()}"
     yield made
-    staddle("rm", made)
+    staddle("rm", "--force", made)
 
 
 def shell(script: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:

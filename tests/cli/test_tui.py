@@ -162,7 +162,9 @@ def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
     assert screen.ended() == 128 + number
     done = staddle("diff", "mine", cwd=work, env={**environment(), "XDG_STATE_HOME": str(state)})
     assert "precious" in done.stdout
-    assert staddle("rm", "mine", env={**environment(), "XDG_STATE_HOME": str(state)}).returncode == 0
+    assert (
+        staddle("rm", "--force", "mine", env={**environment(), "XDG_STATE_HOME": str(state)}).returncode == 0
+    )
 
 
 def test_without_a_terminal_without_textual_and_with_wrong_words(monkeypatch: pytest.MonkeyPatch) -> None:

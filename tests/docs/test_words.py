@@ -1,10 +1,13 @@
-"""Plain words in the documentation and in every --help: each word below has a plainer one.
+"""Plain words in the documentation, in every --help and in every message: each word below has a plainer one.
 
-Code, names in backticks and the pages that are made from docstrings are left out.
+Code, names in backticks and the pages that are made from docstrings are left out. A message is every text in
+the source with a space in it that is not a docstring: error constructors, reports of doctor and explain,
+violations, what commands print, descriptions of tools, scripts that run inside.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
@@ -15,12 +18,11 @@ import pytest
 from staddle.cli import _COMMANDS, main
 from staddle.cli.jail import _COMMANDS as _JAIL_COMMANDS
 from staddle.cli.jail import _INSIDE
-from staddle.enforcement import PROTECTIONS
-from staddle.policy.protected import REASONS
 
 pytestmark = pytest.mark.same_for_everyone
 
 TREE = Path(__file__).parents[2]
+SOURCE = TREE / "src" / "staddle"
 PAGES = [
     *(TREE / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *(page for page in sorted((TREE / "docs").rglob("*.md")) if not page.name.startswith("api")),
@@ -83,10 +85,7 @@ def found_in(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TREE)))
 def test_page_has_plain_words(page: Path) -> None:
-    text = page.read_text()
-    for quoted in (*PROTECTIONS.values(), *REASONS.values()):
-        text = text.replace(f"| {quoted} |", "| |")  # the code's own sentences, compared in test_pages.py
-    found = found_in(text)
+    found = found_in(page.read_text())
     assert not found, "\n".join(found)
 
 
@@ -97,6 +96,47 @@ def test_help_has_plain_words(words: list[str]) -> None:
         assert main([*words, "--help"]) == 0
     found = found_in(re.sub(r"^ +", "", printed.getvalue(), flags=re.MULTILINE))
     assert not found, f"{printed.getvalue()}\n" + "\n".join(found)
+
+
+def messages(source: str) -> list[tuple[int, str]]:
+    """(line, text) of every text in this source that a user may read. Values of an f-string are {}."""
+    tree = ast.parse(source)
+    left_out = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            left_out |= {id(part) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if id(node) in left_out:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            found.append((node.lineno, "".join(map(str, parts))))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append((node.lineno, node.value))
+    return [(line, text) for line, text in found if " " in text.strip()]
+
+
+#: A variable of a script that no user reads.
+ALLOWED = {"launch/running.py: 'said'"}
+
+
+def test_messages_have_plain_words() -> None:
+    found, count = [], 0
+    for file in sorted(SOURCE.rglob("*.py")):
+        for line, text in messages(file.read_text()):
+            count += 1
+            for word in found_in(re.sub(r"^ +", "", text, flags=re.MULTILINE)):
+                name = file.relative_to(SOURCE).as_posix()
+                if f"{name}: {word.partition(': ')[2].partition(';')[0]}" not in ALLOWED:
+                    found.append(f"{name}:{line}: {word.partition(': ')[2]}: {text[:120]!r}")
+    assert count > 3000
+    assert not found, "\n".join(found)
+
+
+def test_messages_of_a_source_are_found() -> None:
+    source = '''"""It is told."""\nraise E(f"{x!r} is no name", why="it " "ended")  # nobody\n'''
+    assert messages(source) == [(2, "{} is no name"), (2, "it ended")]
 
 
 def test_listed_words_are_found() -> None:

@@ -307,7 +307,7 @@ def test_a_killed_keeper_loses_its_sandboxes_and_leaves_nothing(
         os.kill(pid, signal.SIGKILL)
         for sb in sandboxes:
             if sb.node == victim:
-                with pytest.raises(SandboxLost, match="is gone"):
+                with pytest.raises(SandboxLost, match="was lost"):
                     sb.run("true")
             else:
                 assert sb.run("true").ok

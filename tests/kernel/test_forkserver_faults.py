@@ -130,6 +130,6 @@ def test_a_fork_server_that_ends_while_it_starts_is_not_waited_for(monkeypatch: 
     close(opened())  # what is tried and opened once in a process is so before
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(connection, "python", lambda *_: ("/bin/sh", "-c", "kill -9 $$"))
-    with pytest.raises(LaunchFailed, match="the fork server has ended"):
+    with pytest.raises(LaunchFailed, match="the fork server has exited"):
         opened(env={"ANOTHER": "plan"})
     assert until(lambda: len(os.listdir("/proc/self/fd")) <= before)  # others may have other numbers

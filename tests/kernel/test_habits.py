@@ -137,7 +137,7 @@ LINES: list[tuple[str, int] | tuple[str, int, int, str]] = [
     ("echo 127.0.0.9 myhost | sudo tee -a /etc/hosts > /dev/null && grep -q myhost /etc/hosts", 0),
     ("sudo chown root:root hello.py && sudo chmod 644 hello.py && rm -f hello.py", 0),
     ("sudo bash -c 'exit 9'", 9),
-    ("sudo no-such-program", 1, 127, "a shell's status for a program that is not there; sudo's own is 1"),
+    ("sudo no-such-program", 1, 127, "a shell's status for a program that does not exist; sudo's own is 1"),
     ("su -c 'id -u'", 1, 0, "no password is asked for: whoever is inside may be the sandbox's root"),
     ("sudo useradd builder && id -u builder", 0),
     ("sudo mkdir /app", 0),

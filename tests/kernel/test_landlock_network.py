@@ -107,5 +107,5 @@ def test_without_best_effort_it_says_what_does_not_hold_and_does_not_start() -> 
     with pytest.raises(PolicyNotEnforceable) as raised:
         wrap(["true"], policy, backend="landlock")
     assert [gap.why for gap in raised.value.gaps if gap.protection == "network"] == [
-        "udp://10.0.0.1:53 cannot be reached: Landlock cannot hold UDP to anything",
+        "udp://10.0.0.1:53 cannot be reached: Landlock cannot restrict UDP",
     ]

@@ -83,7 +83,7 @@ def test_sandboxes_are_in_groups_of_a_scope_of_their_owner(machine: PrivateSyste
         "goes on": True,
         "two": "two\n",
         "one scope": 1,
-        "settled": "systemd gave no control group to hold limits in",
+        "settled": "systemd gave no control group to set limits in",
         "left": [],
     }
 

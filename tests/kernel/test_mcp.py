@@ -214,7 +214,7 @@ def test_a_sandbox_that_has_ended_is_said_once_and_opened_again(tmp_path: Path) 
             await call(client, "bash", command="x=1")
             [handle] = [made for made in opened if made.sandbox.alive]
             await handle.sandbox.close()
-            assert "has ended" in await refused(client, "bash", command="echo $x")
+            assert "has stopped" in await refused(client, "bash", command="echo $x")
             assert (await call(client, "bash", command="echo $x"))["output"] == "\n"
 
     class Watched(SandboxRegistry):

@@ -138,7 +138,7 @@ def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
             assert client("evil.com", pieces=60) == "reset"
             assert client("evil.com", record=3) == "reset"
             assert set(why(inside)) == {
-                "TLS does not say which host it is for",
+                "TLS does not name the host it is for",
                 f"TLS is for evil.com, not for {NAME}",
             }
 

@@ -152,7 +152,7 @@ print(Sandbox().run("echo another").stdout)
 """,
     )
     first, rest = said.split("\n", 1)
-    assert first.startswith("the sandbox has ended by itself: ")
+    assert first.startswith("the sandbox has stopped by itself: ")
     assert rest.split("\n") == ["False 23", "another"]
 
 

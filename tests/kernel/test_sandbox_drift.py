@@ -73,7 +73,7 @@ def test_what_the_sandbox_has_changed_itself_is_no_drift_but_a_conflict(
     edit(project)
     assert snapshot.drift().paths == ()
     told = {change.path: change.conflict for change in sandbox.diff()}
-    assert told["/workspace/file"] == "it was changed on the host meanwhile"
+    assert told["/workspace/file"] == "it was changed on the host since then"
     assert told["/workspace/sub/own"] == ""
 
 

@@ -204,7 +204,7 @@ def test_one_sandbox_at_a_time(project: Path) -> None:
 def test_what_cannot_be_leaves_nothing(project: Path, state: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidCall, match="contradict"):
         Sandbox(project, keep="fix", mode="bind")
-    with pytest.raises(LayerError, match="no name"):
+    with pytest.raises(LayerError, match="not a valid name"):
         Sandbox(project, keep="a/b")
     with pytest.raises(PolicyNotEnforceable):
         Sandbox(project, keep="fix", backend="bwrap")

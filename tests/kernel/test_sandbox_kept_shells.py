@@ -20,7 +20,7 @@ from tests.support.staddle_command import staddle
 def name() -> Iterator[str]:
     made = f"shells-{os.urandom(6).hex()}"
     yield made
-    staddle("rm", made)
+    staddle("rm", "--force", made)
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_the_work_is_given_back_when_the_workspace_is_not_there(
         shutil.rmtree(project)
     assert set(CHANGED if how != "deleted" else CHANGED[:1]) <= set(told(sandbox))
     if how != "replaced":
-        with pytest.raises(LayerError, match=r"is not there any more.*commit\(to="):
+        with pytest.raises(LayerError, match=r"is deleted.*commit\(to="):
             sandbox.commit()
     sandbox.run("echo later > later")
     snapshot = sandbox.snapshot()

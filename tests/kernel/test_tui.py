@@ -59,7 +59,7 @@ def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
 
         await ui.press("f9")  # the new program is held back, and not chosen
         review = await ui.top("ReviewScreen")
-        assert "held back: it is a new executable" in ui.screen()
+        assert "refused: it is a new executable" in ui.screen()
         rows = review.query_one("SelectionList")
         assert sorted(rows.selected) == ["a.py", "d", "d/b", "gone"]
         await ui.press("c")

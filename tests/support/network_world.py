@@ -217,7 +217,7 @@ class Sandbox:
     def _receive(self) -> tuple[bool, bool]:
         while True:
             data, fds, _, _ = socket.recv_fds(self.descriptors, LONGEST, 253)
-            assert data, "the sandbox has ended"
+            assert data, "the sandbox has stopped"
             if data.startswith(b"ready"):
                 return data[6:7] == b"1", data[8:9] == b"1"
             if self.gateway is not None:

@@ -111,7 +111,7 @@ CASES: dict[str, list[Step]] = {
     "bytes that are not UTF-8": [s(b"echo \xff\xfe | od -An -tx1", " ff fe 0a\n")],
     "a bang": [s('echo "a!b" !x', "a!b !x\n")],
     "a tab": [s("echo 'a\tb'", "a\tb\n")],
-    "a command that is not there": [
+    "a command that does not exist": [
         s("nosuchcommand", code=127, err="bash: nosuchcommand: command not found\n")
     ],
     "a directory as a command": [s("/", code=126, err="bash: /: Is a directory\n")],
@@ -179,7 +179,7 @@ CASES: dict[str, list[Step]] = {
         s("r=1", code=1, err=None),
     ],
     "exec": [s("x=1"), s("exec echo hi", "hi\n", exited=True), s("echo $x", "1\n")],
-    "exec of what is not there": [s("exec nosuchprogram", code=127, err=None, exited=None)],  # type: ignore[arg-type]
+    "exec of what does not exist": [s("exec nosuchprogram", code=127, err=None, exited=None)],  # type: ignore[arg-type]
     "set -e": [
         s("x=1; set -e"),
         s("false; echo no", code=1, exited=True),
@@ -439,7 +439,7 @@ CASES: dict[str, list[Step]] = {
         s("echo $PWD $OLDPWD", "/bin /usr\n"),
     ],
     "a relative cwd": [s("mkdir -p d/e"), s("cd d"), s("pwd", None, cwd="e"), s("ls", "e\n")],
-    "a cwd that is not there": [
+    "a cwd that does not exist": [
         s("pwd", code=1, err="bash: cd: /nosuch: No such file or directory\n", cwd="/nosuch"),
         s("echo ok", "ok\n"),
     ],

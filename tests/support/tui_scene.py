@@ -172,7 +172,7 @@ SCENES: dict[str, tuple[Callable[[TuiApp], Any], str]] = {
     "processes": (lambda app: app.action_pane("processes"), "node server"),
     "policy": (lambda app: app.action_pane("policy"), "who"),
     "diff": (_diff, "no numbers"),
-    "commit": (lambda app: app.run_action("commit"), "held back"),
+    "commit": (lambda app: app.run_action("commit"), "refused"),
     "help": (lambda app: app.run_action("help"), "List of commands"),
 }
 

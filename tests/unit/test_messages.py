@@ -74,7 +74,7 @@ def test_one_renderer_makes_a_sentence_or_lines() -> None:
     [
         ("use mode='overlay', or leave limits.disk out", "use --mode overlay, or leave --disk out"),
         ("choose backend='landlock', which is 'weaker'", "choose --backend landlock, which is 'weaker'"),
-        ("say Network.open()", "say --network open"),
+        ("use Network.open()", "use --network open"),
         ("use another", "use another"),
     ],
 )

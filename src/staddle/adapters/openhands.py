@@ -93,7 +93,7 @@ class StaddleRemoteWorkspace(RemoteWorkspace):
                 raise SandboxLost(
                     "the OpenHands agent server has exited",
                     why=why,
-                    fix="correct what it says, and start it again",
+                    fix="correct the cause that it prints, and start it again",
                 )
             try:
                 if httpx.get(f"{self.host}/health", timeout=5).status_code == httpx.codes.OK:
@@ -104,7 +104,7 @@ class StaddleRemoteWorkspace(RemoteWorkspace):
         raise SandboxLost(
             f"the OpenHands agent server does not answer after {_TO_START:.0f} seconds",
             why="it does not listen at its port inside",
-            fix="look at what it prints, or try again on a machine with less to do",
+            fix="read what it prints, or try again on a machine with less to do",
         )
 
     def cleanup(self) -> None:

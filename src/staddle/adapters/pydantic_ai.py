@@ -102,7 +102,7 @@ class StaddleWorkspace:
         if sandbox is not None:
             await sandbox.close()
         if self._ref.id.startswith(_KEPT):
-            await _staddle("rm", self._ref.id)
+            await _staddle("rm", "--force", self._ref.id)
 
     # ------------------------------------------------------------ commands
 

@@ -155,7 +155,7 @@ class ShellBroker:
             if len(self._threads) > _MOST_COMMANDS:
                 raise InvalidCall(
                     f"more than {_MOST_COMMANDS} commands at once",
-                    why="each holds a process and its output",
+                    why="each has a process and its output",
                     fix="wait for some to end, or end some",
                 )
             self._prepare(request)

@@ -63,8 +63,8 @@ def serve(agent: CodingAgent, pid: int, open_sandbox: Callable[[str], Sandbox]) 
     if said != "ready":
         raise StaddleError(
             "the sandbox of this agent could not be opened",
-            why=said or "its process ended",
-            fix="run `staddle doctor`, and read what the agent's log says",
+            why=said or "its process exited",
+            fix="run `staddle doctor`, and read the agent's log",
         )
     print(home)
     return 0
@@ -163,7 +163,7 @@ def _parent(pid: int) -> int:
     except FileNotFoundError:
         raise InvalidCall(
             f"there is no process {pid}",
-            why="it has ended long ago, or was never started here",
+            why="it exited long ago, or was never started here",
             fix="list the processes first",
         ) from None
 
@@ -189,6 +189,8 @@ def _private(path: str) -> str:
         found = os.lstat(each)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise InvalidCall(
-                f"{each} is not a directory of yours alone", why="another user could answer", fix="remove it"
+                f"{each} is not a directory that only you can use",
+                why="another user could answer",
+                fix="remove it",
             )
     return path

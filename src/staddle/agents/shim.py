@@ -49,7 +49,7 @@ fi
 # Not 1: that is the request itself while it is written.
 exec {reply}<> <(:)
 printf '%%d %%d %%d %%d %%d\\n' $$ $in $out $err $reply > "$home/requests" || fail 'no answer'
-until read -r -t 5 -u $reply status drained why; do alive || fail 'the broker of the sandbox has ended'; done
+until read -r -t 5 -u $reply status drained why; do alive || fail 'the broker of the sandbox has exited'; done
 [[ $reader ]] && kill $reader 2>/dev/null
 [[ $why ]] && { echo "staddle: $why" >&2; exit 125; }
 if [[ $writers ]]; then

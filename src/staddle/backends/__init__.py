@@ -123,7 +123,7 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
         why = f"the fewest gaps of what this host has ({'; '.join(refused)})"
         return backend, Enforcement.of(backend.name, gaps, why, nested=is_nested and not best_effort)
     raise PolicyNotEnforceable(
-        "no backend can hold all of this policy",
+        "no backend can enforce all of this policy",
         why="; ".join(refused),
         fix=_way_out(usable, fixes),
         gaps=usable[0][1],
@@ -197,7 +197,7 @@ def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforceme
     open_ = tuple(gap for gap in gaps if not gap.documented)
     if open_ and not best_effort:
         raise PolicyNotEnforceable(
-            f"the {name} backend cannot hold this policy",
+            f"the {name} backend cannot enforce this policy",
             why="; ".join(gap.why for gap in open_),
             fix=next((gap.fix for gap in open_ if gap.fix), "") or _BEST_EFFORT,
             gaps=open_,

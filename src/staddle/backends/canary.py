@@ -70,7 +70,8 @@ def wrong(said: bytes, nonce: str, *, named: bool = True) -> str:
         return "the command did not run"
     numbers = [line.split() for line in lines]
     problems = {
-        "more variables than ours": {v.split(b"=")[0] for v in variables} - {_NONCE.encode(), b"PWD", b""},
+        "more variables than staddle's": {v.split(b"=")[0] for v in variables}
+        - {_NONCE.encode(), b"PWD", b""},
         "no system call filter": fields.get(b"Seccomp") != b"2",
         "new privileges can be gained": fields.get(b"NoNewPrivs") != b"1",
         "capabilities": any(int(fields.get(name, b"1"), 16) for name in _CAPABILITIES),
@@ -136,7 +137,7 @@ class SelfTest:
         sentence = self._failure(told)
         self.not_started = sentence or ""
         if not problem and (status or sentence is not None):
-            problem = "it did not report how the command ended"
+            problem = "it did not report the exit status of the command"
         return problem, message.decode(errors="replace").strip()
 
     def _let_go(self) -> None:

@@ -70,11 +70,13 @@ def reached(plan: Plan) -> Iterator[Step]:
     if plan.asks:
         yield Step(f"ask on_connect, for {plan.asks} seconds, about what no entry speaks of", "on_connect")
     if made.resolver:
-        yield Step(f"a resolver at {RESOLVER} that knows the allowed names and asks nobody else", "plan")
+        yield Step(
+            f"a resolver at {RESOLVER} that knows the allowed names and asks no other resolver", "plan"
+        )
     for _, port in made.forwards:
-        yield Step(f"port {port} of its loopback leads to port {port} of the host's", "plan")
+        yield Step(f"port {port} of its loopback forwards to port {port} of the host's", "plan")
     for rule in plan.network.rules:
-        yield Step(f"{'refuse' if rule.deny else 'lead to the gateway'}: {str(rule).lstrip('!')}", "plan")
+        yield Step(f"{'refuse' if rule.deny else 'route to the gateway'}: {str(rule).lstrip('!')}", "plan")
 
 
 _redirects: list[bool] = []  # whether this kernel does, once it was asked

@@ -152,7 +152,7 @@ class Namespaces:
         return self._judged(problem, message)
 
     def _to_be_seen(self) -> Probe:
-        return Probe(self.name, usable=True, why="the start will tell")
+        return Probe(self.name, usable=True, why="the start will show it")
 
     def _judged(self, problem: str, message: str) -> Probe:
         if not problem:
@@ -338,18 +338,18 @@ def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[
     if unprivileged_uid is None:
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))
-    yield Step(f"make namespaces ({names}) that end with whoever started this", _OURS)
+    yield Step(f"make namespaces ({names}) that end with the process that started this", _OURS)
     if _names_hosts():
         yield Step(f"be called {plan.identity.host!r}", "plan")
     if "net" in namespaces(plan):
         yield Step("a network of its own, with nothing but a loopback", "plan")
     yield from gateways.reached(plan)
     yield from view(layout, unprivileged_uid is not None)
-    yield Step("leave the old root for good", _OURS)
+    yield Step("detach the old root", _OURS)
     if unprivileged_uid is not None:
         yield become(unprivileged_uid, _OURS)
         yield from _user(plan)
-    yield Step("the first process sees that all this is so; it is hidden, reaps, passes signals on", _OURS)
+    yield Step("PID 1 of the sandbox verifies all this; it is hidden, reaps, passes signals on", _OURS)
     yield from last(plan, _OURS)
     for scope in scopes(plan):
         yield Step(f"Landlock keeps within the sandbox: {scope}", _OURS)
@@ -365,7 +365,7 @@ def _groups(plan: Plan) -> Iterator[Step]:
 
     for item in enforced_limits(plan.limits, usable(), inside=True, layer="none")[0]:
         if asked.get(item.limit):
-            yield Step(f"{item.by} holds {item.limit} to {asked[item.limit]}", "limits")
+            yield Step(f"{item.by} limits {item.limit} to {asked[item.limit]}", "limits")
 
 
 def _user(plan: Plan) -> Iterator[Step]:

@@ -35,7 +35,8 @@ class Native:
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
         """Every protection, all documented: naming this backend is asking for none of them."""
         promises = [
-            (name, f"native does not confine: {promise} is not held") for name, promise in PROTECTIONS.items()
+            (name, f"native does not confine: {promise} is not enforced")
+            for name, promise in PROTECTIONS.items()
         ]
         asked = [
             (f"limits.{name}", f"native does not limit {name}")

@@ -91,7 +91,7 @@ def write(item: Item) -> str:
     if isinstance(item, bytes):
         return literal(item)
     if not item or not _SYMBOL.issuperset(item):
-        raise ValueError(f"{item!r} is no symbol; this is a bug in staddle, please report it")
+        raise ValueError(f"{item!r} is not a symbol; this is a bug in staddle, please report it")
     return item
 
 

@@ -300,12 +300,10 @@ def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
         yield Step(
             f"unit property {setting}", "limits" if setting.split("=")[0] in _LIMIT_PROPERTIES else _OURS
         )
-    yield Step(
-        "inside the unit: see that the properties hold, then make pid, mount and host name namespaces", _OURS
-    )
+    yield Step("inside the unit: verify the properties, then make pid, mount and host name namespaces", _OURS)
     yield from gateways.reached(plan)
     yield from view(layout, found.unprivileged_uid >= 0)
-    yield Step("leave the old root for good", _OURS)
+    yield Step("detach the old root", _OURS)
     if found.unprivileged_uid >= 0:
         yield become(found.unprivileged_uid, _OURS)
     yield Step(

@@ -136,7 +136,7 @@ class Archive:
         file.seek(0)
         for count, (member, _) in enumerate(members(file)):
             if count > MOST_MEMBERS:
-                raise refused(f"it holds more than {MOST_MEMBERS:,} entries")
+                raise refused(f"it contains more than {MOST_MEMBERS:,} entries")
             path = os.path.normpath(member.path)
             if member.kind == "file":
                 self._files[path] = (file.tell(), member.size)
@@ -164,14 +164,14 @@ class Archive:
         path = os.path.normpath(path)
         path = self._links.get(path, path)
         if path not in self._files:
-            raise refused(f"{path!r} is named in it and not there")
+            raise refused(f"{path!r} is named in it and missing")
         return Blob(path, *self._files[path], digest)
 
     def _by_digest(self, descriptor: Any) -> Blob:
         digest = _text(descriptor, "digest")
         kind, _, number = digest.partition(":")
         if kind != "sha256" or len(number) != 64 or not _DIGITS.issuperset(number):
-            raise refused(f"{digest[:80]!r} is no SHA-256 digest")
+            raise refused(f"{digest[:80]!r} is not a SHA-256 digest")
         blob = self._blob(f"blobs/sha256/{number}", number)
         if descriptor.get("size", blob.size) != blob.size:
             raise refused(f"{blob.path!r} has not the size that it should have")
@@ -185,11 +185,11 @@ class Archive:
             raise refused(f"{blob.path!r} is too long for a description")
         data = self.read(blob).read(blob.size)
         if blob.digest and hashlib.sha256(data).hexdigest() != blob.digest:
-            raise refused(f"{blob.path!r} is not what its digest says")
+            raise refused(f"{blob.path!r} does not match its digest")
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            raise refused(f"{blob.path!r} is no JSON") from None
+            raise refused(f"{blob.path!r} is not JSON") from None
 
     def _oci(self) -> Image:
         found = self._json(self._blob("index.json"))
@@ -203,7 +203,7 @@ class Archive:
                 name = str(notes.get("io.containerd.image.name") or notes.get(_REFERENCE) or "")
             found = self._json(self._by_digest(descriptor))
         if not isinstance(found, dict) or "layers" not in found:
-            raise refused("it leads to no description of an image")
+            raise refused("it names no description of an image")
         layers = tuple(self._by_digest(layer) for layer in _list(found, "layers"))
         config = self._json(self._by_digest(found.get("config")))
         return Image(_plain(name), layers, _contents(config, len(layers)))
@@ -211,7 +211,7 @@ class Archive:
     def _docker(self) -> Image:
         found = self._json(self._blob("manifest.json"))
         if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
-            raise refused("it does not hold one image", "save one image, by its name")
+            raise refused("it does not contain exactly one image", "save one image, by its name")
         entry = found[0]
         path = _text(entry, "Config")
         stem = os.path.basename(path).removesuffix(".json")
@@ -269,7 +269,9 @@ def _chosen(manifests: list[Any]) -> dict[str, Any]:
             if _platform(item, "architecture") == here and _platform(item, "os") in ("linux", "")
         ]
     if len(images) != 1:
-        raise refused("it does not hold one image for this machine", "save one image, for one platform")
+        raise refused(
+            "it does not contain exactly one image for this machine", "save one image, for one platform"
+        )
     return images[0]
 
 

@@ -57,7 +57,7 @@ class Layers:
     def _add(self, member: Member, content: Content) -> None:
         self.entries += 1
         if self.entries > self._bounds.entries:
-            raise refused(f"it holds more than {self._bounds.entries:,} entries")
+            raise refused(f"it contains more than {self._bounds.entries:,} entries")
         parts = _parts(member.path)
         if len(parts) > self._bounds.depth:
             raise refused(f"it nests directories deeper than {self._bounds.depth:,}")
@@ -126,7 +126,7 @@ class Layers:
         self._drop(name, here)
         if member.kind == "symlink":
             if not member.target or "\0" in member.target:
-                raise refused(f"the link {member.path!r} leads nowhere")
+                raise refused(f"the link {member.path!r} points to nothing")
             os.symlink(member.target, name, dir_fd=here)
             return
         fd = os.open(name, _NEW, 0o600, dir_fd=here)
@@ -207,7 +207,7 @@ class Layers:
 def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
-        raise refused(f"{path!r} is no name for a file in it")
+        raise refused(f"{path!r} is not a valid name for a file in it")
     return parts
 
 

@@ -270,7 +270,7 @@ class _ImageLayer:
         while self.read(_CHUNK):
             pass
         if self._content.hexdigest() != self._expected or not self._compressed.is_whole():
-            raise refused("a layer is not what its digest says")
+            raise refused("a layer does not match its digest")
 
     def close(self) -> None:
         """Done, one way or the other."""

@@ -77,7 +77,7 @@ def main(words: Sequence[str]) -> int:
         return main(["--help"])
     if parsed.words and not parsed.dashed:
         raise UsageError(
-            f"{parsed.words[0]!r} is no option of staddle agent",
+            f"{parsed.words[0]!r} is not an option of staddle agent",
             fix=f"staddle agent {name} -- {parsed.words[0]}",
         )
     way = parsed.one("way") or agent.default

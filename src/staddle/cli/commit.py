@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     on_conflict = parsed.one("on-conflict") or _CHOICES[0]
     if on_conflict not in _CHOICES:
-        raise UsageError(f"--on-conflict {on_conflict!r} means nothing", fix=f"say {' or '.join(_CHOICES)}")
+        raise UsageError(f"--on-conflict {on_conflict!r} means nothing", fix=f"use {' or '.join(_CHOICES)}")
     yes, as_json = parsed.on("yes"), parsed.on("json")
     if as_json and not yes:
         raise UsageError(
@@ -167,7 +167,7 @@ def _refuse(
         raise _refusal(kept, refused) from None
     finally:
         for name in allowed.unused:
-            print(f"staddle: --allow {shown(name)}: nothing of that name was held back", file=sys.stderr)
+            print(f"staddle: --allow {shown(name)}: nothing of that name was refused", file=sys.stderr)
 
 
 def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
@@ -182,7 +182,7 @@ def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
     what = counted(len(paths), "path")
     return CommitRefused(
         "nothing was written",
-        why=f"{what} would have to be looked at first",
+        why=f"{what} would have to be reviewed first",
         fix=f"see `staddle diff {kept.record.name}`; {', '.join(ways)}",
         conflicts=refused.conflicts,
         held=refused.held,
@@ -192,7 +192,7 @@ def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
 def print_refused(refused: CommitRefused) -> None:
     """Print every path that a commit was refused for, and why, to standard error."""
     for heading, items in (
-        ("changed on the host meanwhile, too", refused.conflicts),
+        ("also changed on the host since then", refused.conflicts),
         ("needs a second look", refused.held),
     ):
         if items:
@@ -205,12 +205,12 @@ def _notes(found: Review) -> list[str]:
     second = [(item.path, item.why) for item in found.conflicts]
     second += [(item.path, item.why) for item in found.held]
     notes = [f"! {shown(path)}: {shown(why)}" for path, why in second]
-    return notes + [f"- left out, because it is no file: {shown(path)}" for path in found.left_out]
+    return notes + [f"- left out, because it is not a file: {shown(path)}" for path in found.left_out]
 
 
 def _agreed(count: int, workspace: str) -> bool:
     what = "this change" if count == 1 else f"these {count:,} changes"
-    print(f"Take {what} over to {shown(workspace)}? [y/N] ", end="", flush=True)
+    print(f"Commit {what} to {shown(workspace)}? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
 _LACKS = {
     "filter": "the system call filter refuses namespaces, mounts or a host name",
     "processes": "parts of /proc are covered, so that a sandbox cannot have its own",
-    "memory": "/dev/shm is smaller than 1 GB, and no disk can hold layers",
+    "memory": "/dev/shm is smaller than 1 GB, and no disk can store layers",
     "user": "it was started as root, without the capability to give a sandbox its files",
 }
 
@@ -91,7 +91,7 @@ def _container(as_json: bool) -> int:
         print(json.dumps(found.as_dict(), indent=2))
         return 0
     if not found.evidence:
-        print("nothing says that this is a container")
+        print("no sign of a container was found")
     for item in found.evidence:
         print(f"this is {NAMES[item.kind]}: {item.by}")
     lacks = [words for name, words in _LACKS.items() if getattr(found.needs, name)]
@@ -149,7 +149,9 @@ def _print_finding(finding: BackendReport, verbose: bool) -> None:
         print("--   native: no confinement at all; only ever used when you name it")
     else:
         version = f" {probe.version}" if probe.version else ""
-        print(f"yes  {probe.backend}{version}: holds {len(finding.held)} of {len(PROTECTIONS)} protections")
+        print(
+            f"yes  {probe.backend}{version}: enforces {len(finding.held)} of {len(PROTECTIONS)} protections"
+        )
         for gap in finding.gaps:
             print(f"       not {gap.protection}: {gap.why}" + (f"; {gap.fix}" if gap.fix else ""))
     if verbose and probe.usable and probe.backend != "native":

@@ -96,7 +96,7 @@ def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Pa
     for name, values in rest.options.items():
         if name in both and name not in many:
             raise UsageError(
-                f"--{name} is given twice", why="only one value can hold", fix="leave one of them out"
+                f"--{name} is given twice", why="only one value can apply", fix="leave one of them out"
             )
         both[name] = [*both.get(name, ()), *values]
     return Parsed(both, (first.words[0], *rest.words), rest.dashed)
@@ -180,7 +180,7 @@ def _commit(parsed: Parsed) -> int:
     workspace = _one(parsed)
     message = parsed.one("message")
     if not message:
-        raise UsageError("--message is missing", fix="say what was done: --message TEXT")
+        raise UsageError("--message is missing", fix="describe what was done: --message TEXT")
     with workspace.claim():
         commit = workspace.commit_all(message, author=parsed.one("author"))
     print(commit if commit else "nothing to commit")
@@ -192,7 +192,7 @@ def _publish(parsed: Parsed) -> int:
     planted = (*workspace.worth_a_look(), *workspace.inspect())
     workspace.publish(parsed.one("remote"))
     for item in planted:
-        print(f"staddle: look at {_told(item)}", file=sys.stderr)
+        print(f"staddle: review {_told(item)}", file=sys.stderr)
     print(f"{shown(workspace.branch)} at {workspace.tip()}")
     return 0
 
@@ -208,7 +208,7 @@ def _cd(parsed: Parsed) -> int:
 
     workspace = _one(parsed)
     for item in workspace.inspect():
-        print(f"staddle: look at {_told(item)}", file=sys.stderr)
+        print(f"staddle: review {_told(item)}", file=sys.stderr)
     sys.stdout.buffer.write(b"cd -- " + os.fsencode(shlex.quote(workspace.path)) + b"\n")
     return 0
 

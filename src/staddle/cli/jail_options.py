@@ -76,7 +76,7 @@ def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
         if "STADDLE_JAIL_CONFIG" in os.environ:
             raise UsageError(
                 f"there is no file {path!r}",
-                why="STADDLE_JAIL_CONFIG says so",
+                why="STADDLE_JAIL_CONFIG names it",
                 fix="make it, or unset STADDLE_JAIL_CONFIG",
             ) from None
         return {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..display import shown
 from ..errors import StaddleError, UsageError
-from ..sandbox.workspace import kept_record
-from .kept import JSON, age, begin, every, human_size, print_json
-from .options import HELP
+from ..sandbox.workspace import kept_record, persistent
+from .kept import JSON, age, begin, counted, every, human_size, print_json
+from .options import HELP, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,15 +93,19 @@ def _print(found: list[dict[str, object]]) -> None:
             print(f"{facts['name']}: {shown(str(facts['problem']))}")
 
 
-_RM_OPTIONS = (HELP,)
+_RM_OPTIONS = (Option("force", "", "also with changes that were not committed"), HELP)
 _RM_HELP = """\
 Remove kept sandboxes with everything that was changed in them. Their workspaces are not touched.
 
-usage: staddle rm NAME...
+usage: staddle rm [--force] NAME...
+
+Refused, before anything is removed, if one of them has changes of its workspace that were not
+committed. `staddle diff NAME` shows them.
 
 {options}
 
   staddle ls                           lists the names
+  staddle rm --force fix               with its changes
 """
 
 
@@ -115,7 +119,31 @@ def rm(words: Sequence[str]) -> int:
     from ..layers import trash
     from ..layers.persistent_store import remove
 
+    if not parsed.on("force"):
+        for name in parsed.words:
+            _refuse_unfinished(name)
     for name in parsed.words:
         remove(name)
     trash.wait()
     return 0
+
+
+def _refuse_unfinished(name: str) -> None:
+    """UsageError if a kept sandbox has changes that would be lost, or they cannot be counted."""
+    record = persistent.find(name)
+    try:
+        count = len(kept_record.changes(record))
+    except (StaddleError, OSError) as error:
+        raise UsageError(
+            f"the changes of the kept sandbox {name!r} cannot be read",
+            why=str(error),
+            fix=f"to remove it anyway: staddle rm --force {name}",
+        ) from None
+    if count:
+        raise UsageError(
+            f"the kept sandbox {name!r} has {counted(count, 'change')} that were not committed"
+            if count > 1
+            else f"the kept sandbox {name!r} has a change that was not committed",
+            why="they would be lost",
+            fix=f"`staddle commit {name}` first, or to remove them as well: staddle rm --force {name}",
+        )

@@ -83,7 +83,7 @@ def parse(words: Sequence[str], table: Iterable[Option], command: str) -> Parsed
             at += 1
         if option.name in found and not option.many:
             raise UsageError(
-                f"--{option.name} is given twice", why="only one value can hold", fix="leave one of them out"
+                f"--{option.name} is given twice", why="only one value can apply", fix="leave one of them out"
             )
         found.setdefault(option.name, []).append(value)
     return Parsed(found, tuple(words[at:]), False)
@@ -100,7 +100,7 @@ def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> 
         for name, values in part.options.items():
             if name in found and name not in many:
                 raise UsageError(
-                    f"--{name} is given twice", why="only one value can hold", fix="leave one of them out"
+                    f"--{name} is given twice", why="only one value can apply", fix="leave one of them out"
                 )
             found.setdefault(name, []).extend(values)
         if part.dashed or not part.words:
@@ -256,9 +256,7 @@ def _variables(given: list[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise UsageError(
-                f"--env {text!r} is not NAME=VALUE", fix="to pass a variable of yours on use --pass-env"
-            )
+            raise UsageError(f"--env {text!r} is not NAME=VALUE", fix="to pass your variable use --pass-env")
         pairs[name] = value
     return pairs
 
@@ -269,10 +267,12 @@ def _identity(before: Identity, given: list[str]) -> Identity:
         key, equals, value = text.partition("=")
         if not equals or key not in Identity._fields:
             known = ", ".join(f"{field}=" for field in Identity._fields)
-            raise UsageError(f"--identity {text!r} says nothing about an identity", fix=f"use {known}")
+            raise UsageError(f"--identity {text!r} names no field of an identity", fix=f"use {known}")
         if key in said:
             raise UsageError(
-                f"--identity {key} is given twice", why="only one value can hold", fix="leave one of them out"
+                f"--identity {key} is given twice",
+                why="only one value can apply",
+                fix="leave one of them out",
             )
         said[key] = _number(value, f"--identity {key}") if key in ("uid", "gid") else value
     # What follows from a name, its home, does so again for another one.
@@ -356,7 +356,9 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
     line, words = parsed.one("command"), list(parsed.words)
     if line is not None:
         if "\0" in line:
-            raise UsageError("the script has a NUL in it", why="no argument can hold one", fix="take it out")
+            raise UsageError(
+                "the script has a NUL in it", why="no argument can contain one", fix="take it out"
+            )
         return ["bash", "-c", line, "bash", *words], None
     if not words:
         raise UsageError(

@@ -100,7 +100,7 @@ def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
 #: How the command line spells what errors name as Python has it.
 _SPELLINGS = (
     ("policy.with_read()", "--read"),
-    ("use None for no limit", "leave the option out for the default, or say none"),
+    ("use None for no limit", "leave the option out for the default, or use none"),
     ("Network.open()", "--network open"),
     ("Network.deny()", "--network deny"),
     ("best_effort=True", "--best-effort"),

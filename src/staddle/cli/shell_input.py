@@ -54,7 +54,7 @@ class AtTerminal:
         """Carry it out; the terminal to go on with."""
         terminal.write(b"\x15")  # bash has read the line: it forgets it
         if self._commands.needs_state(line) and not self._told(terminal):
-            self._print("the shell does not tell its state")
+            self._print("the shell does not report its state")
         rows, cols = terminal.rows, terminal.cols
         self._print(line)
         self._print(self._commands.do(line))

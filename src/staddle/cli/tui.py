@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
     if not all(map(os.isatty, range(3))):
         raise UsageError(
             "staddle tui needs a terminal",
-            why="standard input, output or error is none",
+            why="standard input, output or error is not a terminal",
             fix="use `staddle shell` or `staddle run` in scripts",
         )
     _require_textual()

@@ -83,7 +83,7 @@ def _all(
             yield Evidence(kind, path)
     managed = read("/run/systemd/container").strip()
     if managed:
-        yield Evidence(_MANAGED.get(managed, "container"), f"/run/systemd/container says {managed}")
+        yield Evidence(_MANAGED.get(managed, "container"), f"/run/systemd/container contains {managed}")
     for name, kind in _VARIABLES.items():
         if environment.get(name):
             yield Evidence(kind, f"the variable {name}")

@@ -43,7 +43,7 @@ class EnvironmentBase(ABC):
         if on_unavailable not in ("refuse", "record"):
             raise PolicyError(
                 f"on_unavailable is {on_unavailable!r}",
-                fix="say 'refuse' or 'record'",
+                fix="use 'refuse' or 'record'",
                 why="there is no such choice",
             )
         for each in (rules, policy.rules):

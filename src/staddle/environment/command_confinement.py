@@ -116,7 +116,7 @@ class CommandConfinement:
         if self._record:
             self._refused = error.why
         else:
-            error.fix = "say on_unavailable='record' to have commands held to directories instead"
+            error.fix = "use on_unavailable='record' to have commands confined to directories instead"
         return self._record
 
     def hides(self, name: str) -> bool:

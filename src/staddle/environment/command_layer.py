@@ -176,13 +176,13 @@ def _special(status: os.stat_result | None) -> str:
 
 
 def _leading_out(target: str) -> str:
-    return f"it is a link that leads out of the directory, to {target!r}" if target else ""
+    return f"it is a link that points out of the directory, to {target!r}" if target else ""
 
 
 def _protected(name: str | None, path: str, may_be: Callable[[str, str], bool]) -> str:
     if name is None or may_be(path, name):
         return ""
-    return f"{name} is a protected name: other programs run what it says"
+    return f"{name} is a protected name: other programs run what it contains"
 
 
 def _kind(status: os.stat_result | None) -> str:

@@ -40,7 +40,7 @@ def probe_landlock() -> None:
     abi = landlock.abi()
     if abi < OLDEST_ABI:
         raise LandlockUnavailable(
-            "Landlock cannot hold writable_paths here",
+            "Landlock cannot enforce writable_paths here",
             why=landlock.why_not() or f"it is version {abi} and version {OLDEST_ABI} is needed",
             fix="use Linux 6.2 or newer with Landlock switched on, or another backend",
         )

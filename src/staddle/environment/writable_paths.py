@@ -54,8 +54,8 @@ def refuse_protected(name: str, unprotect: Sequence[str]) -> None:
     if guarded is not None:
         raise PathNotAllowed(
             f"{name!r} may not be written",
-            why=f"{guarded} is a protected name: other programs run what it says",
-            fix=f"name it in writable_paths in full, or say unprotect=[{guarded!r}] in the policy",
+            why=f"{guarded} is a protected name: other programs run what it contains",
+            fix=f"name it in writable_paths in full, or use unprotect=[{guarded!r}] in the policy",
         )
 
 
@@ -81,12 +81,14 @@ def validate_writable_paths(
     root = os.path.realpath(process_cwd)
     asked = os.path.join(root, working_dir)
     if "\0" in asked:
-        raise PolicyError(f"working_dir is {asked!r}", why="no path can hold a NUL", fix="take it out")
+        raise PolicyError(
+            f"working_dir is {asked!r}", why="no path can contain a NUL byte", fix="take it out"
+        )
     where = os.path.realpath(asked)
     if not covers(root, where) or _is_circle(asked):
         raise PathEscape(
             f"working_dir {os.fspath(working_dir)!r} leaves the session's root {root!r}",
-            why=f"it leads to {where!r}",
+            why=f"it points to {where!r}",
             fix="choose a directory below it",
         )
     parse_globs(globs)
@@ -219,7 +221,7 @@ def unconfined(why: str) -> Gap:
 
 def by_policy(path: str) -> Gap:
     """The gap for a path in the directory that the policy itself lets commands write."""
-    why = f"the policy lets commands write {path!r}, whatever writable_paths says"
+    why = f"the policy lets commands write {path!r}, whatever writable_paths contains"
     return Gap("write", why, "leave it out of the policy's write", documented=True)
 
 
@@ -259,7 +261,7 @@ def refuse_strangers(plan: Plan, asked: Iterable[str]) -> None:
     for grant in plan.grants:
         if origins.get(grant.origin, grant.path) != grant.path:
             raise PathEscape(
-                f"{origins[grant.origin]!r} leads to {grant.path!r}",
+                f"{origins[grant.origin]!r} points to {grant.path!r}",
                 why="a link was put in its way",
                 fix="remove the link",
             )
@@ -271,7 +273,7 @@ def refuse_replaced(root: int, path: str) -> None:
         fd = open_without_symlinks(path, os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
         raise PathEscape(
-            f"the working directory {path!r} is gone",
+            f"the working directory {path!r} no longer exists",
             why=os.strerror(error.errno or 0),
             fix="make it again, and a new environment for it",
         ) from None

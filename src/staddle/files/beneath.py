@@ -36,7 +36,7 @@ def relative(path: AnyPath) -> str:
         raise PathEscape(
             f"{text!r} is an absolute path",
             why="files are named relative to the working directory",
-            fix=f"say {os.path.basename(text) or '.'!r} if it lies there",
+            fix=f"use {os.path.basename(text) or '.'!r} if it lies there",
         )
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -46,12 +46,12 @@ def relative(path: AnyPath) -> str:
             fix="name the file without it",
         )
     if "\0" in text:
-        raise PolicyError(f"{text!r} has a NUL in it", why="no path can hold one", fix="take it out")
+        raise PolicyError(f"{text!r} has a NUL in it", why="no path can contain one", fix="take it out")
     try:
         os.fsencode(text)
     except UnicodeError:
         raise PolicyError(
-            f"{text!r} is no path",
+            f"{text!r} is not a valid path",
             why="it has a lone surrogate in it, and cannot be encoded as UTF-8",
             fix="pass bytes through os.fsdecode()",
         ) from None
@@ -74,7 +74,9 @@ def translated(error: OSError, path: str) -> Exception:
         )
     if error.errno == errno.EAGAIN:
         return PathNotAllowed(
-            f"{path!r} could not be looked up safely", why="the tree was changed meanwhile", fix="try again"
+            f"{path!r} could not be looked up safely",
+            why="the tree was changed at the same time",
+            fix="try again",
         )
     if error.errno == errno.ENOSYS:
         return PathNotAllowed(

@@ -290,9 +290,9 @@ def _parts(text: str) -> list[str]:
     if ".." in parts:
         raise _escape(text, "it has a .. segment")
     if not text.strip() or not parts:
-        raise PolicyError(f"the glob {text!r} is empty", why="it names nothing", fix="say ** for everything")
+        raise PolicyError(f"the glob {text!r} is empty", why="it names nothing", fix="use ** for everything")
     if "\0" in text:
-        raise PolicyError(f"{text!r} has a NUL in it", why="no name can hold one", fix="take it out")
+        raise PolicyError(f"{text!r} has a NUL in it", why="no name can contain one", fix="take it out")
     if "{" in text or "}" in text:
         raise PolicyError(
             f"{text!r} has a brace", why="alternatives are not supported", fix="write two globs"

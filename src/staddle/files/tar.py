@@ -96,7 +96,7 @@ def members(source: ByteReader, *, devices: bool = False) -> Iterator[tuple[Memb
             header = _exactly(source, BLOCK)
         if header == bytes(BLOCK):
             if records or _exactly(source, BLOCK) != bytes(BLOCK):
-                raise _refused("it does not end where it says")
+                raise _refused("its length does not match its header")
             return
         if header[156:157] == b"g":  # for all members: git and others put a comment there
             _extension(header, source)
@@ -169,7 +169,9 @@ def _member(header: bytes, records: dict[bytes, bytes], devices: bool) -> Member
     if devices and header[156:157] in _DEVICES:
         kind = "device"
     if kind is None:
-        raise _refused(f"it holds an entry of kind {header[156:157]!r}, which is no file, directory or link")
+        raise _refused(
+            f"it contains an entry of kind {header[156:157]!r}, which is not a file, directory or link"
+        )
     path = records.get(b"path")
     if path is None:
         prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
@@ -178,11 +180,11 @@ def _member(header: bytes, records: dict[bytes, bytes], devices: bool) -> Member
         kind = "directory"  # the oldest way to write one
     size = _decimal(records[b"size"]) if b"size" in records else _number(header[124:136])
     if kind == "whiteout" and (_number(header[329:337]), _number(header[337:345])) != (0, 0):
-        raise _refused("it holds a device")
+        raise _refused("it contains a device")
     if kind != "file":
         size = 0
     if any(name.startswith(b"GNU.sparse") for name in records):
-        raise _refused("it holds a sparse file in a way that is not read here")
+        raise _refused("it contains a sparse file of an unsupported format")
     target = records.get(b"linkpath", _text(header[157:257])) if kind in ("link", "symlink") else b""
     return Member(
         kind,
@@ -207,7 +209,7 @@ def _member(header: bytes, records: dict[bytes, bytes], devices: bool) -> Member
 def _checked(header: bytes) -> None:
     total = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
     if _number(header[148:156]) != total:
-        raise _refused("a header is damaged, or this is no tar")
+        raise _refused("a header is damaged, or this is not a tar file")
 
 
 def _number(field: bytes) -> int:

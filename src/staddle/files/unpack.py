@@ -57,12 +57,12 @@ class Unpacker:
         """Make `member` at `path`. ArchiveRefused when it may not be."""
         self._entries += 1
         if self._entries > self._bounds.entries:
-            raise _refused(f"it holds more than {self._bounds.entries:,} entries")
+            raise _refused(f"it contains more than {self._bounds.entries:,} entries")
         parts = path.split("/")
         if len(parts) > self._bounds.depth:
             raise _refused(f"it nests directories deeper than {self._bounds.depth:,}")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise _refused(f"{path!r} is no name for a file in it")
+            raise _refused(f"{path!r} is not a valid name for a file in it")
         parent, _, name = path.rpartition("/")
         try:
             here = open_deep(self._root, parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -106,7 +106,7 @@ class Unpacker:
             self._file(member, name, here, content)
         elif member.kind == "symlink":
             if not member.target or "\0" in member.target:
-                raise _refused(f"the link {path!r} leads nowhere")
+                raise _refused(f"the link {path!r} points to nothing")
             os.symlink(member.target, name, dir_fd=here)
         elif member.kind == "link":
             self._link(member, path, name, here)
@@ -114,7 +114,7 @@ class Unpacker:
         elif self._layer:
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
         else:
-            raise _refused("it holds a device")
+            raise _refused("it contains a device")
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
 
@@ -147,7 +147,7 @@ class Unpacker:
             there = open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
             try:
                 if not stat.S_ISREG(os.stat(first, dir_fd=there, follow_symlinks=False).st_mode):
-                    raise _refused(f"the link {path!r} is to something that is no file")
+                    raise _refused(f"the link {path!r} points to something that is not a file")
                 os.link(first, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
             finally:
                 os.close(there)

@@ -147,7 +147,7 @@ class Cluster:
         with self._lock:
             if keeper.lost:
                 return
-            keeper.lost = why or "its keeper ended"
+            keeper.lost = why or "its keeper exited"
             if self.keepers.get(keeper.node) is keeper:
                 del self.keepers[keeper.node]
             self._not_before[keeper.node] = time.monotonic() + _AFTER_DEATH
@@ -171,11 +171,11 @@ class Cluster:
             self.lose(keeper, _first_line(error))
             return SandboxLost(
                 f"{what} is lost",
-                why=f"its keeper on node {keeper.node[:8]} is gone: {keeper.lost}",
+                why=f"its keeper on node {keeper.node[:8]} was lost: {keeper.lost}",
                 fix="what ran may have run in part; create another one",
             )
         return FleetError(
-            f"{what}: Ray failed", why=_first_line(error), fix="look at `ray status` and Ray's logs"
+            f"{what}: Ray failed", why=_first_line(error), fix="read `ray status` and Ray's logs"
         )
 
     def _fail(self, error: FleetLost) -> None:

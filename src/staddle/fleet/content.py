@@ -125,7 +125,7 @@ def _check_paths(entries: tuple[TreeEntry, ...]) -> None:
         if any(part in ("", ".", "..") for part in parts) or "\0" in entry.path or "\0" in entry.target:
             raise _damaged(f"it has an entry of the name {entry.path[:200]!r}")
         if entry.path in seen or "/".join(parts[:-1]) not in directories:
-            raise _damaged(f"{entry.path[:200]!r} is there twice, or its directory is not there")
+            raise _damaged(f"{entry.path[:200]!r} is there twice, or its directory does not exist")
         seen.add(entry.path)
         if entry.kind == "directory":
             directories.add(entry.path)

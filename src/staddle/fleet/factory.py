@@ -59,11 +59,11 @@ class SandboxFactory:
                 )
         if options.get("mode") == "bind":
             raise InvalidCall(
-                "mode is 'bind'", why="all sandboxes of a node share one copy", fix='say "overlay"'
+                "mode is 'bind'", why="all sandboxes of a node share one copy", fix='use "overlay"'
             )
         if not isinstance(options.get("policy", Policy()), Policy):
             raise InvalidCall(
-                f"policy is {options['policy']!r}", fix="say Policy.agent()", why="it is not a Policy"
+                f"policy is {options['policy']!r}", fix="use Policy.agent()", why="it is not a Policy"
             )
         sent, source = await self._snapshot(snapshot)
         tree = await self._tree(workspace if workspace is not None or source is None else source.tree)
@@ -93,7 +93,7 @@ class SandboxFactory:
             raise InvalidCall(
                 f"snapshot is {snapshot!r}",
                 fix="give a Snapshot, one of a fleet, or a file's path",
-                why="it is none of these",
+                why="it is not one of these",
             )
         return await source.export(snapshot.number), source
 
@@ -171,7 +171,7 @@ class SandboxFactory:
     async def fork(self, source: RemoteSandbox, n: int = 1, *, spread: bool = True) -> list[RemoteSandbox]:
         """`n` sandboxes that continue from `source`: here by its own fork, on other nodes from a snapshot."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="say fork(2)")
+            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="use fork(2)")
         source.actor  # noqa: B018 - raises when there is nothing to fork
         made: list[RemoteSandbox] = []
         grants: list[Reservation] = []
@@ -212,8 +212,8 @@ class SandboxFactory:
         if source is not target:
             raise InvalidCall(
                 "the snapshot is of another sandbox",
-                fix="say fleet.create(snapshot=…) for a new one from it",
-                why="it is none of these",
+                fix="use fleet.create(snapshot=…) for a new one from it",
+                why="it is not one of these",
             )
         await target.restore_number(number)
 

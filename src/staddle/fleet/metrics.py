@@ -70,7 +70,7 @@ class KeeperMetrics:
                 "warm": Gauge("staddle_fleet_warm_sandboxes", "Sandboxes that are warm", keys),
                 "created": Counter("staddle_fleet_created", "Sandboxes that were opened", keys),
                 "closed": Counter("staddle_fleet_closed", "Sandboxes that were closed", keys),
-                "commands": Counter("staddle_fleet_commands", "Commands and tasks that ended", keys),
+                "commands": Counter("staddle_fleet_commands", "Commands and tasks that finished", keys),
                 "creation": Histogram("staddle_fleet_creation_seconds", "To open one", _BOUNDS, keys),
                 "command": Histogram("staddle_fleet_command_seconds", "To run one command", _BOUNDS, keys),
             }

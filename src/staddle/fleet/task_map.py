@@ -173,7 +173,7 @@ class TaskMap:
         except cluster.ray.exceptions.RayError as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             cluster.failure(keeper, error, "a task")
-            again = self.board.lost(batch, f"its node {node[:8]} or its keeper ended: {why}", node)
+            again = self.board.lost(batch, f"its node {node[:8]} or its keeper exited: {why}", node)
             cluster.tell("tasks lost", node, text=f"{len(batch)} tasks, {again} of them are tried again")
             cluster.placement.release(grant)
             return

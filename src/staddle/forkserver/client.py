@@ -83,7 +83,7 @@ class SandboxProcess:
         workspace = layers.get(WORKSPACE_PATH)
         if self._owner is None or (workspace is not None and self._place is None):
             raise LaunchFailed(
-                "there is nothing to be shown", why="the sandbox has ended", fix="open another one"
+                "there is nothing to be shown", why="the sandbox has stopped", fix="open another one"
             )
         view = () if workspace is None or self._place is None else (self._place,)
         others = {root: layer for root, layer in layers.items() if root != WORKSPACE_PATH}
@@ -165,7 +165,7 @@ def open_sandbox(
         else:
             raise LaunchFailed(
                 "the sandbox could not be made",
-                why="its first process is killed",
+                why="its PID 1 is killed",
                 fix="see whether memory has run out (dmesg), and try again",
             )
         if found is not None:
@@ -177,7 +177,7 @@ def open_sandbox(
     if server.ended:
         raise LaunchFailed(
             "the sandbox could not be made",
-            why="the fork server has ended, twice",
+            why="the fork server exited twice",
             fix="`staddle doctor` tries what this host can do; STADDLE_DEBUG=1 shows more",
         )
     raise LaunchFailed(

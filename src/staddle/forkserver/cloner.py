@@ -57,7 +57,7 @@ class Cloner:
             raise ConnectionResetError
         if answer[:1] != _CLONED or len(descriptors) != 1:
             error = int(answer[1:] or b"0")
-            raise OSError(error, f"a sandbox could not be begun: {os.strerror(error)}")
+            raise OSError(error, f"a sandbox could not be started: {os.strerror(error)}")
         return _socket.socket(fileno=descriptors[0])
 
     def end(self) -> None:

@@ -316,7 +316,7 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
     elif error is not None and not isinstance(error, BrokenPipeError | ConnectionResetError):
         why = error.strerror or str(error)
     else:
-        why = "the fork server has ended"
+        why = "the fork server has exited"
     return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")
 
 
@@ -355,7 +355,7 @@ def _request(
         return records.SandboxRequest(b"", 0, 0, b"", b"", (), (), trees=trees)
     place = view[0]
     if not isinstance(place, Bind):
-        raise TypeError("a workspace begins with what is shown")
+        raise TypeError("a workspace starts with what is shown")
     device, inode = _found(place.outside)
     return records.SandboxRequest(
         os.fsencode(place.outside),

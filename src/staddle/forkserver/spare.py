@@ -99,7 +99,7 @@ def _live(
     template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...], socket: _socket.socket
 ) -> NoReturn:
     """Be the clone: make the sandbox's own part, wait for a workspace, then be its agent."""
-    doing = "while it was begun"
+    doing = "while it was started"
 
     def work() -> NoReturn:
         nonlocal doing

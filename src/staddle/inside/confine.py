@@ -112,7 +112,7 @@ def confine(
     if guardian:
         process.death_signal(process.SIGKILL)
         if os.getppid() != guardian:
-            raise NotStarted(CONFINEMENT, "the supervisor has ended")
+            raise NotStarted(CONFINEMENT, "the supervisor has exited")
     os.umask(0o022)
     try:
         os.chdir(spec.directory)

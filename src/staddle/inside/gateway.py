@@ -66,7 +66,7 @@ class CommandGateway:
         try:
             socket_handoff.hand_over(self.socket, ready)
         except (BrokenPipeError, ConnectionError):
-            raise NotStarted(CONFINEMENT, "the network gateway has ended") from None
+            raise NotStarted(CONFINEMENT, "the network gateway has exited") from None
         os.close(self.socket)
 
     def await_ready(self) -> None:
@@ -76,5 +76,5 @@ class CommandGateway:
         if not poll.poll(_PATIENCE):
             raise NotStarted(CONFINEMENT, "the network gateway did not start in time")
         if os.read(self.ready, 1) != b"!":
-            raise NotStarted(CONFINEMENT, "the network gateway could not be started: it ended at once")
+            raise NotStarted(CONFINEMENT, "the network gateway could not be started: it exited at once")
         os.close(self.ready)

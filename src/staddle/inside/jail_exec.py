@@ -119,4 +119,4 @@ def _status(where: bytes) -> int:
         fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         return fd
     except (OSError, ValueError) as error:
-        raise NotStarted(ARGUMENTS, f"status cannot be told at {where!r}: {error}") from None
+        raise NotStarted(ARGUMENTS, f"status cannot be written to {where!r}: {error}") from None

@@ -255,7 +255,7 @@ def _command(
     It waits until `waiting` says that the first process is ready, and ends.
     """
     if os.read(waiting, 1) != b"!":
-        raise NotStarted(CONFINEMENT, "the first process of the sandbox has failed")
+        raise NotStarted(CONFINEMENT, "PID 1 of the sandbox has failed")
     os.read(waiting, 1)
     process.clear_capabilities()
     if processes:

@@ -33,7 +33,7 @@ def die_with(parent: int, launcher: int, status: int, number: int = process.SIGK
     """
     process.death_signal(number)
     if os.getppid() != parent or (parent != launcher and _is_deserted(launcher, status)):
-        raise NotStarted(CONFINEMENT, "the process that started this has ended")
+        raise NotStarted(CONFINEMENT, "the process that started this has exited")
 
 
 def _is_deserted(launcher: int, status: int) -> bool:

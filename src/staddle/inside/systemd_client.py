@@ -219,7 +219,7 @@ class _Client:
         if code in _NO_SUCH_START:
             why = f"systemd could not start the unit ({code}/{_NO_SUCH_START[code]})"
             return f"{why}: {said}" if said else why
-        return f"systemd-run: {said}" if said else f"systemd-run ended with {code} and did not say why"
+        return f"systemd-run: {said}" if said else f"systemd-run ended with {code} and printed no reason"
 
 
 def _is_open(fd: int) -> bool:

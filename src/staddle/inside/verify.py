@@ -34,7 +34,7 @@ def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[st
     """The missing protections, by the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {
-        "being its first process": b"Pid:\t1" in seen["status"].split(b"\n"),
+        "being its PID 1": b"Pid:\t1" in seen["status"].split(b"\n"),
         **rights(seen["status"], kept),
         "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % spec.uid, b"1"],
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",

@@ -192,7 +192,7 @@ class AgentClient:
         """Have the agent, where it holds limits, look now, and tell what it found."""
         message = self._ask(agent_messages.encode(agent_messages.LOOK))
         if message.kind != agent_messages.LOOKED:
-            raise refused(message, "the sandbox's limits could not be looked at")
+            raise refused(message, "the sandbox's limits could not be read")
 
     def allow_sudo(self) -> None:
         """Have the agent serve `sudo` inside from now on."""
@@ -212,7 +212,7 @@ class AgentClient:
         """Kill everything in the sandbox but its agent; shells come back when they are needed."""
         message = self._ask(agent_messages.encode(agent_messages.END_ALL))
         if message.kind != agent_messages.ALL_ENDED:
-            raise refused(message, "what runs in the sandbox could not be ended")
+            raise refused(message, "the processes in the sandbox could not be killed")
 
     def end_others(self) -> list[tuple[int, bytes]]:
         """Kill everything but the agent, idle shells and the file server; the number and name of each.
@@ -221,7 +221,7 @@ class AgentClient:
         """
         message = self._ask(agent_messages.encode(agent_messages.END_OTHERS))
         if message.kind != agent_messages.OTHERS_ENDED:
-            raise refused(message, "what runs in the sandbox could not be ended")
+            raise refused(message, "the processes in the sandbox could not be killed")
         return list(message.fields[0])
 
     def _pause(self, stop: bool, patience: float = PATIENCE) -> tuple[int, int]:
@@ -321,7 +321,7 @@ class AgentClient:
 
     def _send(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
-            raise SandboxClosed("the sandbox is closed", fix="open another one", why="its agent has ended")
+            raise SandboxClosed("the sandbox is closed", fix="open another one", why="its agent has exited")
         if self._parked is not None:
             self._take_back(self._parked)
         if self._is_out_of_step:
@@ -337,7 +337,7 @@ class AgentClient:
                 raise LaunchFailed(
                     "the program could not be started",
                     why=str(error),
-                    fix="look at the arguments, and at limits.processes",
+                    fix="check the arguments and limits.processes",
                 ) from None
             raise lost() from error
 

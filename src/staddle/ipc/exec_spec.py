@@ -124,7 +124,7 @@ def _check(spec: ExecSpec) -> None:
     ):
         raise Malformed("a destination is not a network and a port")
     if (spec.memory or spec.processes) and (not spec.supervise or spec.tally < 3):
-        raise Malformed("limits need a supervisor that holds them, and a file in which it tells")
+        raise Malformed("limits need a supervisor that applies them, and a file for its report")
     if spec.proxy and (not spec.supervise or len(spec.proxy) != 2 or min(spec.proxy) < 3):
         raise Malformed("a proxy needs a launcher, a listener and settings")
     if spec.scratch and not spec.supervise:

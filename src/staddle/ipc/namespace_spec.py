@@ -91,7 +91,7 @@ def foreign(kinds: Iterable[str]) -> tuple[tuple[bytes, int], ...]:
 def check(spec: NamespaceSpec) -> None:
     """Malformed for what cannot be meant."""
     if spec.uid < 0 or spec.gid < 0 or spec.unprivileged_uid == 0:
-        raise Malformed("nobody in a sandbox is the host's root")
+        raise Malformed("no process in a sandbox is the host's root")
     if len(spec.gateway) not in (0, 2):
         raise Malformed("a line has two ends")
     try:

@@ -62,9 +62,9 @@ class OpenedShell(Value):
 def lost(why: str = "") -> SandboxLost:
     """The error of a sandbox that does not answer any more."""
     return SandboxLost(
-        "the sandbox has ended by itself",
+        "the sandbox has stopped by itself",
         why=why
-        or "its first process was killed, or the fork server that all sandboxes of this policy come from, "
+        or "its PID 1 was killed, or the fork server that all sandboxes of this policy come from, "
         "or memory ran out",
         fix="open another one; diff(), commit(), snapshot() and fork() still have the changes of this one",
     )

@@ -46,7 +46,7 @@ _RESERVED = 8 + descriptor_holder.MOST
 _PATIENCE = 10.0
 
 
-_GONE = "the process that held its sockets was killed, or does not answer"
+_GONE = "the process that kept its sockets was killed, or does not answer"
 
 
 class HolderLost(OSError):

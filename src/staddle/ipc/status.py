@@ -39,7 +39,7 @@ def sentence(said: bytes) -> str | None:
     if not said:
         return None
     code, _, why = said.decode("utf-8", "replace").partition(" ")
-    return why if code.isdecimal() and why else f"the helper said {said!r}"
+    return why if code.isdecimal() and why else f"the helper printed {said!r}"
 
 
 def tell(status: int, failure: NotStarted) -> None:

@@ -36,7 +36,7 @@ def encode(magic: bytes, fields: tuple[object, ...]) -> bytes:
 def decode(magic: bytes, data: bytes, count: int) -> tuple[Any, ...]:
     """The `count` fields of the record in `data`, or Malformed. Their shapes are the caller's to check."""
     if not data.startswith(magic):
-        raise Malformed(f"they do not begin with {magic!r}")
+        raise Malformed(f"they do not start with {magic!r}")
     try:
         fields, end = _read(data, len(magic), depth=0)
     except (struct.error, IndexError) as error:

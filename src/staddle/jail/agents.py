@@ -113,7 +113,7 @@ class Agent(Value):
         if not words:
             raise PolicyError(
                 f"{self.name} has no words for {field}",
-                why="its row says none",
+                why="its row has none",
                 fix="give the command yourself",
             )
         if value.startswith("-") or "\0" in value or (mark and not value):

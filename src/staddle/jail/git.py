@@ -220,7 +220,7 @@ class Git:
             )
         except subprocess.TimeoutExpired:
             raise GitFailed(
-                f"git {command} was ended",
+                f"git {command} was killed",
                 why=f"it took more than {PATIENCE:g} s",
                 fix="see what keeps git busy there, and try again",
             ) from None
@@ -230,7 +230,7 @@ class Git:
                 f"git {command} ended with {done.returncode}",
                 why=repr(said),
                 status=done.returncode,
-                fix="see what git says there, without staddle",
+                fix="run git there without staddle, and read its message",
             )
         output: bytes = done.stdout
         return output
@@ -252,7 +252,7 @@ class Git:
         if f"{remote}\0{named[remote]}" not in then:
             raise GitRefused(
                 f"the remote {remote!r} has changed since the workspace was made",
-                why=f"it leads to {named[remote]!r} now",
+                why=f"it points to {named[remote]!r} now",
                 fix="if that is right, name the address itself",
             )
         url = named[remote]
@@ -294,13 +294,13 @@ class Git:
                 raise GitRefused(
                     f"{path!r} is neither a directory nor a file",
                     why="git would follow it out of the repository, and a sandbox could have put it there",
-                    fix="look at it, and put the real thing back",
+                    fix="inspect it, and put the real thing back",
                 )
 
         if text(f"{self.common}/{_ALTERNATES}") != text(f"{self.directory}/alternates-then"):
             raise GitRefused(
                 f"'{self.common}/{_ALTERNATES}' has changed",
-                why="git would take objects from wherever it says",
+                why="git would take objects from the directory that it names",
                 fix="put back what it was, or remove the workspace and make a new one",
             )
 

@@ -75,7 +75,7 @@ class ConfinedJail(Jail):
                 why=getattr(done, "why", "") or "see what it printed",
                 status=done.returncode,
                 output=output,
-                fix="run it with run() to see its output, or look at error.output",
+                fix="run it with run() to see its output, or read error.output",
             )
         return output
 
@@ -96,7 +96,7 @@ class ConfinedJail(Jail):
                 )
             except subprocess.TimeoutExpired as late:
                 raise CommandTimeout(
-                    f"{opts.command[0]!r} was ended",
+                    f"{opts.command[0]!r} was killed",
                     why=f"it had {opts.timeout:g} s",
                     status=124,
                     output=late.output or b"",

@@ -72,7 +72,7 @@ class RunOpts(Value):
         if self.commit is not None and (not self.commit.strip() or "\0" in self.commit):
             raise PolicyError(
                 "the commit message is empty, or has a NUL in it",
-                fix="say what was done",
+                fix="describe what was done",
                 why="git would refuse it",
             )
         if isinstance(self.agent, str):
@@ -81,13 +81,13 @@ class RunOpts(Value):
             raise PolicyError(
                 f"agent is {self.agent!r}",
                 why="it is neither a name nor an Agent",
-                fix="say agent='claude', or make an Agent",
+                fix="use agent='claude', or make an Agent",
             )
         if not (self.cancel is None or hasattr(self.cancel, "is_set")):
             raise PolicyError(
                 f"cancel is {self.cancel!r}",
                 why="it is not a threading.Event",
-                fix="say cancel=threading.Event()",
+                fix="use cancel=threading.Event()",
             )
 
     def __repr__(self) -> str:

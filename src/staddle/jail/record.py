@@ -72,12 +72,12 @@ def read(directory: str) -> WorkspaceRecord:
             raise ValueError("another version of staddle wrote it")
         record = WorkspaceRecord(**facts)
         if record.state not in TRANSITIONS:
-            raise ValueError(f"it says {record.state!r} for a state")
+            raise ValueError(f"it has {record.state!r} for a state")
         return record
     except FileNotFoundError:
         raise WorkspaceError(
             f"there is no workspace at {directory!r}",
-            why="its record is not there",
+            why="its record does not exist",
             fix="Workspace.list() has those that are",
         ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -118,7 +118,7 @@ class Claim:
         raise WorkspaceBusy(
             f"the workspace at {directory!r} is in use",
             why="another process, or another part of this one, has claimed it",
-            fix="wait for its end, or make another workspace",
+            fix="wait until it exits, or make another workspace",
         )
 
     def release(self) -> None:

@@ -78,7 +78,7 @@ def find_planted(common: str, admin: str, tree: str, branch: str) -> tuple[Plant
         (f"{common}/objects/info/alternates", "takes objects from elsewhere"),
         (f"{common}/info/grafts", "makes history look different"),
         (f"{common}/refs/replace", "makes objects look different"),
-        (f"{common}/commondir", "says that the repository is elsewhere"),
+        (f"{common}/commondir", "names a repository elsewhere"),
     ):
         if os.path.lexists(path):
             found.append(PlantedFile(path, what))
@@ -86,14 +86,14 @@ def find_planted(common: str, admin: str, tree: str, branch: str) -> tuple[Plant
         found.append(PlantedFile(f"{common}/packed-refs", "makes objects look different"))
     found += _modules(f"{common}/modules")
     if text(f"{tree}/.git") != f"gitdir: {admin}\n":
-        found.append(PlantedFile(f"{tree}/.git", "the worktree's pointer leads elsewhere"))
+        found.append(PlantedFile(f"{tree}/.git", "the worktree's pointer names another repository"))
     if text(f"{admin}/commondir").strip() != "../..":
-        found.append(PlantedFile(f"{admin}/commondir", "says that the repository is elsewhere"))
+        found.append(PlantedFile(f"{admin}/commondir", "names a repository elsewhere"))
     if head(admin) != f"ref: refs/heads/{branch}":
         found.append(PlantedFile(f"{admin}/HEAD", f"is not on the branch {branch}"))
     ours = {f"{tree}/.git"}
     for path in sorted(find_protected(tree) - ours):
-        found.append(PlantedFile(path, "a protected name: another program may run what it says"))
+        found.append(PlantedFile(path, "a protected name: another program may run what it contains"))
     return tuple(found)
 
 

@@ -45,7 +45,7 @@ class Task(Value):
             if not isinstance(value, str) or "\0" in value:
                 raise PolicyError(
                     f"the {name} of a task is {value!r}",
-                    why="it is no text, or has a NUL in it",
+                    why="it is not a text, or contains a NUL byte",
                     fix="give one line of text",
                 )
             if name != "prompt" and not value.isprintable():

@@ -45,7 +45,7 @@ def commit_identity(author: str | None = None) -> dict[str, str]:
     good = name.strip() and address.strip() and end and not left.strip() and "<" not in address
     if not good or not author.isprintable():
         raise PolicyError(
-            f"the author {author!r} is no identity",
+            f"the author {author!r} is not an identity",
             fix='write "Name <address>"',
             why="git writes a name and an address into every commit",
         )
@@ -127,7 +127,7 @@ class Workspace:
             raise WorkspaceError(
                 f"there is no workspace at {path!r}",
                 why=f"it is not directly below {where!r}, where workspaces live",
-                fix="name the tree or the directory of one, or say root=",
+                fix="name the tree or the directory of one, or pass root=",
             )
         return cls(directory)
 
@@ -145,10 +145,10 @@ class Workspace:
             return cls.load(name, root=root)
         if found:
             several = ", ".join(f"{item.name} ({item.repository})" for item in found)
-            raise WorkspaceError(f"{name!r} can mean several workspaces", why=several, fix="say more of it")
+            raise WorkspaceError(f"{name!r} can mean several workspaces", why=several, fix="give more of it")
         raise WorkspaceError(
             f"there is no workspace {name!r}",
-            why=f"{data_directory(root)!r} holds {', '.join(item.name for item in known) or 'none'}",
+            why=f"{data_directory(root)!r} contains {', '.join(item.name for item in known) or 'none'}",
             fix="make one with Workspace.create (`staddle jail create`)",
         )
 
@@ -185,7 +185,7 @@ class Workspace:
             raise WorkspaceError(
                 f"{', '.join(sorted(changes))} cannot be changed",
                 fix="make another workspace",
-                why="it says what the workspace is",
+                why="it describes the workspace",
             )
         changed = self.task.replace(**changes)
         tasks.write(self.directory, changed, self.common)
@@ -318,7 +318,7 @@ class Workspace:
             why, fix = f"its state is {self.status}", "run a command in it that ends by itself"
         elif safe_git.text(f"{self.path}/.git") != f"gitdir: {self.admin}\n" or not head:
             why = "its .git file, or its HEAD, was changed"
-            fix = "look at inspect(), and take the commits over by hand"
+            fix = "read inspect(), and fetch the commits by hand"
         elif self.tip() == self.base:
             why, fix = "there is no new commit on its branch", command
         elif not self._descends():
@@ -354,7 +354,7 @@ class Workspace:
             raise WorkspaceError(
                 f"the workspace {self.name} is not on its branch {self.branch!r}",
                 why="its HEAD was moved",
-                fix=f"look at it, and write 'ref: refs/heads/{self.branch}' to {self.admin}/HEAD",
+                fix=f"inspect it, and write 'ref: refs/heads/{self.branch}' to {self.admin}/HEAD",
             )
         for name in _UNFINISHED:
             if os.path.lexists(f"{self.admin}/{name}"):

@@ -167,7 +167,7 @@ class WorkspaceRun:
                 "violation",
                 path,
                 "the agent changed what your own agent obeys when it starts",
-                "look at it before you start that agent yourself",
+                "inspect it before you start that agent yourself",
             )
             for path in changed_settings(self._before, self._obeyed())
         ]

@@ -36,7 +36,7 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
         found = git.run("rev-parse", "--verify", "--end-of-options", f"{base}^{{commit}}")
     except GitFailed as error:
         raise WorkspaceError(
-            f"the base {base!r} is no commit of {repository!r}",
+            f"the base {base!r} is not a commit of {repository!r}",
             why=error.why,
             fix="name a branch, a tag or a commit",
         ) from None

@@ -77,8 +77,8 @@ class AuditLog:
             return cls(_to_stream(target), secrets)
         raise InvalidCall(
             f"audit is {target!r}",
-            why="it is no path, no stream and no function",
-            fix='say audit="audit.jsonl", or give a function that takes a dict',
+            why="it is not a path, a stream or a function",
+            fix='use audit="audit.jsonl", or give a function that takes a dict',
         )
 
     def write(self, what: str, **facts: object) -> None:
@@ -285,7 +285,7 @@ def read(file: Iterable[bytes]) -> Iterator[AuditLine | AuditProblem]:
                 facts,
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            yield AuditProblem(at, "this is no line of an audit log, or only a part of one")
+            yield AuditProblem(at, "this is not a line of an audit log, or only a part of one")
             continue
         before, is_closed = last.get(line.log, (0, False))
         if line.number > before + 1:

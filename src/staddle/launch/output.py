@@ -9,7 +9,7 @@ FLOOD = 1 << 30
 class OutputFlood(Exception):
     """A sink raises this when a command has printed more than FLOOD. It ends the command (`output_limit`)."""
 
-    why = "it printed more than 1 GiB, most of which nobody kept (limits.output)"
+    why = "it printed more than 1 GiB, most of which was discarded (limits.output)"
 
 
 class Tail:

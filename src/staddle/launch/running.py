@@ -220,7 +220,7 @@ def complete(
         )
     if ending == "cancelled":
         raise CommandCancelled(
-            "the command was cancelled", why="somebody asked for its end", fix="run it again"
+            "the command was cancelled", why="a cancellation was requested", fix="run it again"
         )
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
     if ending:

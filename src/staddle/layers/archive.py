@@ -66,7 +66,7 @@ def _write_all(sink: _Sink, points: Mapping[str, LayerSnapshot], facts: Mapping[
     for name, point in points.items():
         if not name or "/" in name or name in (".", ".."):
             raise LayerError(
-                f"{name!r} is no name for a layer",
+                f"{name!r} is not a valid name for a layer",
                 why="names are letters, digits and dashes",
                 fix="choose another",
             )
@@ -283,7 +283,7 @@ def _read(
     entries = members(counted)
     first, content = _next(entries)
     if first.path != MANIFEST or first.kind != "file" or first.size > _MOST_MANIFEST:
-        raise _refused("it does not begin with a manifest of ours")
+        raise _refused("it does not start with a manifest of staddle")
     try:
         manifest = json.loads(_all(content, first.size))
         names, facts = manifest["layers"], manifest["facts"]
@@ -323,7 +323,7 @@ def _fill(
             if _all(last, 64) != digest.hexdigest().encode():
                 raise _refused("its checksum is wrong")
             if next(entries, None) is not None or counted.read(1):
-                raise _refused("there is something after its end")
+                raise _refused("there are bytes after the end")
             break
         if member.path == "layers" and member.kind == "directory":
             continue
@@ -334,7 +334,7 @@ def _fill(
         if path:
             unpackings[name].add(member, path, last)
         elif member.kind != "directory" or name in tops:
-            raise _refused(f"{member.path!r} is in it twice, or is no directory")
+            raise _refused(f"{member.path!r} is in it twice, or is not a directory")
         else:
             tops.add(name)
             os.chmod(made[name].upper, member.mode & 0o777 | 0o700)

@@ -121,13 +121,13 @@ class Baseline:
         if path in self._noted:
             before = self._noted[path]
             if before is None:
-                return "" if now is None else "it was created on the host meanwhile"
+                return "" if now is None else "it was created on the host since then"
             if now is None:
-                return "it was deleted on the host meanwhile"
-            return "" if signature(now) == before else "it was changed on the host meanwhile"
+                return "it was deleted on the host since then"
+            return "" if signature(now) == before else "it was changed on the host since then"
         if now is None or stat.S_ISDIR(now.st_mode):
             return ""  # a directory's time moves with every name in it; those are looked at themselves
-        return "it was changed on the host meanwhile" if now.st_ctime_ns > self.taken else ""
+        return "it was changed on the host since then" if now.st_ctime_ns > self.taken else ""
 
     def conflicts(self, item: Difference) -> Iterator[tuple[str, str]]:
         """The paths of a difference that the host has changed meanwhile, and how."""
@@ -183,10 +183,10 @@ def signature(status: os.stat_result) -> Signature:
 
 def _signatures(rows: object) -> Marks:
     if not isinstance(rows, dict):
-        raise ValueError("it does not say what was where")
+        raise ValueError("it lacks the list of files")
     for row in rows.values():
         if row is not None and not (isinstance(row, list | tuple) and all(type(n) is int for n in row)):
-            raise ValueError(f"{row!r} is no signature of a file")
+            raise ValueError(f"{row!r} is not a signature of a file")
     return Marks({str(path): None if row is None else tuple(row) for path, row in rows.items()})
 
 

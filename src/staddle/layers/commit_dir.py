@@ -154,7 +154,7 @@ def _home_for(target_path: str, target: int) -> tuple[str, bool]:
     if not usable:
         raise LayerError(
             "there is no place for the record of a commit",
-            why="neither the state directory nor /var/tmp can be written, or the workspace holds them both",
+            why="neither the state directory nor /var/tmp can be written, or the workspace contains both",
             fix="name a directory in $XDG_STATE_HOME",
         )
     return usable[0], False
@@ -166,7 +166,9 @@ def open_home(home: str) -> int:
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         os.close(fd)
-        raise LayerError(f"{home!r} is not ours alone", why="somebody else has made it", fix="remove it")
+        raise LayerError(
+            f"{home!r} is not staddle's alone", why="another user has created it", fix="remove it"
+        )
     return fd
 
 

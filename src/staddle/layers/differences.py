@@ -102,7 +102,7 @@ def differences(opened: OpenLayers, selection: Selection = _EVERYTHING) -> Itera
                     raise LayerError(
                         "there are too many changes to list",
                         why=f"more than {MOST_DIFFERENCES:,} files were added, changed or deleted",
-                        fix="look at a part of it: name paths",
+                        fix="compare a part of it: name paths",
                     )
                 yield found
         finally:
@@ -125,7 +125,7 @@ def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pa
     prefix = f"{pair.path}/" if pair.path else ""
     if prefix.count("/") > MOST_DEPTH:
         raise LayerError(
-            "a change lies too deep to be looked at",
+            "a change lies too deep to be compared",
             why=f"directories are nested more than {MOST_DEPTH:,} deep",
             fix=f"remove them inside; they begin at {pair.path.partition('/')[0]!r}",
         )

@@ -67,7 +67,7 @@ class HostDirectory(str):
             return
         gone = not os.path.exists(self)
         raise LayerError(
-            f"the workspace {str(self)!r} is {'not there any more' if gone else 'another directory now'}",
+            f"the workspace {str(self)!r} is {'deleted' if gone else 'another directory now'}",
             why="it was moved or deleted on the host since the sandbox was opened",
             fix="put it back; or take the work elsewhere: diff() lists it, snapshot().save(FILE) keeps it, "
             "commit(to=DIRECTORY) writes it to another directory",

@@ -179,7 +179,7 @@ class Allowed:
     def __init__(self, names: Collection[str] = ()) -> None:
         if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
             raise InvalidCall(
-                f"allow is {names!r}", why="it is not a list of names", fix="say allow=['NAME']"
+                f"allow is {names!r}", why="it is not a list of names", fix="use allow=['NAME']"
             )
         #: What each has let through so far.
         self._used = dict.fromkeys(names, False)
@@ -223,8 +223,8 @@ def decided(
             refused.append(conflict)
         elif answer != "overwrite":
             raise InvalidCall(
-                f"on_conflict said {answer!r}",
-                fix="say 'overwrite', 'keep' or 'refuse' for each conflict",
+                f"on_conflict returned {answer!r}",
+                fix="use 'overwrite', 'keep' or 'refuse' for each conflict",
                 why="there is no such answer",
             )
     # All are asked about, so that it is known which names were of use.
@@ -233,7 +233,7 @@ def decided(
         raise CommitRefused(
             f"the host changed {_count(refused)} that the sandbox changed too",
             why=_listed(refused),
-            fix="look at them; on_conflict='overwrite' takes the sandbox's, a function decides one by one",
+            fix="review them; on_conflict='overwrite' takes the sandbox's, a function decides one by one",
             conflicts=tuple(refused),
             held=held,
         )
@@ -241,7 +241,7 @@ def decided(
         raise CommitRefused(
             f"{_count(held)} would need a second look",
             why=_listed(held) + _unknown(allow.unused),
-            fix=f"look at them; allow=[{held[0].path!r}, ...] takes those over that it names, "
+            fix=f"review them; allow=[{held[0].path!r}, ...] commits those that it names, "
             "allow_protected=True all, paths= leaves them out",
             held=held,
         )
@@ -284,7 +284,7 @@ def _held(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsAppr
             yield NeedsApproval(item.path, item.kind, f"{name} is a protected name")
         elif target := names.leads_out(item):
             yield NeedsApproval(
-                item.path, item.kind, f"it is a link that leads out of the tree, to {target!r}"
+                item.path, item.kind, f"it is a link that points out of the tree, to {target!r}"
             )
         elif _can_be_run(item.new) and not _can_be_run(item.old):
             yield NeedsApproval(item.path, item.kind, "it is a new executable")

@@ -102,9 +102,9 @@ def checked_name(name: object) -> str:
     """A name that is one plain word, because it is also a directory's."""
     if not isinstance(name, str) or not name or name[0] not in _FIRST or not set(name) <= _LETTERS:
         raise LayerError(
-            f"{name!r} is no name for a kept sandbox",
+            f"{name!r} is not a valid name for a kept sandbox",
             why="it is also the name of a directory",
-            fix="use letters, digits, '.', '_' and '-', and begin with a letter or a digit",
+            fix="use letters, digits, '.', '_' and '-', and start with a letter or a digit",
         )
     if len(name) > LONGEST_NAME:
         raise LayerError(
@@ -160,12 +160,12 @@ def make_home(workspace: str | None) -> str:
         raise LayerError(
             f"no sandbox can be kept in {place!r}",
             why=str(getattr(error, "strerror", None) or error),
-            fix="name a directory of yours on ext4, xfs, btrfs or tmpfs in $XDG_STATE_HOME",
+            fix="name a directory that you own on ext4, xfs, btrfs or tmpfs in $XDG_STATE_HOME",
         ) from None
     if os.geteuid() == 0 and (closed := _closed_to_others(place)):
         raise LayerError(
             f"no sandbox can be kept in {place!r}",
-            why=f"a sandbox that root starts is not root, and nobody else may pass through {closed!r}",
+            why=f"a sandbox that root starts is not root, and other users may not pass through {closed!r}",
             fix="name another directory in $XDG_STATE_HOME; /var/lib is the default",
         )
     return place
@@ -175,7 +175,7 @@ def _ours_alone(path: str, mode: int) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise LayerError(
-            f"{path!r} is not a directory of ours alone",
+            f"{path!r} is not a directory of staddle's alone",
             why="others may change what is kept there",
             fix="set STADDLE_LAYERS to a directory that only you can write",
         )
@@ -207,7 +207,7 @@ def read(directory: str) -> SessionRecord | None:
         with open(fd, "rb") as file:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode):
-                raise ValueError("somebody else has written it")
+                raise ValueError("another user has written it")
             if found.st_size > _MOST_BYTES:
                 raise ValueError("it is too large")
             facts = json.loads(file.read(_MOST_BYTES))
@@ -218,8 +218,8 @@ def read(directory: str) -> SessionRecord | None:
         name = os.path.basename(directory)
         raise LayerError(
             f"the kept sandbox {name!r} cannot be read",
-            why=str(error) if not isinstance(error, KeyError) else f"it does not say {error}",
-            fix=f"its layers are in {directory!r}; `staddle rm {name}` removes them",
+            why=str(error) if not isinstance(error, KeyError) else f"it does not contain {error}",
+            fix=f"its layers are in {directory!r}; `staddle rm --force {name}` removes them",
         ) from None
 
 
@@ -252,9 +252,9 @@ def _record(facts: object, name: str) -> SessionRecord:
         raise ValueError(f"it is that of {facts['name']!r}")
     workspace = facts["workspace"]
     if workspace is not None and not (isinstance(workspace, str) and workspace.startswith("/")):
-        raise ValueError(f"{workspace!r} is no workspace")
+        raise ValueError(f"{workspace!r} is not a workspace")
     if type(facts["inode"]) is not int or not isinstance(facts["policy"], dict):
-        raise ValueError("it does not say what it is of")
+        raise ValueError("it does not name what it belongs to")
     if type(mounter := facts.get("mounter", -1)) is not int or not -1 <= mounter < 1 << 32:
         raise ValueError(f"the mounter {mounter!r} is not a user id")
     points = tuple(_point(point) for point in facts["points"])
@@ -264,7 +264,7 @@ def _record(facts: object, name: str) -> SessionRecord:
     beside = _several(facts.get("beside", []))
     frozen = {name for point in points for name in point.every_layer}
     if not layers or any(not one or one[0] in frozen for one in (layers, *(tree.layers for tree in beside))):
-        raise ValueError("it does not say which layer is written")
+        raise ValueError("it does not name the layer that is written")
     return SessionRecord(
         name,
         workspace,
@@ -282,7 +282,7 @@ def _record(facts: object, name: str) -> SessionRecord:
 
 def _point(facts: object) -> SnapshotRecord:
     if not isinstance(facts, dict):
-        raise ValueError(f"{facts!r} is no snapshot")
+        raise ValueError(f"{facts!r} is not a snapshot")
     baseline = Baseline.from_facts(facts["baseline"])
     beside = _several(facts.get("beside", []))
     layers = _names(facts["layers"])
@@ -301,15 +301,15 @@ def _several(facts: object) -> tuple[TreeRecord, ...]:
 def _beside(facts: object) -> TreeRecord:
     several = ("places", "bases", "layers")
     if not isinstance(facts, dict) or not all(isinstance(facts[name], list) for name in several):
-        raise ValueError(f"{facts!r} is no tree")
+        raise ValueError(f"{facts!r} is not a tree")
     for path in (facts["root"], *facts["places"]):
         if not _is_path(path):
-            raise ValueError(f"{path!r} is no place of a tree")
+            raise ValueError(f"{path!r} is not a valid place of a tree")
     for base in facts["bases"]:
         if not isinstance(base, str) or not base.strip("./") or not _is_path(f"/{base.lstrip('/')}"):
             raise ValueError(f"{base!r} is not a base of a tree")
     if not facts["bases"]:
-        raise ValueError("it does not say what a tree is over")
+        raise ValueError("it does not name what a tree lies over")
     return TreeRecord(facts["root"], tuple(facts["places"]), tuple(facts["bases"]), _names(facts["layers"]))
 
 
@@ -329,11 +329,11 @@ def _names(layers: object) -> tuple[str, ...]:
         raise ValueError("its layers are not a list of different ones")
     for name in layers:
         if not (isinstance(name, str) and name.isascii() and name.isdigit() and len(name) < 10):
-            raise ValueError(f"{name!r} is no layer")
+            raise ValueError(f"{name!r} is not a layer")
     return tuple(layers)
 
 
 def _time(when: object) -> float:
     if isinstance(when, bool) or not isinstance(when, int | float) or not 0 <= when < 1 << 40:
-        raise ValueError(f"{when!r} is no time")
+        raise ValueError(f"{when!r} is not a time")
     return float(when)

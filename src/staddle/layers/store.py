@@ -447,7 +447,7 @@ def _opened(home: str, mode: int) -> int:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
                 raise LayerError(
-                    "somebody else has made the directory that would be ours",
+                    "another user has created the directory that staddle would use",
                     why="it has another owner, or others may write it",
                     fix="remove it, or set STADDLE_LAYERS to a directory that you own",
                 )

@@ -62,7 +62,7 @@ def text_diff(
     except _TooLarge:
         return f"{head}Files differ; one has more than {limit:,} bytes\n"
     except OSError as error:
-        return f"{head}The content is not there any more: {error.strerror}\n"
+        return f"{head}The content no longer exists: {error.strerror}\n"
     if b"\0" in old or b"\0" in new:
         return f"{head}Binary files differ\n"
     return head + _unified(change, old, new, context)

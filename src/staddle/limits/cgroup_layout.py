@@ -177,7 +177,7 @@ def _why_not(controller: str, facts: CgroupFacts) -> tuple[str, str]:
         )
     if not one.writable:
         return (
-            "the control groups belong to somebody else",
+            "the control groups belong to another user",
             "have one delegated (its directory and cgroup.procs made yours)",
         )
     return (

@@ -28,16 +28,16 @@ LEAST_MEMORY, LEAST_PROCESSES, LEAST_DISK = 64 << 20, 64, 64 << 20
 #: Why a default is not held, and what to do about it.
 _UNHELD = {
     "memory": (
-        "nothing bounds memory here: the policy says no limit, and a default needs a process of ours inside",
-        "use the namespaces backend; or say limits.memory (None: no limit)",
+        "nothing bounds memory here: the policy sets no limit, and a default needs a staddle process inside",
+        "use the namespaces backend; or set limits.memory (None: no limit)",
     ),
     "processes": (
-        "nothing bounds the number of processes here: a default needs a user namespace of our own",
-        "use the namespaces backend; or say limits.processes (None: no limit)",
+        "nothing bounds the number of processes here: a default needs a user namespace of the sandbox's own",
+        "use the namespaces backend; or set limits.processes (None: no limit)",
     ),
     "disk": (
-        "what is written goes straight to the host's file systems, which are not ours to size",
-        "use mode='overlay' on the namespaces backend; or say limits.disk=None",
+        "what is written goes straight to the host's file systems, which staddle cannot limit",
+        "use mode='overlay' on the namespaces backend; or set limits.disk=None",
     ),
 }
 

@@ -161,7 +161,7 @@ _DISK = {
 }
 _STRAIGHT_TO_THE_HOST = Gap(
     "limits.disk",
-    "what is written goes straight to the host's file systems, which are not ours to size",
+    "what is written goes straight to the host's file systems, which staddle cannot limit",
     "use mode='overlay', or leave limits.disk out",
 )
 

@@ -82,12 +82,12 @@ def _move_all(source: str, target: str) -> None:
                 cgroups.add(target, pid)
             except ProcessLookupError:
                 continue  # it has ended
-    raise OSError(errno.EBUSY, "its processes go on starting others")
+    raise OSError(errno.EBUSY, "its processes keep starting others")
 
 
 def _refused(why: str) -> LaunchFailed:
     return LaunchFailed(
-        "systemd gave no control group to hold limits in",
+        "systemd gave no control group to set limits in",
         why=why,
         fix="leave limits.memory, limits.cpu and limits.processes out, or see `staddle doctor`",
     )

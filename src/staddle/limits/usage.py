@@ -305,7 +305,7 @@ def _named(name: str, limits: Limits) -> str:
     """The limit by its name; of a default also how to say another."""
     if name not in limits.defaults:
         return f"limits.{name}"
-    return f"the default of limits.{name} on this host; say a number for more, or None for no limit"
+    return f"the default of limits.{name} on this host; set a number for more, or None for no limit"
 
 
 def size(count: int) -> str:

@@ -193,7 +193,7 @@ def unprivileged_uid() -> int | Obstacle | None:
         return Obstacle(
             f"root lacks the capabilities {', '.join(missing)}: the sandbox would run as root",
             "run staddle as an ordinary user, or as root with all capabilities; of a container, "
-            "`staddle doctor --container` says with which options to start it",
+            "`staddle doctor --container` prints the options to start it with",
         )
     return unused_id_here() or Obstacle(
         "no other id exists in this user namespace: the sandbox would have to run as root",

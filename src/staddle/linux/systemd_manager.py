@@ -38,7 +38,7 @@ def find(
     if program.problem:
         return Obstacle(program.problem, "reinstall systemd")
     if not os.path.isdir(f"{root}/run/systemd/system"):
-        return Obstacle(f"systemd does not run this machine: its first process is {_first(root)}", _ELSEWHERE)
+        return Obstacle(f"systemd does not run this machine: PID 1 is {_first(root)}", _ELSEWHERE)
     if uid == 0:
         return _system(program.path, root)
     return _user(program.path, uid, environment, root)
@@ -62,7 +62,7 @@ def _user(systemd_run: str, uid: int, environment: Mapping[str, str], root: str)
     runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{root}{runtime}/systemd/private"):
         return Obstacle(
-            f"no user manager runs for uid {uid}: {runtime}/systemd/private is not there",
+            f"no user manager runs for uid {uid}: {runtime}/systemd/private does not exist",
             "log in by way of a display manager or ssh, or as root: loginctl enable-linger USER",
         )
     address = environment.get("DBUS_SESSION_BUS_ADDRESS", "")
@@ -109,7 +109,7 @@ def cause(problem: str, found: Manager) -> Obstacle:
     refused = obstacle(observe(found.unprivileged_uid if found.unprivileged_uid >= 0 else None))
     if refused is not None:
         return refused
-    return Obstacle(problem, f"see what `journalctl {'--user ' if found.scope == 'user' else ''}-e` says")
+    return Obstacle(problem, f"read `journalctl {'--user ' if found.scope == 'user' else ''}-e`")
 
 
 def delegated_controllers(

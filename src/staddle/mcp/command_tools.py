@@ -48,7 +48,7 @@ class CommandOutcome(BaseModel):
     stderr: str = Field(description="Standard error, if not merged.")
     exit_code: int | None = Field(description="None while it runs in the background.")
     reason: str = Field(description="exited, signalled, timeout, memory, output_limit, … or running.")
-    why: str = Field(description="The limit that ended it, in a sentence; empty if none did.")
+    why: str = Field(description="The limit that stopped it, in a sentence; empty if none did.")
     cwd: str = Field(description="The shell's directory afterwards.")
     seconds: float
     truncated: bool = Field(description="Whether some of the output was left out.")
@@ -216,7 +216,7 @@ async def read_output(
     pid: Pid,
     offset: Annotated[int, Field(ge=0, description="Bytes to skip: next_offset of the last call.")] = 0,
     wait: Annotated[
-        float, Field(ge=0, le=600, description="Seconds to wait for more output, or for its end.")
+        float, Field(ge=0, le=600, description="Seconds to wait for more output, or until it exits.")
     ] = 0.0,
     output_limit: OutputLimit = OUTPUT_LIMIT,
     sandbox: SandboxId = None,

@@ -135,7 +135,7 @@ async def read_file(
         return CallToolResult(content=[content], structured_content=facts.model_dump(mode="json"))
     if kind != "text/plain":
         raise StaddleError(
-            f"{path} is not text", why="it has NUL bytes", fix="look at it with bash: file, xxd, strings"
+            f"{path} is not text", why="it has NUL bytes", fix="inspect it with bash: file, xxd, strings"
         )
     lines = data.decode("utf-8", "replace").splitlines(keepends=True)
     chosen = lines[offset - 1 : offset - 1 + limit]

@@ -62,7 +62,7 @@ class RestoredState(BaseModel):
     """The restored snapshot, and the processes that the restore ended."""
 
     snapshot: str
-    ended: list[str] = Field(description="Commands of processes that were ended.")
+    ended: list[str] = Field(description="Commands of processes that were killed.")
 
 
 class ForkedSandboxes(BaseModel):
@@ -245,7 +245,7 @@ async def commit(
     consent: Annotated[Consent, Resolve(may_commit)],
     paths: Paths = None,
     overwrite: Annotated[
-        bool, Field(description="Also over files that the user has changed meanwhile (see `conflict`).")
+        bool, Field(description="Also over files that the user has changed since then (see `conflict`).")
     ] = False,
     sandbox: SandboxId = None,
 ) -> CommittedChanges:

@@ -35,7 +35,7 @@ class Consent(BaseModel):
 def refuse_unless(consent: Consent, what: str) -> None:
     """ToolError, unless the person said yes."""
     if not consent.allow:
-        raise ToolError(f"{what} was refused: the user said no")
+        raise ToolError(f"{what} was refused: the user declined")
 
 
 def ask(ctx: Context[Any, Any], tool: str, message: str) -> Consent | Elicit[Consent]:
@@ -46,7 +46,7 @@ def ask(ctx: Context[Any, Any], tool: str, message: str) -> Consent | Elicit[Con
     if capabilities is None or capabilities.elicitation is None:
         raise ToolError(
             f"{tool} needs the consent of a person: this client cannot ask for it (no elicitation); "
-            f"tell the user to start `staddle mcp --yes {tool}`, or to review and commit outside"
+            f"ask the user to start `staddle mcp --yes {tool}`, or to review and commit outside"
         )
     return Elicit(message, Consent)
 

@@ -160,7 +160,7 @@ class SandboxRegistry:
             return handle
         await self.close(handle.id)
         raise StaddleError(
-            f"the sandbox {handle.id!r} has ended, with its processes and what was not committed",
+            f"the sandbox {handle.id!r} has stopped, with its processes and what was not committed",
             why="it was killed, or its policy limits how long it lives or is idle",
             fix="call again for a new one" if handle.id == DEFAULT else "open another one",
         )

@@ -290,7 +290,7 @@ class _Writer:
             raise PolicyNotEnforceable(
                 f"{item.path!r} cannot be shown",
                 why=f"{root!r} is a link inside, and nothing is mounted through links",
-                fix="name the path that the link leads to",
+                fix="name the path that the link points to",
             )
         operation = self._operation(item, around)
         if operation is None:

@@ -149,7 +149,7 @@ def _entries(root: str, directory: str) -> Iterator[tuple[str, int, str]]:
             names = [(os.fsdecode(entry.name), entry.stat(follow_symlinks=False).st_mode) for entry in found]
     except OSError as error:
         raise PolicyError(
-            f"the base {root!r} cannot be looked at",
+            f"the base {root!r} cannot be read",
             why=f"{directory!r}: {error.strerror}",
             fix="make it readable, or import it with `staddle base import`",
         ) from None

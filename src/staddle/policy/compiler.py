@@ -291,7 +291,9 @@ def _private(
     inside = home.place.path
     if ":" in inside or "\n" in inside:
         raise PolicyError(
-            f"the home is {inside!r}", why="/etc/passwd cannot hold ':' or a line end", fix="choose another"
+            f"the home is {inside!r}",
+            why="/etc/passwd cannot contain ':' or a line end",
+            fix="choose another",
         )
     wanted = {item.path: item for item in system.scratch(inside)}
     notes = []
@@ -379,7 +381,7 @@ def _about(rules: Iterable[ResolvedRule], concealed: Mapping[str, Hidden]) -> It
         if not rule.asked:
             continue
         if rule.place.links:
-            yield Note(f"it leads to {rule.place.path!r}", rule.origin)
+            yield Note(f"it points to {rule.place.path!r}", rule.origin)
         if rule.field == "deny" and hiding.at_or_above(rule.place.path) is None:
             yield Note("there is nothing to hide: it lies below no grant", rule.origin)
 

@@ -100,7 +100,7 @@ def checked_name(name: object, field: str) -> str:
     elif not name:
         why = "it is empty"
     elif "=" in name or "\0" in name:
-        why = "a name cannot hold '=' or NUL"
+        why = "a name cannot contain '=' or NUL"
     elif not _encodable(name):
         why = "it has characters that cannot be passed to a program"
     else:

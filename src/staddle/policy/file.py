@@ -159,7 +159,7 @@ def _content(name: str, real: str) -> str:
         if not os.path.exists(real) or not os.path.samestat(about, os.stat(real)):
             raise _bad(name, "", "it was replaced while it was being read", "try again")
         if about.st_mode & stat.S_IWOTH:
-            raise _bad(name, "", "everybody may write it, and so widen the policy", "chmod o-w it")
+            raise _bad(name, "", "every user may write it, and so widen the policy", "chmod o-w it")
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise _bad(name, "", f"it is larger than {LARGEST_FILE >> 20} MiB")
@@ -170,7 +170,7 @@ def _content(name: str, real: str) -> str:
     except UnicodeDecodeError as error:
         raise _bad(name, "", f"byte {error.start} is not UTF-8", "save it as UTF-8") from None
     if not text.strip():
-        raise _bad(name, "", "it is empty", 'say at least preset = "agent"')
+        raise _bad(name, "", "it is empty", 'use at least preset = "agent"')
     return text
 
 
@@ -279,7 +279,7 @@ def _rules(table: Mapping[str, Any], name: str) -> CommandRules:
         for entry in _typed(table.get(key, []), list, name, where):
             words = {"command": entry} if isinstance(entry, str) else _typed(entry, dict, name, where)
             if "command" not in words or not words.keys() <= set(Rule._fields):
-                raise _bad(name, where, f"{entry!r} is no rule", f"a rule has {', '.join(Rule._fields)}")
+                raise _bad(name, where, f"{entry!r} is not a rule", f"a rule has {', '.join(Rule._fields)}")
             found.append(Rule(**words))
         return found
 
@@ -324,7 +324,7 @@ def _filled(text: str, values: Mapping[str, str | None], name: str, key: str) ->
             raise _bad(name, key, f"there is no placeholder ${{{word}}}", f"known are {known}")
         value = values[word]
         if not value or not os.path.isabs(value):
-            state = "not known here" if value is None else f"{value!r}, which is no absolute path"
+            state = "not known here" if value is None else f"{value!r}, which is not an absolute path"
             raise _bad(name, key, f"${{{word}}} is {state}", _SET[word])
         out.append(value)
         rest = after

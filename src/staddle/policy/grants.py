@@ -158,17 +158,17 @@ def _held(finding: ProtectedName, sight: Visibility, host: HostPaths) -> Guard |
     if covers(place.path, finding.by):
         raise PolicyError(
             f"{place.path!r} may be written, but git takes it for {finding.name}",
-            why="a repository's configuration says so",
-            fix=f"change that, or say unprotect=[{finding.name!r}]",
+            why="a repository's configuration contains it",
+            fix=f"change that, or use unprotect=[{finding.name!r}]",
         )
     return Guard(place.path, place.kind == "directory", origin)
 
 
 def _replaceable(link: str, name: str) -> PathEscape:
     return PathEscape(
-        f"{link!r} is a link, and leads to the protected name {name}",
-        why="what it leads to could be held, but the link itself could be replaced",
-        fix=f"put the real thing there, or say unprotect=[{name!r}]",
+        f"{link!r} is a link, and points to the protected name {name}",
+        why="its target could be protected, but the link itself could be replaced",
+        fix=f"put the real thing there, or use unprotect=[{name!r}]",
     )
 
 

@@ -48,7 +48,7 @@ def mask_host_sockets(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan
         return plan
     if len(found) > _MOST:
         raise PolicyNotEnforceable(
-            f"the granted directories hold {len(found)} UNIX sockets",
+            f"the granted directories contain {len(found)} UNIX sockets",
             why=f"each has to be covered, and {_MOST} can be",
             fix="grant less",
         )

@@ -94,7 +94,7 @@ def parse(entry: str) -> HostRule:
     if host.startswith("*"):
         suffix = host[2:]
         if host == "*":
-            raise _refused(entry, "it means every host there is", "say Network.open()")
+            raise _refused(entry, "it means every host there is", "use Network.open()")
         if host[1] != "." or "*" in suffix or _looks_numeric(suffix):
             raise _refused(entry, "'*' stands for whole subdomains only", "write *.example.com")
         return HostRule("subdomains", _name(suffix, entry), ports, protocol, deny)
@@ -293,7 +293,7 @@ SPECIAL = tuple(
         ("::/128", "this machine"),
         ("::1/128", "a loopback address"),
         ("64:ff9b:1::/48", "an address of a local translator"),
-        ("100::/64", "an address that leads nowhere"),
+        ("100::/64", "an address that points to nothing"),
         ("2001:2::/48", "a benchmarking address, which sandboxes use for themselves"),
         ("fc00::/7", "a private address"),
         ("fe80::/10", "a link-local address"),

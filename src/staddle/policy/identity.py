@@ -94,7 +94,7 @@ def _check_user(user: object, uid: int) -> None:
     if len(user) > LONGEST_USER:
         raise _bad_user(user, f"it is longer than {LONGEST_USER} characters")
     if user[0] not in _LETTERS and user[0] != "_":
-        raise _bad_user(user, "it begins with neither a letter nor '_'")
+        raise _bad_user(user, "it starts with neither a letter nor '_'")
     odd = next((char for char in user if char not in _IN_A_USER), "")
     if odd:
         raise _bad_user(user, f"it has {odd!r} in it")
@@ -143,11 +143,11 @@ def _check_home(home: object) -> None:
     elif any(part in ("", ".", "..") for part in home[1:].split("/")):
         why = "it has an empty part, '.' or '..' in it"
     elif any(char in home for char in ":\n\0"):
-        why = "/etc/passwd cannot hold ':', a line end or NUL in a path"
+        why = "/etc/passwd cannot contain ':', a line end or NUL in a path"
     elif len(home) > LONGEST_PATH:
         why = "it is too long for a path"
     else:
         taken = next((place for place in TAKEN if covers(place, home)), "")
         why = f"{taken} is taken inside" if taken else ""
     if why:
-        raise PolicyError(f"the home is {home!r}", why=why, fix="say /home/NAME, or leave it out")
+        raise PolicyError(f"the home is {home!r}", why=why, fix="use /home/NAME, or leave it out")

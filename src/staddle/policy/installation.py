@@ -110,7 +110,7 @@ def _refusals(table: dict[str, Any]) -> Installation:
             raise _bad(f"there is no network {mode!r}", f"known are {', '.join(MODES)}")
     refused = table.get("best_effort", False)
     if not isinstance(refused, bool):
-        raise _bad(f"refuse.best_effort is {refused!r}", "say true or false")
+        raise _bad(f"refuse.best_effort is {refused!r}", "use true or false")
     return Installation(backends, networks, not refused)
 
 

@@ -102,7 +102,7 @@ def parse_size(text: str) -> int:
     """The bytes that "65536", "64K", "64 KB", "1.5G" or "64KiB" say; PolicyError for anything else."""
     if not text:
         raise PolicyError(
-            "a size is empty", fix="write a number of bytes, or one such as 512M", why="it says nothing"
+            "a size is empty", fix="write a number of bytes, or one such as 512M", why="it is empty"
         )
     number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     unit = text[len(number) :].lower()
@@ -143,7 +143,7 @@ def parse_duration(text: str) -> float:
     raise PolicyError(
         f"{text[:40]!r} is not a time",
         fix="write seconds, or one such as 90s, 15m or 1h30m",
-        why="it is no number with a unit",
+        why="it is not a number with a unit",
     )
 
 

@@ -60,7 +60,7 @@ class Network(Value):
             raise PolicyError(
                 f"ports is {ports!r}, not a list",
                 fix="write Network.loopback([8000])",
-                why="one number is no list",
+                why="one number is not a list",
             )
         from .hosts import checked_port
 

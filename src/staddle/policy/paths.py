@@ -62,10 +62,10 @@ def declared(path: object, field: str) -> str:
         encoded = os.fsencode(text)
     except TypeError:
         raise PolicyError(
-            f"{field} holds {path!r}", why="it is not a path", fix="give text, bytes or a pathlib path"
+            f"{field} contains {path!r}", why="it is not a path", fix="give text, bytes or a pathlib path"
         ) from None
     except UnicodeError:
-        raise _refused(field, path, "it has characters that no file name can hold", "") from None
+        raise _refused(field, path, "it has characters that no file name can contain", "") from None
     if not text:
         raise _refused(field, path, "it is empty", "write '.' for the current directory")
     if "\0" in text:
@@ -75,7 +75,7 @@ def declared(path: object, field: str) -> str:
         raise _refused(
             field,
             path,
-            "'..' can lead somewhere else when a directory before it is a link",
+            "'..' can point to another place when a directory before it is a link",
             "write the path it should reach",
         )
     if len(encoded) > LONGEST_PATH:
@@ -184,7 +184,7 @@ def above(path: str) -> Iterator[str]:
 def _refused(field: str, path: object, why: str, fix: str) -> PolicyError:
     shown = repr(path)
     return PolicyError(
-        f"{field} cannot hold {shown if len(shown) < 200 else shown[:199] + '…'}",
+        f"{field} cannot contain {shown if len(shown) < 200 else shown[:199] + '…'}",
         why=why,
         fix=fix or "write another path",
     )

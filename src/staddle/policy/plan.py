@@ -212,7 +212,7 @@ class Plan(Value):
             "sockets",
             [
                 *(
-                    (shown(s.path) + ("" if s.present else " (not there yet)"), s.origin)
+                    (shown(s.path) + ("" if s.present else " (does not exist yet)"), s.origin)
                     for s in self.sockets
                 ),
                 *((f"not {shown(c.path)}", c.origin) for c in self.closed),

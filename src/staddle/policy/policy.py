@@ -112,46 +112,46 @@ class Policy(Value):
             toolchains = preset == "agent"
         if not isinstance(toolchains, bool):
             raise PolicyError(
-                f"toolchains is {toolchains!r}", why="it is neither True nor False", fix="say True or False"
+                f"toolchains is {toolchains!r}", why="it is neither True nor False", fix="use True or False"
             )
         if not isinstance(nested, bool):
             raise PolicyError(
-                f"nested is {nested!r}", why="it is neither True nor False", fix="say True or False"
+                f"nested is {nested!r}", why="it is neither True nor False", fix="use True or False"
             )
         if not isinstance(sudo, bool):
             raise PolicyError(
-                f"sudo is {sudo!r}", why="it is neither True nor False", fix="say True or False"
+                f"sudo is {sudo!r}", why="it is neither True nor False", fix="use True or False"
             )
         if world not in WORLDS:
             raise PolicyError(
-                f"world is {world!r}", why="there is no such choice", fix="say 'root' or 'writable'"
+                f"world is {world!r}", why="there is no such choice", fix="use 'root' or 'writable'"
             )
         if not isinstance(identity, Identity):
             raise PolicyError(
-                f"identity is {identity!r}", why="it is not an Identity", fix="say Identity(user='ada')"
+                f"identity is {identity!r}", why="it is not an Identity", fix="use Identity(user='ada')"
             )
         if home is not None and not identity.has_usual_home:
             raise PolicyError(
                 f"the home is {home!r} and {identity.home!r}", why="there is one home", fix="leave one out"
             )
         if not isinstance(network, Network):
-            raise PolicyError(f"network is {network!r}", why="it is not a Network", fix="say Network.open()")
+            raise PolicyError(f"network is {network!r}", why="it is not a Network", fix="use Network.open()")
         if not isinstance(limits, Limits):
-            raise PolicyError(f"limits is {limits!r}", why="it is not a Limits", fix="say Limits(timeout=60)")
+            raise PolicyError(f"limits is {limits!r}", why="it is not a Limits", fix="use Limits(timeout=60)")
         if not isinstance(system, bool):
             raise PolicyError(
-                f"system is {system!r}", why="it is neither True nor False", fix="say True or False"
+                f"system is {system!r}", why="it is neither True nor False", fix="use True or False"
             )
         if preset not in presets.NAMES:
             raise PolicyError(
                 f"there is no preset {preset!r}",
                 fix=f"choose one of {', '.join(presets.NAMES)}",
-                why="a policy begins with one of these",
+                why="a policy starts with one of these",
             )
         if preset == "coding-agent" and home is None:
             raise PolicyError(
                 "the preset coding-agent needs a home",
-                fix="say Policy.coding_agent(home)",
+                fix="use Policy.coding_agent(home)",
                 why="the agent's configuration is in it",
             )
         super().__init__(
@@ -277,7 +277,7 @@ def _check_rules(rules: object) -> None:
 
     if not isinstance(rules, CommandRules):
         raise PolicyError(
-            f"rules is {rules!r}", why="it is not a CommandRules", fix='say CommandRules(deny=["git push"])'
+            f"rules is {rules!r}", why="it is not a CommandRules", fix='use CommandRules(deny=["git push"])'
         )
 
 
@@ -286,7 +286,7 @@ def _home(home: AnyPath) -> str:
     if ":" in path or "\n" in path:
         raise PolicyError(
             f"home is {path!r}",
-            why="/etc/passwd cannot hold ':' or a line end in a path",
+            why="/etc/passwd cannot contain ':' or a line end in a path",
             fix="choose another directory",
         )
     return path

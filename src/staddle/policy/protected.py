@@ -63,7 +63,7 @@ def checked_names(names: object) -> tuple[str, ...]:
     for name in several(names, "unprotect"):
         if not isinstance(name, str) or name not in REASONS:
             raise PolicyError(
-                f"unprotect holds {name!r}",
+                f"unprotect contains {name!r}",
                 why="it is not a protected name",
                 fix="`staddle docs protected-names` lists them, such as '.git/hooks' or '.vscode'",
             )
@@ -277,7 +277,7 @@ def _entries(directory: str, strict: bool) -> list[os.DirEntry[str]]:
             return []  # what we cannot open, and do not own, the sandbox cannot open either
         raise PolicyError(
             f"{directory!r} cannot be searched for protected names",
-            why=f"it may be written, but reading it says {error.strerror}",
+            why=f"it may be written, but reading it fails: {error.strerror}",
             fix="make it readable, or deny it",
         ) from None
 

@@ -153,7 +153,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         ".terraformrc",
         ".tofurc",
     ),
-    "a package manager or a download takes its programs from where it says": (
+    "a package manager or a download takes its programs from the place that it names": (
         ".npmrc",
         ".yarnrc",
         ".yarnrc.yml",

@@ -184,7 +184,7 @@ def _absence(error: OSError, path: str) -> Kind:
     if error.errno in (errno.EACCES, errno.EPERM):
         return "unreadable"
     raise PolicyError(
-        f"{path!r} cannot be looked at",
+        f"{path!r} cannot be read",
         why=os.strerror(error.errno or 0),
         fix="make it readable, or leave it out",
     ) from None

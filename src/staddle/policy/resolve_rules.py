@@ -143,10 +143,10 @@ def refuse_planted_links(rules: Iterable[ResolvedRule], written: set[str]) -> No
 
 def _must_be_grantable(field: Literal["read", "write"], path: str, place: ResolvedPath) -> None:
     if place.kind == "missing":
-        why = f"it leads to {place.path!r}, which does not exist" if place.links else "it does not exist"
+        why = f"it points to {place.path!r}, which does not exist" if place.links else "it does not exist"
         raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")
     if place.kind == "circle":
-        raise PolicyError(f"{field} names {path!r}", why="its links lead in a circle", fix="repair them")
+        raise PolicyError(f"{field} names {path!r}", why="its links form a circle", fix="repair them")
     if place.kind == "unreadable":
         raise PolicyError(
             f"{field} names {path!r}",

@@ -14,9 +14,9 @@ ORIGIN = "sudo"
 #: See inside.agent.sudo, which takes arguments, variables and streams from the process itself.
 _SCRIPT = """\
 #!/bin/sh
-# Runs a command as the root of this sandbox, which its first process starts. Asks for no password.
+# Runs a command as the root of this sandbox, which PID 1 starts. Asks for no password.
 if [ ! -p /dev/.staddle/sudo ]; then
-    echo "${0##*/}: nobody can be root here now: the sandbox has no root, or the command that" \\
+    echo "${0##*/}: no command can become root here now: the sandbox has no root, or the command that" \\
         "was started does not name sudo (start it as: sudo COMMAND)" >&2
     exit 1
 fi
@@ -32,7 +32,7 @@ case "${status:-1} $* " in 100*" apt "* | 100*" apt-get "*) echo "sudo: %s" >&2 
 """
 _APT = """\
 #!/bin/sh
-# %(program)s of a user who is not root, who is told what to do.
+# %(program)s of a user who is not root, with a hint.
 %(program)s "$@"
 status=$?
 [ "$status" -ne 100 ] || [ "$(id -u)" -eq 0 ] || echo "${0##*/}: %(hint)s: sudo ${0##*/} $*%(more)s" >&2

@@ -320,7 +320,7 @@ class _Finder:
         place = self._files.find(path)
         if place.kind != "file":
             return False
-        why = f"{path} leads to it"
+        why = f"{path} points to it"
         if place.links and self._leads_to_a_toolchain(place, why):
             self._linked(place)
             return True

@@ -115,7 +115,7 @@ def tools(
         for places in (found.before, found.after)
     )
     made.notes = [
-        Note(f"{path!r} on the PATH is not shown: it is no toolchain that we know", _ORIGIN)
+        Note(f"{path!r} on the PATH is not shown: it is not a toolchain that staddle knows", _ORIGIN)
         for path in found.left_out
     ]
     return made

@@ -69,10 +69,10 @@ def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
     """Read a tar and write it anew, member by member. ArchiveRefused when it is not such as we make them."""
     for count, (member, content) in enumerate(members(source)):
         if count >= _MOST_ENTRIES:
-            raise _refused(f"it holds more than {_MOST_ENTRIES:,} entries")
+            raise _refused(f"it contains more than {_MOST_ENTRIES:,} entries")
         names = (member.path, member.target) if member.kind == "link" else (member.path,)
         if member.kind == "whiteout" or not all(map(_is_plain, names)):
-            raise _refused(f"{member.path!r} is no file to hand out")
+            raise _refused(f"{member.path!r} is not a file that can be exported")
         known = Member(
             member.kind, member.path, member.mode & 0o777, member.mtime, member.size, member.target
         )
@@ -83,7 +83,7 @@ def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
             write_out(padding(member.size))
     write_out(END)
     if source.read(1):
-        raise _refused("there is something after its end")
+        raise _refused("there are bytes after the end")
 
 
 def _is_plain(name: str) -> bool:

@@ -194,7 +194,7 @@ def directory(cwd: object) -> str:
         raise InvalidCall(
             "cwd is empty",
             fix="name a directory inside, or leave it out",
-            why="an empty path is no directory",
+            why="an empty path is not a directory",
         )
     return _plain(path, "cwd")
 

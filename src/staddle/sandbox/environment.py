@@ -98,9 +98,9 @@ class SandboxEnvironment(EnvironmentBase):
         gaps = self.limits()
         if gaps and on_unavailable == "refuse":
             raise PolicyNotEnforceable(
-                "writable_paths cannot be held against commands in this sandbox",
+                "writable_paths cannot be enforced for commands in this sandbox",
                 why=gaps[0].why,
-                fix=f"{gaps[0].fix}, or say on_unavailable='record'",
+                fix=f"{gaps[0].fix}, or use on_unavailable='record'",
                 gaps=gaps,
             )
         self._turn = threading.Lock()
@@ -247,7 +247,7 @@ class SandboxEnvironment(EnvironmentBase):
             raise LaunchFailed(
                 "the command did not start",
                 why=shown(running.failure),
-                fix="look at the program and its permissions",
+                fix="check the program and its permissions",
             )
         result = commands.result_of(outcome.exit_code, out, err, _violations(outcome))
         if outcome.reason == "timeout":
@@ -268,7 +268,7 @@ class SandboxEnvironment(EnvironmentBase):
             raise SandboxClosed(
                 "the sandbox was closed while the command ran",
                 fix="open another one",
-                why="close() was called, or a limit ended it",
+                why="close() was called, or a limit stopped it",
             )
         return result
 

@@ -182,7 +182,7 @@ class FileClient:
             room -= sum(len(row[0]) + 64 for row in rows)
             if len(answer.rows) + len(rows) > MOST_ROWS or room < 0:
                 self._let_go()
-                raise OSError(errno.EOVERFLOW, f"it holds more than {MOST_ROWS:,} names")
+                raise OSError(errno.EOVERFLOW, f"it contains more than {MOST_ROWS:,} names")
             answer.rows += rows
             if said.letter == file_messages.LAST:
                 fd, said.descriptor = said.descriptor, -1  # ours to close, whatever it is
@@ -194,7 +194,7 @@ class FileClient:
         while True:
             said = self.heard(PATIENCE)
             if said is None:
-                raise self._lost(f"it has said nothing for {PATIENCE:g} seconds")
+                raise self._lost(f"it has not answered for {PATIENCE:g} seconds")
             try:
                 yield said
             finally:
@@ -206,7 +206,7 @@ class FileClient:
         """The next message, or None when none comes within so many seconds."""
         server = self._socket
         if server is None:
-            raise self._lost("it has ended")
+            raise self._lost("it has exited")
         poll = select.poll()
         poll.register(server.fileno(), select.POLLIN)
         if not self.wait(poll, patience):
@@ -289,7 +289,7 @@ class FileClient:
         if not self._agent.alive:
             return lost()
         return SessionError(
-            "the process in the sandbox that looks after files is gone",
+            "the process in the sandbox that serves files was lost",
             why=shown(failure)[:500] or why,
             fix="look what was done, and try again",
         )

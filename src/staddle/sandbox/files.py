@@ -305,12 +305,12 @@ def encoded(path: AnyPath) -> bytes:
         name = os.fsencode(path)
     except UnicodeError:
         raise InvalidCall(
-            f"{path!r} is no path",
+            f"{path!r} is not a valid path",
             why="it has a lone surrogate in it, and cannot be encoded as UTF-8",
             fix="pass bytes through os.fsdecode()",
         ) from None
     if b"\0" in name:
-        raise InvalidCall(f"{path!r} is no path", why="it has a NUL in it", fix="take it out")
+        raise InvalidCall(f"{path!r} is not a valid path", why="it has a NUL in it", fix="take it out")
     if not name:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "")
     return name

@@ -158,7 +158,7 @@ class Interpreter:
             except (ValueError, KeyError, TypeError):
                 continue  # a program wrote to the terminal itself
         self._end()
-        error = {"name": "InterpreterExited", "value": "the interpreter has ended", "traceback": ""}
+        error = {"name": "InterpreterExited", "value": "the interpreter has exited", "traceback": ""}
         return CellResult(error=error, lost=True)
 
     def _stopped(self, name: str) -> CellResult:

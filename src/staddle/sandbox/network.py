@@ -52,7 +52,7 @@ def change(inside: OpenSandbox, network: Network) -> None:
 
     if not isinstance(network, Network):
         raise InvalidCall(
-            f"network is {network!r}", why="it is not a Network", fix="say Network.allow('example.com')"
+            f"network is {network!r}", why="it is not a Network", fix="use Network.allow('example.com')"
         )
     plan, why = inside.decided.plan, ""
     asks = bool(plan.asks)
@@ -61,7 +61,7 @@ def change(inside: OpenSandbox, network: Network) -> None:
     elif network.mode not in ("allow", "deny"):
         why = f"{network} does not go through the gateway that it has"
     elif not fits(network_spec(network), network_spec(plan.network, asks=asks)):
-        why = "ports or networks are new, and lead nowhere inside"
+        why = "ports or networks are new, and are not routed inside"
     if why or inside.network is None:
         raise PolicyNotEnforceable(
             "the network of this sandbox cannot be changed so",
@@ -93,7 +93,7 @@ def has_port(inside: OpenSandbox, port: int) -> bool:
 def _reach(inside: OpenSandbox) -> SandboxNetwork:
     if inside.network is None:
         raise InvalidCall(
-            "nothing leads into this sandbox",
+            "this sandbox accepts no connections",
             why=f"{inside.decided.enforced.backend} has no way into its network",
             fix="use the namespaces, bwrap or systemd backend",
         )

@@ -298,7 +298,7 @@ class OpenSandbox:
             "the sandbox cannot be paused",
             why="a program in it has a timer that continues it"
             if timers
-            else "a program in it does not stop, or goes on at once",
+            else "a program in it does not stop, or continues at once",
             fix="end it, or run where the sandbox has a control group",
         )
 

@@ -213,7 +213,7 @@ class Process:
         """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
         if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
             raise InvalidCall(
-                f"the port is {port!r}", fix="choose a whole number from 1 to 65535", why="it is no port"
+                f"the port is {port!r}", fix="choose a whole number from 1 to 65535", why="it is not a port"
             )
         until = _until(timeout)
         while not self._has_port(port):
@@ -229,7 +229,7 @@ class Process:
         return WaitTimeout(
             what,
             why=f"{why}{f': {shown(said.strip())}' if said.strip() else ''}",
-            fix="wait longer with timeout=, or look at output()",
+            fix="wait longer with timeout=, or read output()",
         )
 
     def stream(self) -> Iterator[Chunk]:
@@ -294,7 +294,7 @@ class Process:
     def send_some(self, data: bytes | memoryview) -> int:
         """Write what there is room for; how much that was."""
         if self.poll() is not None:  # also when what it left behind has the pipe, and does not read
-            raise BrokenPipeError(32, "the process has ended")
+            raise BrokenPipeError(32, "the process has exited")
         with self._stdin:
             try:
                 return os.write(self.stdin_fileno(), data[:_PIECE])
@@ -306,7 +306,7 @@ class Process:
         if self._streams.stdin < 0:
             raise InvalidCall(
                 "its standard input is closed",
-                why="close_stdin() was called, or the process has ended",
+                why="close_stdin() was called, or the process has exited",
                 fix="start it again",
             )
         return self._streams.stdin

@@ -226,7 +226,7 @@ def _ending(result: Result) -> str:
     words = {
         Reason.timeout: f"was ended after {result.duration:.3g} seconds",
         Reason.cancelled: "was interrupted",
-        Reason.closed: "was ended: the sandbox was closed",
+        Reason.closed: "was killed: the sandbox was closed",
         Reason.signalled: f"was ended by signal {result.signal}",
         Reason.not_started: "was not started",
     }

@@ -319,6 +319,6 @@ class Session:
             raise SessionBusy(
                 f"the session {self.name!r} runs a command of this very thread",
                 why="it would wait for itself",
-                fix="read the stream to its end or close it first, or use another sb.session()",
+                fix="read the whole stream or close it first, or use another sb.session()",
             )
         return me

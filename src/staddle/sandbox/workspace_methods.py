@@ -196,7 +196,7 @@ class WorkspaceMethods:
         """
         if processes not in ("end", "keep"):
             raise InvalidCall(
-                f"processes is {processes!r}", fix='say "end" or "keep"', why="there is no such choice"
+                f"processes is {processes!r}", fix='use "end" or "keep"', why="there is no such choice"
             )
         if isinstance(snapshot, str):
             snapshot = _labelled(self.snapshots(), snapshot)
@@ -249,7 +249,7 @@ class WorkspaceMethods:
     def fork(self, n: int = 1) -> list[Self]:
         """`n` sandboxes that continue from here, each with its own processes and its own changes."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="say fork(2)")
+            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="use fork(2)")
         point = self.snapshot("fork")
         made: list[Self] = []
         try:
@@ -275,7 +275,7 @@ class WorkspaceMethods:
         if inside.agent.is_paused and (exchanges or any(session._shell.busy for session in sessions)):
             raise SessionError(
                 "this cannot be done while the sandbox is paused",
-                why="shells have to go on for it" if exchanges else "a command in it stands still",
+                why="shells have to run for it" if exchanges else "a command in it stands still",
                 fix="resume() first",
             )
         turns: list[AbstractContextManager[object]] = [
@@ -329,7 +329,7 @@ def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
 
 def _refuse_text(paths: Collection[str] | None) -> None:
     if isinstance(paths, str):
-        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"use [{paths!r}]")
 
 
 def _below(

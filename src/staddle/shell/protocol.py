@@ -165,7 +165,7 @@ def check_version(hello: bytes) -> None:
     if numbers < OLDEST:
         raise BackendUnavailable(
             f"bash {'.'.join(map(str, numbers))} is too old for a session",
-            why=f"it tells its state and takes it back from bash {'.'.join(map(str, OLDEST))} on",
+            why=f"it reports its state and restores it from bash {'.'.join(map(str, OLDEST))} on",
             fix="install a newer bash where the policy shows it",
         )
 

@@ -75,7 +75,7 @@ class Shell:
         if self._runner == me and self._current is not None and self._turn.locked():
             raise SessionBusy(
                 "this session runs a command for this very thread",
-                why="its output is being passed on; a second command would wait for the first for ever",
+                why="its output is being passed on; a second command would wait for the first forever",
                 fix="use sb.session(name) for another shell",
             )
         command = RunningCommand(spec, self._state)
@@ -169,7 +169,7 @@ class Shell:
         command = self._current
         if command is None:
             raise SessionBusy(
-                "no command was begun", fix="call begin() first", why="there is nothing to wait for"
+                "no command was started", fix="call begin() first", why="there is nothing to wait for"
             )
         try:
             outcome = self._finish(command)
@@ -324,7 +324,7 @@ class Shell:
         if not self._is_released():
             raise SessionBusy(
                 "the command that runs does not end",
-                why="nobody drives it any more: its stream was left, or its event loop was stopped",
+                why="nothing drives it any more: its stream was left, or its event loop was stopped",
                 fix="close() the session, and open another one",
             )
         with self._turn:
@@ -381,4 +381,6 @@ class Shell:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise SandboxClosed("the session is closed", fix="open another one", why="its sandbox has ended")
+            raise SandboxClosed(
+                "the session is closed", fix="open another one", why="its sandbox has stopped"
+            )

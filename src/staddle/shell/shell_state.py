@@ -321,7 +321,7 @@ class ShellState:
         raise LaunchFailed(
             "the state of the shell cannot be read",
             why="a function shadows a bash builtin, or a DEBUG trap blocks commands",
-            fix="unset it, or begin anew: sb.session(NAME).restart(), sb.reset()",
+            fix="unset it, or start again: sb.session(NAME).restart(), sb.reset()",
         )
 
     def saved(self) -> SavedShell:

@@ -105,7 +105,7 @@ class Dump:
         """The dump that was kept so. ValueError for what is none."""
         names = [name for name, _ in _SECTIONS]
         if set(pieces) != {*names, "debug"}:
-            raise ValueError("it is not what a shell tells")
+            raise ValueError("it is not what a shell reports")
         return cls({name: pieces[name] for name in names}, pieces["debug"])
 
     @classmethod

@@ -202,7 +202,7 @@ class SandboxActions(_Base):
             return
         label = shown(chosen.label) or "this snapshot"
         self._confirm(
-            f"Restore {label}? What runs is ended, and the changes since then are lost.",
+            f"Restore {label}? Running processes are killed, and the changes since then are lost.",
             "Restore",
             lambda: self._restore(here[0], chosen),
         )
@@ -214,7 +214,7 @@ class SandboxActions(_Base):
 
         def told(restored: Any) -> None:
             for process in restored.ended:
-                self.note("sandbox", f"ended: {process.command}")
+                self.note("sandbox", f"killed: {process.command}")
             self.notify(f"restored {shown(snapshot.label)}", markup=False)
 
         self.work("restore", lambda: sandbox.restore(snapshot), told)

@@ -376,7 +376,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     def _told(self, watched: WatchedSandbox, what: str) -> None:
         """The thread of a sandbox has seen something new."""
         if what == "lost":
-            self.note("error", f"the sandbox has ended: {watched.error}")
+            self.note("error", f"the sandbox has stopped: {watched.error}")
             what = "changes"
         if what == "changes":
             self._note_changes(watched)

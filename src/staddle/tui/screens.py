@@ -128,7 +128,7 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
     BINDINGS = [
         ("escape,q", "dismiss(None)", "leave"),
         ("c", "commit", "commit what is chosen"),
-        ("a", "all", "choose all that nothing holds back"),
+        ("a", "all", "choose all that are not refused"),
         ("n", "none", "choose nothing"),
         ("v", "diff", "show the diff"),
     ]
@@ -155,7 +155,7 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
         why = self._conflicts.get(path)
         if why is not None:
             return f"conflict: {why}"
-        return f"held back: {self._held[path]}" if path in self._held else ""
+        return f"refused: {self._held[path]}" if path in self._held else ""
 
     def _grouped(self) -> dict[str, list[Change]]:
         """The changes by the path of their row."""
@@ -183,9 +183,9 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
         text = Text(f"Commit {counted(len(self._changes), 'change')} to {shown(self._target)}", style="bold")
         if self._held or self._conflicts:
             count = len(self._held) + len(self._conflicts)
-            text.append(f"\n{count} held back: choose one to allow it this once", style="yellow")
+            text.append(f"\n{count} refused: choose one to allow it this once", style="yellow")
         for path in self._left_out[:5]:
-            text.append(f"\nnever committed, because it is no file: {shown(path)}", style="dim")
+            text.append(f"\nnever committed, because it is not a file: {shown(path)}", style="dim")
         return text
 
     def _selections(self) -> list[Selection[str]]:

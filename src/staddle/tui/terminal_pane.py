@@ -244,7 +244,7 @@ class TerminalPane(Widget, can_focus=True):
             except StaddleError:
                 pass
         self.emulator.feed(b"\x1b[?1049l\x1b[m\r\n")
-        self.sentence = "the shell has ended; Enter starts another one"
+        self.sentence = "the shell has exited; Enter starts another one"
         self.post_message(self.Ended(self, status))
         self.refresh()
 

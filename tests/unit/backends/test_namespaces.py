@@ -213,7 +213,7 @@ def test_every_step_is_a_line() -> None:
     assert not any("no account has" in line for line in lines)
     as_root = printed(made, UNPRIVILEGED_UID)
     assert "show /w (read and write), its owner shown as the sandbox's user" in as_root
-    assert as_root.index("leave the old root for good") < next(
+    assert as_root.index("detach the old root") < next(
         at for at, line in enumerate(as_root) if str(UNPRIVILEGED_UID) in line
     )
 
@@ -222,8 +222,8 @@ def test_what_is_made_of_the_network_is_told() -> None:
     lines = printed(plan(network=Network.allow("example.com:443", "!b.com", "127.0.0.1:80")))
     assert any("network gateway" in line for line in lines)
     assert any("resolver at 127.0.0.53" in line for line in lines)
-    assert "port 80 of its loopback leads to port 80 of the host's" in lines
-    assert "lead to the gateway: example.com:443" in lines
+    assert "port 80 of its loopback forwards to port 80 of the host's" in lines
+    assert "route to the gateway: example.com:443" in lines
     assert "refuse: b.com" in lines
     assert not any("gateway" in line for line in printed(plan(network=Network.loopback())))
 

@@ -85,7 +85,7 @@ class TestStrings:
 
     @pytest.mark.parametrize("symbol", ["", "a b", "a)", "(", 'a"', "a;b", "ä", "a\n"])
     def test_what_is_no_symbol_is_refused(self, symbol: str) -> None:
-        with pytest.raises(ValueError, match="no symbol"):
+        with pytest.raises(ValueError, match="not a symbol"):
             sbpl.write(("allow", symbol))
 
 

@@ -262,7 +262,7 @@ def test_root_gets_the_systems_manager_and_another_id(host: Path) -> None:
     ("gone", "uid", "word"),
     [
         ("usr/bin/systemd-run", 7, "not installed"),
-        ("run/systemd/system", 7, "does not run this machine: its first process is 'init'"),
+        ("run/systemd/system", 7, "does not run this machine: PID 1 is 'init'"),
         ("run/user/7/systemd/private", 7, "no user manager runs for uid 7"),
         ("run/user/7/bus", 7, "no message bus"),
         ("run/dbus/system_bus_socket", 0, "no message bus"),

@@ -23,7 +23,7 @@ def test_nothing_is_missing_in_a_sandbox_as_it_should_be() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "what"),
     [
-        ("status", b"Pid:\t1\n", b"Pid:\t17\n", "first process"),
+        ("status", b"Pid:\t1\n", b"Pid:\t17\n", "PID 1"),
         ("status", b"NoNewPrivs:\t1", b"NoNewPrivs:\t0", "new privileges"),
         ("status", b"CapBnd:\t0", b"CapBnd:\t1", "capabilities"),
         ("status", b"CapAmb", b"Amb", "capabilities"),

@@ -19,7 +19,7 @@ def test_a_sentence_arrives_as_it_was_said(why: str) -> None:
 
 
 def test_names_that_are_not_text_do_not_stop_the_sentence() -> None:
-    assert sentence(written(CONFINEMENT, "\udcff is not there")) == "\\udcff is not there"
+    assert sentence(written(CONFINEMENT, "\udcff does not exist")) == "\\udcff does not exist"
 
 
 def test_it_fits_into_one_write() -> None:

@@ -95,7 +95,7 @@ def test_a_limit_counts_only_when_the_control_group_says_so(text: bytes, most: i
             "systemd-run: Failed to connect to bus: No medium",
         ),
         (1, b"Unknown assignment: PrivateIPC=yes\n", "Unknown assignment: PrivateIPC=yes"),
-        (0, b"", "did not say why"),
+        (0, b"", "printed no reason"),
     ],
 )
 def test_what_systemd_says_about_a_unit_that_did_not_start(code: int, said: bytes, words: str) -> None:

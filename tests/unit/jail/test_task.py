@@ -152,7 +152,7 @@ def test_the_author_of_what_is_committed_can_be_chosen(world: World) -> None:
 
 @pytest.mark.parametrize("author", ["", "Ann", "<a@b>", "Ann <>", "Ann <a@b> x", "Ann\n <a@b>", "A <<b>"])
 def test_an_author_that_is_none_is_an_error(author: str) -> None:
-    with pytest.raises(PolicyError, match="no identity"):
+    with pytest.raises(PolicyError, match="not an identity"):
         commit_identity(author)
 
 

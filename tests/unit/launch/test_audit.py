@@ -84,7 +84,7 @@ def test_a_line_that_cannot_be_written_is_told_and_has_no_number() -> None:
 
 
 def test_targets_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCall, match="no path, no stream and no function"):
+    with pytest.raises(InvalidCall, match="not a path, a stream or a function"):
         AuditLog.open(3)  # type: ignore[arg-type]
     with pytest.raises(AuditFailed, match="cannot be opened"):
         AuditLog.open(tmp_path / "none" / "log")
@@ -129,8 +129,8 @@ def test_what_is_missing_shows() -> None:
     assert problems(line(1), line(1), line(2, "closed")) == ["log a: number 1 comes after 1"]
     assert problems(line(1)) == ["log a: no end after number 1: it is still open, or was killed"]
     assert problems(line(1), b'{"log": "a", "n"\n', line(2, "closed")) == [
-        "this is no line of an audit log, or only a part of one"
+        "this is not a line of an audit log, or only a part of one"
     ]
     assert problems(line(1), line(1, log="b"), line(2, "closed", "b"), line(2, "closed")) == []
     for nonsense in (b"[]\n", b"3\n", b'{"n": {}}\n', b"[" * 100_000 + b"\n", b"\xff\xfe\n"):
-        assert problems(nonsense) == ["this is no line of an audit log, or only a part of one"]
+        assert problems(nonsense) == ["this is not a line of an audit log, or only a part of one"]

@@ -189,7 +189,7 @@ class TestText:
         place = write(ground.layer / "f", "x")
         [change] = diff(ground.view)
         place.unlink()
-        assert "not there any more" in change.text_diff()
+        assert "no longer exists" in change.text_diff()
 
     def test_a_link_put_in_its_place_is_not_read(self, ground: Ground) -> None:
         secret = write(ground.top / "secret", "secret")

@@ -379,7 +379,7 @@ class TestSecondLook:
         os.symlink("inner/up/..", ground.host / "turn")
         os.makedirs((ground.layer / path).parent, exist_ok=True)
         os.symlink(target, ground.layer / path)
-        with pytest.raises(CommitRefused, match="leads out of the tree") as refused:
+        with pytest.raises(CommitRefused, match="points out of the tree") as refused:
             commit(ground.view)
         assert [item.path for item in refused.value.held] == [path]
         commit(ground.view, allow_protected=True)
@@ -466,10 +466,10 @@ class TestConflicts:
         write(ground.layer / "mine", "sandbox")
         tick()
         write(ground.host / "both", "host")
-        with pytest.raises(CommitRefused, match="both: it was changed on the host meanwhile") as refused:
+        with pytest.raises(CommitRefused, match="both: it was changed on the host since then") as refused:
             commit(ground.view, baseline=baseline)
         assert refused.value.conflicts == (
-            Conflict("both", "modified", "it was changed on the host meanwhile"),
+            Conflict("both", "modified", "it was changed on the host since then"),
         )
         assert (ground.host / "mine").read_text() == "old"
         commit(ground.view, baseline=baseline, on_conflict="overwrite")
@@ -531,9 +531,9 @@ class TestConflicts:
         with pytest.raises(CommitRefused) as refused:
             commit(ground.view, baseline=baseline)
         assert [(item.path, item.why) for item in refused.value.conflicts] == [
-            ("created", "it was created on the host meanwhile"),
-            ("deleted", "it was deleted on the host meanwhile"),
-            ("replaced", "it was changed on the host meanwhile"),
+            ("created", "it was created on the host since then"),
+            ("deleted", "it was deleted on the host since then"),
+            ("replaced", "it was changed on the host since then"),
         ]
 
     def test_the_same_change_on_both_sides_is_none(self, ground: Ground) -> None:

@@ -71,7 +71,7 @@ class TestPlace:
         squatted = place / "staddle-0"
         squatted.mkdir()
         os.chown(squatted, 1234, 1234)
-        with pytest.raises(LayerError, match="somebody else"):
+        with pytest.raises(LayerError, match="another user"):
             home_for()
         squatted.rmdir()
 

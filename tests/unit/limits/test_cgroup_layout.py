@@ -125,7 +125,7 @@ def test_the_hybrid_layout_limits_with_the_first_and_ends_with_the_second() -> N
 def test_groups_of_the_first_version_that_are_somebody_elses_are_left_alone() -> None:
     means = decide(CgroupFacts((first("memory", writable=False), first("pids"))))
     assert held(means) == {"pids"}
-    assert "somebody else" in means.reason("memory")[0]
+    assert "another user" in means.reason("memory")[0]
 
 
 def test_without_any_there_are_none() -> None:

@@ -226,7 +226,7 @@ def test_placeholders_are_filled_in(file: Path, monkeypatch: pytest.MonkeyPatch,
     ("text", "why"),
     [
         ("${WORKSPACE}/x", "${WORKSPACE} is not known"),
-        ("${TMPDIR}/x", "'tmp', which is no absolute path"),
+        ("${TMPDIR}/x", "'tmp', which is not an absolute path"),
         ("${HOME}/x", "''"),
         ("${USER}", "no placeholder ${USER}"),
         ("${}", "no placeholder ${}"),
@@ -250,7 +250,7 @@ def test_placeholders_without_a_value_are_errors(
 
 def test_a_relative_home_is_no_value(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "relative")
-    assert "no absolute path" in refused(file, 'read = ["${HOME}/x"]')
+    assert "not an absolute path" in refused(file, 'read = ["${HOME}/x"]')
 
 
 # --- a file that an agent could have changed
@@ -332,7 +332,7 @@ def test_command_rules_in_a_file(file: Path) -> None:
     rules = CommandRules([*own, *Rule.ready_made("helm")], ["make"], "allow")
     assert policy == Policy.agent().with_rules(rules)
     assert "rules.never" in refused(file, "[rules]\nnever = []")
-    assert "no rule" in refused(file, "[rules]\ndeny = [{owner = 'x'}]")
+    assert "not a rule" in refused(file, "[rules]\ndeny = [{owner = 'x'}]")
     assert "rules.deny" in refused(file, "[rules]\ndeny = 'git'")
     assert "ready-made" in refused(file, "[rules]\nready_made = ['all']")
     assert "unknown" in refused(file, "[rules]\nunknown = 'maybe'")

@@ -340,7 +340,7 @@ def test_why_a_directory_is_shown_can_be_asked(home: Path) -> None:
     (grant,) = (grant for grant in plan.grants if grant.path == f"{home}/go1")
     assert grant.origin == f"toolchain go: {home}/go1/bin is on the PATH"
     assert [note.text for note in plan.notes if note.origin == "toolchains"] == [
-        f"'{home}/scripts' on the PATH is not shown: it is no toolchain that we know"
+        f"'{home}/scripts' on the PATH is not shown: it is not a toolchain that staddle knows"
     ]
 
 

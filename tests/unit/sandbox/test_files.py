@@ -181,7 +181,7 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             said.descriptor = -1
 
     with client_of(answers) as made:
-        with pytest.raises(SessionError, match="nothing for"):
+        with pytest.raises(SessionError, match="not answered for"):
             made.ask(file_messages.LIST, b"/")
         with made.turn:
             sending = made.send(file_messages.WRITE, b"/x", numbers=(0,))
@@ -238,7 +238,7 @@ def test_what_can_have_been_done_is_not_asked_twice(operation: bytes, reads: boo
     link = Dying(lambda line, said: None)
     made = FileClient(link)  # type: ignore[arg-type]
     try:
-        with pytest.raises(SessionError, match="is gone"):
+        with pytest.raises(SessionError, match="was lost"):
             made.ask(operation, b"/x")
         assert link.started == asked
     finally:
@@ -338,7 +338,7 @@ def test_a_tar_from_inside_that_leads_out_is_refused(member: Member) -> None:
 
 def test_a_tar_from_inside_that_goes_on_is_refused() -> None:
     source = tar(Member("file", "a"))
-    with pytest.raises(ArchiveRefused, match="after its end"):
+    with pytest.raises(ArchiveRefused, match="after the end"):
         archives.relay(io.BytesIO(source.getvalue() + b"x"), io.BytesIO().write)
     with pytest.raises(ArchiveRefused, match="early"):
         archives.relay(io.BytesIO(source.getvalue()[:-600]), io.BytesIO().write)

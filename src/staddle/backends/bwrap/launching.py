@@ -212,8 +212,8 @@ def failure(said: bytes) -> str | None:
     if b'"exit-code"' in said:
         return None
     if b'"child-pid"' in said:
-        return "bwrap could not finish the sandbox or execute the command; it said why on standard error"
-    return "bwrap did not get as far as making a sandbox; it said why on standard error"
+        return "bwrap could not finish the sandbox or execute the command; it printed why on standard error"
+    return "bwrap did not get as far as making a sandbox; it printed why on standard error"
 
 
 _OURS = "bwrap"

@@ -158,7 +158,7 @@ class Landlock:
             granted = rules.for_grants(plan, () if can_mount else [item.path for item in plan.scratch])
         except rules.TooMany as error:
             raise PolicyNotEnforceable(
-                "the landlock backend cannot hold this policy",
+                "the landlock backend cannot enforce this policy",
                 why=too_many(error.path),
                 fix="deny less below it, or choose another backend",
             ) from None
@@ -219,7 +219,7 @@ def _steps(
     if seen is not None:
         found += _mounts(plan, seen, order)
     if order.uid >= 0:
-        found.append(Step(f"become user and group {order.uid}, which are nobody's", "landlock"))
+        found.append(Step(f"become user and group {order.uid}, which own nothing", "landlock"))
     for path in order.scratch[1:]:
         found.append(Step(f"make the private directory {os.fsdecode(path)}", "private"))
     found.append(
@@ -302,7 +302,7 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
     yield from _without_mounts(plan)
     yield _documented(
         "signals",
-        "other processes of the same user can be given another priority or processor; they can be neither "
+        "other processes of the same user can be given another priority or CPU; they can be neither "
         "signalled nor traced",
     )
     yield _documented(
@@ -313,7 +313,7 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
     yield _documented("keyring", "the names of the user's keys are in /proc/keys; none can be read")
     yield _documented(
         "capabilities",
-        "no capability is held or can be gained, but only root could empty the bounding set as well",
+        "no capability is present or can be gained, but only root could empty the bounding set as well",
     )
 
 
@@ -339,17 +339,16 @@ def _as_container_root(plan: Plan) -> Iterator[Gap]:
     yield from _without_mounts(plan)
     yield _documented(
         "ipc",
-        "shared memory and semaphores in /dev/shm that everybody may open can be opened by who knows their "
-        "name",
+        "shared memory and semaphores in /dev/shm that every user may open can be opened by name",
     )
     closed = [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
     if closed:
         yield Gap(
             "write",
             f"{_some(closed)} cannot be written: root's command has an id that owns nothing, and root of "
-            "this container may not show files as those of somebody else",
+            "this container may not map the owner of files",
             "work in a copy (Sandbox(dir), mode='overlay', and commit), start the container as the owner of "
-            "the directory (docker run --user 1000), or let everybody write to it (chmod o+w)",
+            "the directory (docker run --user 1000), or let every user write to it (chmod o+w)",
         )
 
 

@@ -107,7 +107,7 @@ def _unprivileged_uid() -> tuple[int, str]:
     if missing:
         return -1, f"root without the capabilities {', '.join(missing)} cannot become another user"
     uid = unused_id_here()
-    return (-1, "in this container there is no user id that is nobody's") if uid is None else (uid, "")
+    return (-1, "in this container there is no unused user id") if uid is None else (uid, "")
 
 
 def _attempt(abi: int, uid: int, hides: bool, mounts: bool) -> str:

@@ -227,6 +227,4 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
         if rule.deny:
             continue
         if rule.protocol == "udp":
-            yield Gap(
-                "network", f"{rule} cannot be reached: Landlock cannot hold UDP to anything", _ELSEWHERE
-            )
+            yield Gap("network", f"{rule} cannot be reached: Landlock cannot restrict UDP", _ELSEWHERE)

@@ -188,9 +188,9 @@ class CommandHandle:
 
     def _in_time(self) -> None:
         if self._process.timed_out:
-            raise TimeoutException("the command was ended: its time was up")
+            raise TimeoutException("the command was killed: its time was up")
         if not self._sandbox.alive:
-            raise TimeoutException("the sandbox was killed or reached its end of life")
+            raise TimeoutException("the sandbox was killed or expired")
 
     def kill(self) -> bool:
         """Kill it with everything it started; whether it ran."""

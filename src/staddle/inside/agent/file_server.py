@@ -309,7 +309,7 @@ class FileServer:
         paths = 2 if operation == file_messages.WRITE_BENEATH else 1
         by_pipe = said.descriptor >= 0
         if len(words) != paths + (not by_pipe) or len(numbers) != 1:
-            raise Malformed("what is to be written is not said as it should be")
+            raise Malformed("the request to write is malformed")
         if operation != file_messages.WRITE_BENEATH:
             target = _pending(words[0], make=bool(numbers[0]), new=operation == file_messages.CREATE)
         else:
@@ -328,7 +328,7 @@ class FileServer:
 
     def _write_many(self, words: tuple[bytes, ...], numbers: tuple[int, ...]) -> None:
         if len(words) % 2 or len(numbers) != 1 or any(b"\0" in path for path in words[::2]):
-            raise Malformed("what is to be written is not said as it should be")
+            raise Malformed("the request to write is malformed")
         for path, content in zip(words[::2], words[1::2], strict=True):
             try:
                 with _pending(path, make=bool(numbers[0])) as target:

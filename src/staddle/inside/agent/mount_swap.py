@@ -75,7 +75,7 @@ class TreeMounts:
         """Show `tree`, which is closed, at the workspace's place and do what else is to be done there."""
         place = operations[0]
         if not isinstance(place, Bind):
-            raise ValueError("a workspace begins with what is shown")
+            raise ValueError("a workspace starts with what is shown")
         if len(operations) > 1:
             Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
         else:  # as it mostly is: what is not run is not in every sandbox's memory

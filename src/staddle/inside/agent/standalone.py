@@ -92,7 +92,7 @@ def _code(packages: Sequence[str], modules: Sequence[str]) -> bytes:
     def compiled(name: str) -> CodeType:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is not there")
+            raise ImportError(f"{name} does not exist")
         return spec.loader.get_code(name)  # type: ignore[attr-defined,no-any-return]
 
     rows: list[tuple[str, bool, CodeType | None]] = [(name, True, None) for name in packages]

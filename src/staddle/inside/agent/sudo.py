@@ -104,7 +104,7 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
         quoted = b" ".join(b"'" + one.replace(b"'", b"'\\''") + b"'" for one in words)
         return RootCommand((b"/bin/bash", *options, *((b"-c", quoted) if words else ())), variables)
     if not words:
-        raise NotUnderstood("sudo: say which command: sudo COMMAND")
+        raise NotUnderstood("sudo: name a command: sudo COMMAND")
     return RootCommand(tuple(words), variables)
 
 

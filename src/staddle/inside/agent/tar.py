@@ -198,17 +198,17 @@ def plain_name(path: str) -> str:
 def _check_link(path: str, target: str) -> None:
     depth = path.count("/")
     if target.startswith("/"):
-        raise _refused(f"the link {path!r} leads out, to {target!r}")
+        raise _refused(f"the link {path!r} points out of the tree, to {target!r}")
     for part in target.split("/"):
         depth += -1 if part == ".." else part not in ("", ".")
         if depth < 0:
-            raise _refused(f"the link {path!r} leads out, to {target!r}")
+            raise _refused(f"the link {path!r} points out of the tree, to {target!r}")
 
 
 def _rest(source: IO[bytes]) -> None:
     while data := source.read(_CHUNK):
         if data.strip(b"\0"):
-            raise _refused("there is something after its end")
+            raise _refused("there are bytes after the end")
 
 
 def _move(made: int, destination: int, beat: Callable[[], None]) -> None:
@@ -296,7 +296,7 @@ def remove_tree(path: bytes, beat: Callable[[], None], *, directory: int | None 
                 here = up
                 name, names, identity = above.pop()
                 if _identity(here) != identity:
-                    raise OSError(errno.ESTALE, "it was moved meanwhile", name)
+                    raise OSError(errno.ESTALE, "it was moved at the same time", name)
                 os.rmdir(name, dir_fd=here)
     finally:
         os.close(here)

@@ -40,7 +40,7 @@ def around(config: ForkServerConfig, outside: Outside) -> None:
     """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
     mountinfo = read_whole("/proc/self/mountinfo")
     found = {
-        "a first process above it": os.getppid() == 1,
+        "a PID 1 above it": os.getppid() == 1,
         "its own host name": not config.host or os.fsencode(os.uname().nodename) == config.host,
         "a root of its own": own_root(mountinfo),
         "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
@@ -50,7 +50,7 @@ def around(config: ForkServerConfig, outside: Outside) -> None:
 
 def at_the_first() -> None:
     """Run by the first process, before it starts anything of the sandbox."""
-    refuse_without([] if os.getpid() == 1 else ["being its first process"])
+    refuse_without([] if os.getpid() == 1 else ["being its PID 1"])
 
 
 def user_namespace() -> int:

@@ -270,4 +270,4 @@ def share_scope(spec: ExecSpec) -> Descendants:
         os.kill(os.getppid(), 0)
     except PermissionError:
         return Descendants(scoped=True)
-    raise NotStarted(CONFINEMENT, "Landlock says that signals are scoped, but they are not")
+    raise NotStarted(CONFINEMENT, "Landlock reports that signals are scoped, but they are not")

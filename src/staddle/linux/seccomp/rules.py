@@ -47,7 +47,7 @@ HOLES = {
 }
 
 UNKNOWN = SyscallRule(
-    (), ENOSYS, "a call nobody has judged yet, or an x32 number, which would dodge every other rule"
+    (), ENOSYS, "a call that has not been judged yet, or an x32 number, which would dodge every other rule"
 )
 
 
@@ -161,7 +161,7 @@ KERNEL_SURFACE = (
     SyscallRule(
         ("keyctl", "add_key", "request_key"),
         ENOSYS,
-        "keyrings are shared with whoever started the sandbox, whatever namespaces it has",
+        "keyrings are shared with the process that started the sandbox, whatever namespaces it has",
     ),
     SyscallRule(
         names(
@@ -169,7 +169,7 @@ KERNEL_SURFACE = (
             "lsm_list_modules"
         ),
         ENOSYS,
-        "memory nobody else can see, a page cache side channel, and calls no program needs yet",
+        "memory that no other process can see, a page cache side channel, and calls no program needs yet",
     ),
     SyscallRule(
         ("mbind", "set_mempolicy", "set_mempolicy_home_node", "move_pages", "migrate_pages"),
@@ -240,7 +240,7 @@ SELF_MODIFICATION = (
     SyscallRule(
         ("seccomp",),
         EPERM,
-        "of two listeners the newer is asked: it could answer in place of ours",
+        "of two listeners the newer is asked: it could answer in place of staddle's",
         (one_of(0, "operation", SET_MODE_FILTER=1), any_bit(1, "flags", NEW_LISTENER=8)),
     ),
     SyscallRule(
@@ -258,7 +258,7 @@ SELF_MODIFICATION = (
     SyscallRule(
         ("prlimit64",),
         PRETEND,
-        "as setrlimit; `ulimit -c 0` and ssh-agent go on because it succeeds",
+        "as setrlimit; `ulimit -c 0` and ssh-agent continue because it succeeds",
         (one_of(1, "resource", RLIMIT_CORE=4), given(2, "a new limit")),
     ),
 )
@@ -395,7 +395,9 @@ NO_SYSTEM_V = (
 _SETUID = {"S_ISUID": 0o4000, "S_ISGID": 0o2000}
 # O_TMPFILE takes a mode as O_CREAT does, and linkat() gives the file a name afterwards.
 _CREATES = {"O_CREAT": 0o100, "O_TMPFILE": 0o20000000}
-_NO_SETUID = "a set-user-ID file in a host directory makes whoever runs it its owner"
+_NO_SETUID = (
+    "a set-user-ID file in a host directory gives its owner's permissions to every process that runs it"
+)
 # mkdir and mkdirat are not here: the kernel drops these bits from their mode.
 NO_SETUID_FILES = (
     SyscallRule(("chmod", "fchmod", "creat", "mknod"), EPERM, _NO_SETUID, (any_bit(1, "mode", **_SETUID),)),

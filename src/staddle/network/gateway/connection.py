@@ -98,7 +98,7 @@ class Connection:
         if self._closed:
             return
         if not allowed:
-            self.fail("refused", f"{self._verdict.rule}, and nobody allowed it when asked")
+            self.fail("refused", f"{self._verdict.rule}, and it was not allowed when asked")
             return
         self._verdict = self._verdict.replace(allowed=True, rule="allowed when asked", allow="")
         self._deadline = self._give_up = self._context.loop.now + _DIALLING

@@ -332,7 +332,7 @@ def serve(socket: int, starter: int = -1, ready: int = -1) -> NoReturn:
         while where is not None and where.tb_next is not None:
             where = where.tb_next
         at = f"{where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
-        why = f"the gateway ended, which is a bug: {type(error).__name__} at {at}"
+        why = f"the gateway exited, which is a bug: {type(error).__name__} at {at}"
         gateway.events.tell(Attempt("note", "", "", 0, why))
     finally:
         os._exit(0)

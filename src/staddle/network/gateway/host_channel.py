@@ -108,7 +108,7 @@ class EventSender:
         if self._lost:
             lost, self._lost = self._lost, 0
             self._queue(
-                encode_attempt(Attempt("note", "", "", 0, f"{lost} attempts were not told", count=lost))
+                encode_attempt(Attempt("note", "", "", 0, f"{lost} attempts were not reported", count=lost))
             )
 
     def _queue(self, message: bytes, wish: bool = False) -> None:

@@ -105,7 +105,7 @@ class HttpProxy:
             if not piece:
                 raise ProxyRefusal("400 Bad Request", "it was cut off")
         if seen.protocol != "http" or seen.problem or seen.name is None:
-            raise ProxyRefusal("400 Bad Request", seen.problem or "it is no request of a proxy")
+            raise ProxyRefusal("400 Bad Request", seen.problem or "it is not a request to a proxy")
         return seen.name, data.lstrip()
 
     def _check_word(self, opening: bytes) -> None:

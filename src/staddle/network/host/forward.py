@@ -94,7 +94,7 @@ def listen_again(gateway: GatewayProcess, socket: int) -> None:
     if number != 0:
         raise ForwardFailed(
             "its sockets inside could not be made again",
-            why=os.strerror(number) if isinstance(number, int) else "it does not say why",
+            why=os.strerror(number) if isinstance(number, int) else "it gives no reason",
             fix="call reset() or fork()",
         )
 
@@ -134,5 +134,5 @@ def _answer(socket: int, request: bytes = b"") -> tuple[bytes, list[int]]:
     finally:
         channel.close()
     if not message:
-        raise ForwardFailed("the sandbox does not answer", why="it has ended")
+        raise ForwardFailed("the sandbox does not answer", why="it has exited")
     return message, descriptors

@@ -172,7 +172,7 @@ class GatewayProcess:
             send(self._socket, message, descriptors)
         except OSError as error:
             raise LaunchFailed(
-                "the network gateway has ended", why=error.strerror or "", fix="start the sandbox anew"
+                "the network gateway has exited", why=error.strerror or "", fix="start the sandbox again"
             ) from None
 
     def change(self, network: Network, bounds: GatewayBounds) -> None:

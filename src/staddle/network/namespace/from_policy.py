@@ -49,7 +49,7 @@ def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
         return made.replace(
             resolver=True,
             gates=((bytes(4), 0, ()), (bytes(16), 0, ())),
-            unheld=(*made.unheld, "nobody can be asked about what no entry speaks of"),
+            unheld=(*made.unheld, "no function can be asked about hosts without an entry"),
         )
     if network.mode != "allow":
         local = _HERE

@@ -80,7 +80,7 @@ def parse_opening(data: bytes) -> Opening | None:
     except _Bad as bad:
         return Opening(protocol, None, str(bad))
     except PolicyError:
-        return Opening(protocol, None, "the name in it is no host name")
+        return Opening(protocol, None, "the name in it is not a host name")
 
 
 # TLS.
@@ -269,7 +269,7 @@ def _without_port(host: bytes) -> bytes:
 def _plain(name: bytes) -> str:
     """The one spelling of a name that should be plain ASCII."""
     if not name.isascii():
-        raise _Bad("the name in it is no host name")
+        raise _Bad("the name in it is not a host name")
     return canonical(name.decode("ascii"))
 
 
@@ -290,7 +290,7 @@ def objection(seen: Opening, name: str | None, network: Network) -> str:
     if seen.problem:
         return f"{what}: {seen.problem}"
     if seen.name is None:
-        return f"{what} does not say which host it is for"
+        return f"{what} does not name the host it is for"
     return "" if seen.name == name else f"{what} is for {seen.name}, not for {name}"
 
 

@@ -135,7 +135,7 @@ class CommandRules(Value):
     ) -> None:
         if unknown not in ("refuse", "allow"):
             raise PolicyError(
-                f"unknown is {unknown!r}", fix="say 'refuse' or 'allow'", why="there is no such choice"
+                f"unknown is {unknown!r}", fix="use 'refuse' or 'allow'", why="there is no such choice"
             )
         denied = _rules(deny, "deny")
         _refuse_two_owners(denied)
@@ -223,7 +223,7 @@ def _refuse_two_owners(rules: tuple[Rule, ...]) -> None:
             if rule.owner and other.owner and rule.owner != other.owner and rule.overlaps(other):
                 raise PolicyError(
                     f"{rule.command!r} has two owners",
-                    why=f"one rule says {other.owner!r}, another one {rule.owner!r}",
+                    why=f"one rule has {other.owner!r}, another one {rule.owner!r}",
                     fix="leave one of them out",
                 )
 

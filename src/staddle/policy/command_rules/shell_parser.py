@@ -76,7 +76,7 @@ def parse(text: str) -> Script:
         )
     if b"\0" in data:
         raise CommandNotUnderstood(
-            "the script has a NUL in it", why="no argument can hold one", fix="take it out"
+            "the script has a NUL in it", why="no argument can contain one", fix="take it out"
         )
     return _script(_tree(data))
 

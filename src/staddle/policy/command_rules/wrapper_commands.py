@@ -40,7 +40,7 @@ class Unclear(Value):
     """Something would be run, and only the run shows what."""
 
     why: str
-    fix: str = "name the program itself; if a variable holds its directory, quote it"
+    fix: str = "name the program itself; if a variable contains its directory, quote it"
 
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ def _uv_file(text: str, path: str, found: Sources) -> None:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
-        found.unread.append((path, "it is no TOML"))
+        found.unread.append((path, "it is not TOML"))
         return
     pip = data.get("pip")
     for table in (data, pip if isinstance(pip, dict) else {}):

@@ -132,7 +132,7 @@ class Sources:
     ) -> PackageIndex | None:
         index, credential = parse(manager, url, kind, origin)
         if index is None:
-            self.unread.append((origin, "it names an index by something that is no http or https URL"))
+            self.unread.append((origin, "it names an index by something that is not an http or https URL"))
             return None
         same = (index.manager, index.url, index.kind)
         known = next((item for item in found if (item.manager, item.url, item.kind) == same), None)

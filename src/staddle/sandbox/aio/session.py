@@ -128,7 +128,7 @@ class _Turn:
             raise SessionBusy(
                 f"the session {session.name!r} runs a command of this very task",
                 why="it would wait for itself",
-                fix="read the stream to its end or close it first, or use another sb.session()",
+                fix="read the whole stream or close it first, or use another sb.session()",
             )
         await session._turn.acquire()
         self._task = task

@@ -56,7 +56,7 @@ def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
     """
     if isinstance(user, bool) or not isinstance(user, str | int) or user == "":
         raise InvalidCall(
-            f"user is {user!r}", why="it is neither a name nor a number", fix="say user='root', or a number"
+            f"user is {user!r}", why="it is neither a name nor a number", fix="use user='root', or a number"
         )
     if isinstance(user, str) and user.isascii() and user.isdigit():
         user = int(user)
@@ -68,12 +68,12 @@ def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
     if found is None:
         raise InvalidCall(
             f"there is no user {user!r} inside",
-            fix=f"say user={own.user!r}, user={ROOT.name!r}, or make one as root (useradd)",
+            fix=f"use user={own.user!r}, user={ROOT.name!r}, or make one as root (useradd)",
             why="/etc/passwd inside does not have it",
         )
     if not 0 < found.uid < ids or not 0 <= found.gid < ids:
         raise UserUnavailable(
-            f"nobody can be {user!r} in this sandbox",
+            f"no command can run as {user!r} in this sandbox",
             why=f"uid {found.uid} is not mapped"
             if ids > 1
             else "it has one id: that of its user and its root",

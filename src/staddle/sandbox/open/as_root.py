@@ -37,7 +37,7 @@ def prepare_system(decided: Decision, workspace: SandboxWorkspace | None) -> Non
     backend = decided.backend.name
     if backend != _BACKEND:
         raise RootUnavailable(
-            "nobody can be root in this sandbox",
+            "no command can run as root in this sandbox",
             why=f"the {backend} backend gives it one user",
             fix=f"choose backend={_BACKEND!r}",
         )
@@ -91,7 +91,7 @@ def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
     if owner is not None and os.stat(workspace.trees["/usr"].stack.top.upper).st_uid != owner:
         before = "Identity(uid=0)" if plan.identity.uid else "user='root'"
         raise InvalidCall(
-            "root cannot go on in this session",
+            "root cannot continue in this session",
             why=f"its system was written with {before}",
             fix="open it in the same way, or choose another name",
         )

@@ -289,7 +289,7 @@ def _copy_gap(backend: str) -> Gap:
     """The gap that `enforced` lists for a workspace that is a copy."""
     why, fix = f"{backend} has no layers", f"use the {_LAYERED} backend"
     if backend == _LAYERED:
-        why = "the file system of the workspace cannot show root's files as somebody else's"
+        why = "the file system of the workspace cannot show root's files as those of another user"
         fix = "use a directory on ext4, xfs, btrfs or tmpfs, or do not be root"
     why += ": the workspace is a copy, and whatever is done with it copies"
     return Gap("layers", why, fix, documented=True)

@@ -63,7 +63,7 @@ def checked_place(place: object, workspace: object) -> str | None:
     normal = os.path.normpath(path)
     if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
         raise InvalidCall(
-            f"workspace_at is {path!r}", why="it is not a plain absolute path", fix="say '/app'"
+            f"workspace_at is {path!r}", why="it is not a plain absolute path", fix="use '/app'"
         )
     if normal == WORKSPACE_PATH:
         return None
@@ -83,7 +83,7 @@ def checked_title(name: object) -> str:
         raise InvalidCall(
             f"name is {name!r}",
             fix=f"give a text of at most {_LONGEST_NAME} characters",
-            why="it is no text, or too long",
+            why="it is not a text, or too long",
         )
     return name
 

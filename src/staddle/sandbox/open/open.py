@@ -269,7 +269,7 @@ def _spawn(
 
 
 def _with_little_room(decided: Decision, room: int) -> Decision:
-    why = f"all sandboxes share {room >> 20} MB for changes: /dev/shm is small, and no disk can hold layers"
+    why = f"all sandboxes share {room >> 20} MB for changes: /dev/shm is small, and no disk can store layers"
     fix = "start the container with --shm-size 1g, or mount a tmpfs or a volume at /tmp"
     gap = Gap("layers", why, fix, documented=True)
     return decided.replace(enforced=decided.enforced.replace(gaps=(*decided.enforced.gaps, gap)))

@@ -93,7 +93,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         policy = _USUAL[0] if _USUAL else usual_policy()
         _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
-        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="say Policy.agent()")
+        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="use Policy.agent()")
     given = {field: value for field, value in overrides.items() if value is not None}
     workdir = _workdir(given.pop("workdir")) if "workdir" in given else None
     if given:
@@ -111,7 +111,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         )
     if not isinstance(best_effort, bool):
         raise InvalidCall(
-            f"best_effort is {best_effort!r}", why="it is neither True nor False", fix="say True or False"
+            f"best_effort is {best_effort!r}", why="it is neither True nor False", fix="use True or False"
         )
     if backend != "auto":
         backends.get(str(backend))
@@ -166,7 +166,7 @@ def _workdir(path: object) -> str:
         raise InvalidCall(
             f"workdir is {path!r}",
             why="it is not a path",
-            fix='say workdir="src", or an absolute path inside',
+            fix='use workdir="src", or an absolute path inside',
         )
     return os.fsdecode(path)
 

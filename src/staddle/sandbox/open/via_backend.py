@@ -174,7 +174,7 @@ def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFail
         pass
     failure = running.never_started(launch) if started.process.returncode else None
     last = words.decode("utf-8", "replace").strip()
-    why = "; ".join(part for part in (failure, last) if part) or "its first process ended at once"
+    why = "; ".join(part for part in (failure, last) if part) or "its PID 1 exited at once"
     return LaunchFailed("the sandbox could not be started", why=why, fix="see `staddle doctor`")
 
 

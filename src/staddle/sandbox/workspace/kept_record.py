@@ -109,8 +109,8 @@ def changes(
         return found
     except FileNotFoundError:
         raise LayerError(
-            f"the layers of the kept sandbox {record.name!r} are not there",
-            why="whoever works in it has just put others in their place, or they were deleted",
+            f"the layers of the kept sandbox {record.name!r} do not exist",
+            why="another process has just replaced them, or they were deleted",
             fix="try again",
         ) from None
 
@@ -132,9 +132,9 @@ def check_workspace(record: SessionRecord) -> None:
     except OSError:
         inode = -1
     if inode != record.inode:
-        what = "is not there" if inode == -1 else "is another directory than the one it was made for"
+        what = "does not exist" if inode == -1 else "is another directory than the one it was made for"
         raise LayerError(
             f"the kept sandbox {record.name!r} has lost its workspace",
             why=f"{record.workspace!r} {what}",
-            fix=f"put it back, or let the changes go: staddle rm {record.name}",
+            fix=f"put it back, or let the changes go: staddle rm --force {record.name}",
         )

@@ -95,7 +95,7 @@ class PersistentWorkspace(OverlayWorkspace):
             raise LayerError(
                 f"the kept sandbox {record.name!r} is damaged",
                 why=f"{error.filename!r}: {error.strerror}",
-                fix=f"`staddle rm {record.name}`",
+                fix=f"`staddle rm --force {record.name}`",
             ) from None
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)

@@ -175,7 +175,7 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
         facts["of"],
     )
     if not isinstance(origin, dict):
-        raise ValueError("it does not say what it is of")
+        raise ValueError("it does not name what it belongs to")
     workspace = trees.pop(WORKSPACE_PATH)
     # From here on nothing is wrong with it.
     store = store_for(None)
@@ -193,14 +193,14 @@ def read_shells(facts: Any) -> dict[str, SavedShell]:
         raise ValueError("it has too many sessions")
     for name in facts:
         if not name or len(name) > _LONGEST_NAME:
-            raise ValueError(f"{name[:20]!r} is no name of a session")
+            raise ValueError(f"{name[:20]!r} is not a name of a session")
     return {name: _shell(shell) for name, shell in facts.items()}
 
 
 def _shell(facts: dict[str, Any]) -> SavedShell:
     status, cwd = facts["status"], _bytes(facts["cwd"])
     if type(status) is not int or not 0 <= status <= 255:
-        raise ValueError(f"{status!r} is no status of a command")
+        raise ValueError(f"{status!r} is not a status of a command")
     if len(cwd) > _LONGEST_PATH or b"\0" in cwd or (cwd and not cwd.startswith(b"/")):
         raise ValueError("a shell has no directory")
     if facts["dump"] is None:
@@ -216,7 +216,7 @@ def _shell(facts: dict[str, Any]) -> SavedShell:
 def _places(facts: Any) -> tuple[str, ...]:
     for path in facts:
         if not isinstance(path, str) or not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-            raise ValueError(f"{path!r} is no place of a tree")
+            raise ValueError(f"{path!r} is not a valid place of a tree")
     return tuple(facts)
 
 

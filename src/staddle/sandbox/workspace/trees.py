@@ -211,7 +211,7 @@ class MountedTrees:
                     return result
         raise LayerError(
             "a snapshot could not be taken",
-            why="a program inside goes on whenever it is stopped",
+            why="a program inside continues whenever it is stopped",
             fix="end it, or run where the sandbox has a control group",
         )
 

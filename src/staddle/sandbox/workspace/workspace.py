@@ -210,7 +210,7 @@ class SandboxWorkspace(ABC):
         if self.copy is not None:
             raise LayerError(
                 "the work cannot be written to another directory",
-                why="the sandbox works in a copy, which says nothing about other directories",
+                why="the sandbox works in a copy, which shows nothing of other directories",
                 fix="snapshot().save(FILE), and Sandbox.from_snapshot(FILE, DIRECTORY)",
             )
         return view, OccupiedBaseline()

@@ -57,13 +57,13 @@ def test_what_was_allowed_or_failed_by_itself_is_not_told(line: Line) -> None:
 
 
 def test_what_the_gateway_says_of_itself_is_told(line: Line) -> None:
-    line.gateway.send(encode_attempt(Attempt("note", "", "", 0, "the gateway ended, which is a bug")))
+    line.gateway.send(encode_attempt(Attempt("note", "", "", 0, "the gateway exited, which is a bug")))
     assert line.told.read()
     (event,) = line.told.events()
     assert (event.kind, event.what, event.rule) == (
         "note",
         "the network",
-        "the gateway ended, which is a bug",
+        "the gateway exited, which is a bug",
     )
 
 

@@ -83,7 +83,7 @@ def test_uv(tmp_path: Path) -> None:
     sources = found(tmp_path, files, "pip", UV_INDEX="mine=https://d.test/s https://e.test/s")
     for host in "abcde":
         assert f"https://{host}.test/s" in urls(sources)
-    assert sources.unread == [("/etc/uv/uv.toml", "it is no TOML")]
+    assert sources.unread == [("/etc/uv/uv.toml", "it is not TOML")]
 
 
 # --- apt
