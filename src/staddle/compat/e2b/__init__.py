@@ -26,9 +26,16 @@ from .execution import CodeExecution as Execution
 from .execution import ExecutionError, Logs, OutputMessage
 from .execution import RichResult as Result
 from .filesystem import EntryInfo, FilesystemEvent, FilesystemEventType, FileType, WriteEntry, WriteInfo
+from .info import (
+    SandboxInfo,
+    SandboxMetrics,
+    SandboxNetworkOpts,
+    SandboxQuery,
+    SandboxState,
+    SnapshotInfo,
+)
 from .pty import PtySize
 from .sandbox import E2BSandbox as Sandbox
-from .sandbox import SandboxInfo, SandboxQuery, SandboxState, SnapshotInfo
 
 __all__ = [
     "AsyncSandbox",
@@ -54,6 +61,8 @@ __all__ = [
     "Sandbox",
     "SandboxException",
     "SandboxInfo",
+    "SandboxMetrics",
+    "SandboxNetworkOpts",
     "SandboxNotFoundException",
     "SandboxQuery",
     "SandboxState",

@@ -6,15 +6,60 @@ import asyncio
 import inspect
 
 from .commands import CommandHandle, Commands
-from .filesystem import Filesystem, WatchHandle
+from .filesystem import FileStream, Filesystem, WatchHandle
+from .info import Pages
 from .pty import Pty, PtyHandle
-from .sandbox import E2BSandbox, Pages
+from .sandbox import E2BSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from concurrent.futures import Future
     from typing import Any, Self
 
 _WRAPPED = (E2BSandbox, Commands, Filesystem, Pty, CommandHandle, PtyHandle, WatchHandle, Pages)
+
+
+class CallbacksOnLoop:
+    """Functions and coroutine functions of one call, which threads call and the caller's loop runs in order.
+
+    A thread does not wait for them: the loop may be busy, or have ended.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        self._last: Future[None] | None = None
+        self._failed: BaseException | None = None
+
+    def wrapped(self, value: Any) -> Any:
+        """A function that a thread can call; what is no function stays as it is."""
+        if not callable(value):
+            return value
+
+        def call(*args: Any) -> None:
+            coroutine = self._in_turn(value, args)
+            try:
+                self._last = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            except RuntimeError:
+                coroutine.close()  # the loop has ended
+
+        return call
+
+    async def over(self) -> None:
+        """Wait for those that were called so far; raise what one of them raised."""
+        if self._last is not None:
+            await asyncio.wrap_future(self._last)
+        if self._failed is not None:
+            raise self._failed
+
+    async def _in_turn(self, function: Any, args: tuple[Any, ...]) -> None:
+        async with self._turn:
+            try:
+                result = function(*args)
+                if inspect.isawaitable(result):
+                    await result
+            except Exception as error:
+                self._failed = self._failed or error
 
 
 class Awaited:
@@ -29,12 +74,40 @@ class Awaited:
             return _wrapped(value)
 
         async def call(*args: Any, **options: Any) -> Any:
-            loop = asyncio.get_running_loop()
-            args = tuple(_called_back(loop, each) for each in args)
-            options = {name: _called_back(loop, each) for name, each in options.items()}
-            return _wrapped(await asyncio.to_thread(value, *args, **options))
+            callbacks = CallbacksOnLoop()
+            args = tuple(map(callbacks.wrapped, args))
+            options = {name: callbacks.wrapped(each) for name, each in options.items()}
+            result = await asyncio.to_thread(value, *args, **options)
+            await callbacks.over()
+            return _wrapped(result)
 
         return call
+
+
+class AwaitedStream:
+    """The content of a file, piece by piece: `async for`, and `async with` or `aclose()` before its end."""
+
+    def __init__(self, stream: FileStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = await asyncio.to_thread(next, self._stream, None)
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        await asyncio.to_thread(self._stream.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 class AwaitedByIdToo:
@@ -61,13 +134,18 @@ class AsyncE2BSandbox(Awaited):
         return cls(await asyncio.to_thread(E2BSandbox.create, *args, **options))
 
     @staticmethod
+    def list_snapshots(*args: Any, **options: Any) -> Any:
+        """The snapshots of this process, as pages."""
+        return Awaited(E2BSandbox.list_snapshots(*args, **options))
+
+    @staticmethod
     def list(*args: Any, **options: Any) -> Any:
         """The sandboxes of this process, as pages."""
         return Awaited(E2BSandbox.list(*args, **options))
 
     connect, kill, pause, beta_pause = (AwaitedByIdToo() for _ in range(4))
     set_timeout, get_info, create_snapshot, fork = (AwaitedByIdToo() for _ in range(4))
-    delete_snapshot = AwaitedByIdToo()
+    delete_snapshot, get_metrics, update_network = (AwaitedByIdToo() for _ in range(3))
 
     def get_host(self, port: int) -> str:
         """As E2BSandbox."""
@@ -81,16 +159,11 @@ class AsyncE2BSandbox(Awaited):
         await self.kill()
 
 
-def _called_back(loop: asyncio.AbstractEventLoop, value: Any) -> Any:
-    """A coroutine function as one that a thread can call: it runs on the caller's loop."""
-    if not inspect.iscoroutinefunction(value):
-        return value
-    return lambda *args: asyncio.run_coroutine_threadsafe(value(*args), loop).result()
-
-
 def _wrapped(value: Any) -> Any:
     if isinstance(value, list):
         return [_wrapped(each) for each in value]
+    if isinstance(value, FileStream):
+        return AwaitedStream(value)
     if isinstance(value, E2BSandbox):
         return AsyncE2BSandbox(value)
     return Awaited(value) if isinstance(value, _WRAPPED) else value

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import posixpath
+import re
 import stat
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TypedDict
@@ -23,10 +25,28 @@ if TYPE_CHECKING:
     from staddle import Sandbox
 
     Entries = list["EntryInfo"]  # for where `list` is a method
+    Words = list[str]
 
 #: Seconds between two looks at a directory whose changes are told to a function.
 _LOOK_EVERY = 0.2
 _PIECE = 64 << 10
+#: Metadata is in extended attributes `user.e2b.KEY`. Keys and values are those that HTTP headers can have.
+_KEY, _VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[ -~]*")
+_SET = """import os, sys
+path, *pairs = sys.argv[1:]
+for key, value in zip(pairs[::2], pairs[1::2]):
+    os.setxattr(path, "user.e2b." + key, value.encode())"""
+_GET = """import json, os, sys
+found = {}
+for path in json.load(sys.stdin):
+    try:
+        names = [name for name in os.listxattr(path) if name.startswith("user.e2b.")]
+        found[path] = {name[9:]: os.getxattr(path, name).decode(errors="replace") for name in names}
+    except OSError:
+        pass
+print(json.dumps(found))"""
+#: Set when a file first gets metadata: until then no program is started inside to look for it.
+_USED = threading.Event()
 
 
 class FileType(Enum):
@@ -51,6 +71,7 @@ class WriteInfo:
     name: str
     type: FileType | None
     path: str
+    metadata: dict[str, str] | None = field(default=None, kw_only=True)
 
 
 @dataclass
@@ -146,13 +167,21 @@ class Filesystem:
         request_timeout: float | None = None,
         gzip: bool = False,
         use_octet_stream: bool = False,
+        metadata: dict[str, str] | None = None,
     ) -> WriteInfo:
-        """Write text, bytes or an open file; directories above it are made."""
+        """Write text, bytes or an open file; directories above it are made. It has this metadata then."""
+        for key, value in (metadata or {}).items():
+            if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
+                raise InvalidArgumentException(f"{key!r}: {value!r} cannot be metadata of a file")
         if isinstance(data, io.TextIOBase):
             data = data.read()
         with translated():
             self._files(user).write(at(path), data, parents=True)
-        return WriteInfo(posixpath.basename(path), FileType.FILE, at(path))
+            if metadata:
+                _USED.set()
+                pairs = [word for pair in metadata.items() for word in pair]
+                self._python(_SET, [at(path), *pairs], user)
+        return WriteInfo(posixpath.basename(path), FileType.FILE, at(path), metadata=metadata or None)
 
     def write_files(
         self,
@@ -161,9 +190,10 @@ class Filesystem:
         request_timeout: float | None = None,
         gzip: bool = False,
         use_octet_stream: bool = False,
+        metadata: dict[str, str] | None = None,
     ) -> list[WriteInfo]:
-        """Write many files."""
-        return [self.write(entry["path"], entry["data"], user) for entry in files]
+        """Write many files; each has this metadata then."""
+        return [self.write(entry["path"], entry["data"], user, metadata=metadata) for entry in files]
 
     def list(
         self, path: str, depth: int | None = 1, user: str | None = None, request_timeout: float | None = None
@@ -173,7 +203,7 @@ class Filesystem:
         if depth < 1:
             raise InvalidArgumentException(f"depth should be at least 1, and is {depth}")
         with translated():
-            return self._listed(at(path), depth, user)
+            return self._described(self._listed(at(path), depth, user), user)
 
     def _listed(self, path: str, depth: int, user: str | None) -> Entries:
         found = []
@@ -193,7 +223,7 @@ class Filesystem:
         """The facts about a file."""
         with translated():
             info = self._files(user).stat(at(path), follow_symlinks=False)
-            return self._entry(at(path), info, user)
+            return self._described([self._entry(at(path), info, user)], user)[0]
 
     def remove(self, path: str, user: str | None = None, request_timeout: float | None = None) -> None:
         """Remove a file, or a directory with all that is in it. What does not exist need not be removed."""
@@ -237,6 +267,21 @@ class Filesystem:
 
         with translated():
             return WatchHandle(look, at(path), on_event, include_entry)
+
+    def _described(self, entries: Entries, user: str | None) -> Entries:
+        """The entries with their metadata."""
+        if _USED.is_set() and entries:
+            paths = json.dumps([entry.path for entry in entries])
+            found = json.loads(self._python(_GET, [], user, paths))
+            for entry in entries:
+                entry.metadata = found.get(entry.path) or None
+        return entries
+
+    def _python(self, code: str, words: Words, user: str | None, stdin: str = "") -> str:
+        """Output of a short program inside."""
+        argv = ["python3", "-I", "-S", "-c", code, *words]
+        output: str = self._sandbox.exec(argv, user=user, stdin=stdin, check=True).stdout
+        return output
 
     def _files(self, user: str | None) -> Any:
         return self._sandbox.files.as_user(user) if user else self._sandbox.files

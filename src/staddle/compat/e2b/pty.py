@@ -38,6 +38,27 @@ class PtyHandle:
         """The number of the shell inside."""
         return int(self._terminal.pid)
 
+    @property
+    def stdout(self) -> str:
+        """Its output so far, of which the last MiB is kept."""
+        return self._said.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """Empty: a terminal has one stream."""
+        return ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the shell; None while it runs."""
+        code: int | None = self._terminal.poll()
+        return code
+
+    def listen(self, on_data: Callable[[bytes], Any] | None) -> None:
+        """Give what is printed from now on to another function, or to none."""
+        with self._lock:
+            self._on_data = on_data
+
     def wait(self, on_pty: Any = None, on_stdout: Any = None, on_stderr: Any = None) -> E2BCommandResult:
         """Wait for the end of the shell. `on_pty` gets what was printed so far, and what is printed then."""
         if on_pty is not None:
@@ -56,8 +77,14 @@ class PtyHandle:
             self._terminal.kill()
         return running
 
+    def send_stdin(self, data: str | bytes, request_timeout: float | None = None) -> None:
+        """Type something."""
+        with translated():
+            self._terminal.write(data.encode() if isinstance(data, str) else data)
+
     def disconnect(self) -> None:
-        """Do nothing: it runs on."""
+        """Hear no more of it; it runs on."""
+        self.listen(None)
 
     def _follow(self) -> None:
         try:
@@ -102,10 +129,16 @@ class Pty:
         return handle
 
     def connect(
-        self, pid: int, timeout: float | None = 60, request_timeout: float | None = None
+        self,
+        pid: int,
+        timeout: float | None = 60,
+        request_timeout: float | None = None,
+        on_data: Callable[[bytes], Any] | None = None,
     ) -> PtyHandle:
-        """The handle of a terminal that is open."""
+        """The handle of a terminal that is open; `on_data` gets what it prints from now on."""
         self._terminal(pid)
+        if on_data is not None:
+            self._handles[pid].listen(on_data)
         return self._handles[pid]
 
     def send_stdin(self, pid: int, data: bytes, request_timeout: float | None = None) -> None:

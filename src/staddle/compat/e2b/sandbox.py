@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from datetime import datetime, timedelta
 from functools import partial
 from types import MethodType
 
@@ -24,6 +23,17 @@ from .errors import (
 )
 from .execution import CodeContext, CodeExecution, ExecutionError, Logs, OutputMessage, RichResult
 from .filesystem import Filesystem
+from .info import (
+    Pages,
+    SandboxInfo,
+    SandboxMetrics,
+    SandboxQuery,
+    SandboxState,
+    SnapshotInfo,
+    network_of,
+    now,
+    on_timeout_of,
+)
 from .pty import Pty
 
 TYPE_CHECKING = False
@@ -36,62 +46,15 @@ if TYPE_CHECKING:
     from ...adapters._common import AnyPolicy
 
     Contexts = list[CodeContext]  # for where `list` is a method
+    Metrics = list[SandboxMetrics]
 
 #: Seconds a sandbox lives unless something else is asked for.
 _LIFETIME = 300
+#: A time range is asked for in whole seconds, or with the caller's clock as it was a moment ago.
+_SLACK = timedelta(seconds=10)
 _OPEN = OpenSandboxes()
 #: By their ids: a snapshot, the id of its sandbox, and its name.
 _SNAPSHOTS: dict[str, tuple[Snapshot, str, str]] = {}
-
-
-class SandboxState(StrEnum):
-    """Whether a sandbox runs."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-
-
-@dataclass
-class SandboxQuery:
-    """Filter of a list of sandboxes: all of this metadata, one of these states."""
-
-    metadata: dict[str, str] | None = None
-    state: list[SandboxState] | None = None
-
-
-@dataclass
-class SandboxInfo:
-    """A sandbox that runs, or is paused."""
-
-    sandbox_id: str
-    template_id: str
-    metadata: dict[str, str]
-    started_at: datetime
-    end_at: datetime
-    state: SandboxState = SandboxState.RUNNING
-    name: str | None = None
-
-
-@dataclass
-class SnapshotInfo:
-    """A snapshot: `Sandbox.create(info.snapshot_id)` continues from it, in this process."""
-
-    snapshot_id: str
-    names: list[str] = field(default_factory=list)
-
-
-class Pages:
-    """Sandboxes or snapshots of this process, `limit` at a time."""
-
-    def __init__(self, items: list[Any], limit: int | None = None) -> None:
-        self._items, self._limit = items, limit or max(len(items), 1)
-        self.has_next, self.next_token = True, None
-
-    def next_items(self) -> list[Any]:
-        """The next page."""
-        page, self._items = self._items[: self._limit], self._items[self._limit :]
-        self.has_next = bool(self._items)
-        return page
 
 
 class ByIdToo:
@@ -110,6 +73,8 @@ class ByIdToo:
     def _by_id(method: Callable[..., Any], sandbox_id: str, *args: Any, **options: Any) -> Any:
         if method is E2BSandbox.__dict__["kill"]._method and _OPEN.get(sandbox_id) is None:
             return False
+        if method is E2BSandbox.__dict__["fork"]._method:
+            _at_least_one(options.get("count", 1))
         return method(_found(sandbox_id), *args, **options)
 
 
@@ -153,11 +118,12 @@ class E2BSandbox:
         _opened: Sandbox | None = None,
         **options: Any,
     ) -> None:
-        if network is not None:
-            raise InvalidArgumentException("network= is not translated; give policy= with a staddle network")
-        _nothing_else(options | ({} if lifecycle is None else {"lifecycle": lifecycle}))
+        _nothing_else(options)
+        self._on_timeout, self._open_network = on_timeout_of(lifecycle), bool(allow_internet_access)
         chosen = policy_of(policy)
-        if allow_internet_access:
+        if network is not None:
+            chosen = chosen.with_network(network_of(network, self._open_network))
+        elif allow_internet_access:
             chosen = chosen.with_network(Network.open())
         elif allow_internet_access is False:
             chosen = chosen.with_network(Network.deny())
@@ -184,7 +150,7 @@ class E2BSandbox:
         self._interpreters: dict[str, Interpreter] = {}
         self._contexts: dict[str, CodeContext] = {}
         self._cells = 0
-        self._started = datetime.now(UTC)
+        self._started = now()
         self._ending: threading.Timer | None = None
         self.set_timeout(_LIFETIME if timeout is None else timeout)
 
@@ -199,32 +165,50 @@ class E2BSandbox:
     def connect(self, timeout: float | None = None, **options: Any) -> E2BSandbox:
         """The sandbox of that id in this process; it continues if it was paused."""
         _nothing_else(options)
-        self._continue()
-        if timeout is not None and datetime.now(UTC) + timedelta(seconds=timeout) > self._end_at:
+        over = self._continue()
+        if timeout is None and over:
+            timeout = _LIFETIME
+        if timeout is not None and now() + timedelta(seconds=timeout) > self._end_at:
             self.set_timeout(timeout)
         return self
 
     @classmethod
-    def list(cls, query: SandboxQuery | None = None, limit: int | None = None, **options: Any) -> Pages:
-        """The sandboxes of this process, the newest first."""
+    def list(
+        cls,
+        query: SandboxQuery | None = None,
+        limit: int | None = None,
+        next_token: str | None = None,
+        order: str | None = None,
+        **options: Any,
+    ) -> Pages:
+        """The sandboxes of this process, the newest first, or the oldest with `order="asc"`."""
         _nothing_else(options)
+        if order not in (None, "asc", "desc"):
+            raise InvalidArgumentException(f"order is 'asc' or 'desc', not {order!r}")
         query = query or SandboxQuery()
-        wanted = (query.metadata or {}).items()
         found = [sandbox.get_info() for sandbox in map(_OPEN.get, _OPEN) if sandbox is not None]
-        found = [info for info in found if wanted <= info.metadata.items()]
-        found = [info for info in found if query.state is None or info.state in query.state]
-        return Pages(found[::-1], limit)
+        found = [info for info in found if query.matches(info)]
+        return Pages(found if order == "asc" else found[::-1], limit, next_token)
 
     @ByIdToo
     def set_timeout(self, timeout: float, **options: Any) -> None:
-        """Have it end in so many seconds from now."""
+        """Have it end, or pause if `lifecycle` says so, in so many seconds from now."""
         _nothing_else(options)
         if self._ending is not None:
             self._ending.cancel()
-        self._end_at = datetime.now(UTC) + timedelta(seconds=timeout)
-        self._ending = threading.Timer(timeout, self._end)
+        self._end_at = now() + timedelta(seconds=timeout)
+        self._ending = threading.Timer(timeout, self._time_is_up)
         self._ending.daemon = True
         self._ending.start()
+
+    def _time_is_up(self) -> None:
+        if not self._on_timeout.pause:
+            self._end()
+        elif not self._paused:  # one that is paused already waits for connect()
+            try:
+                self._pause(self._on_timeout.keep_memory)
+            except SandboxException:
+                self._end()  # it runs no longer than it was asked to
 
     @ByIdToo
     def kill(self, **options: Any) -> bool:
@@ -245,29 +229,46 @@ class E2BSandbox:
         return self.sandbox.alive and not self._paused
 
     @ByIdToo
-    def pause(self, **options: Any) -> bool:
-        """Stop everything in it, until `connect()` or `resume()`; whether it ran."""
+    def pause(self, keep_memory: bool = True, **options: Any) -> bool:
+        """Stop everything in it, until `connect()` or `resume()`; whether it ran.
+
+        Without `keep_memory` its processes are ended, and its files are what is left.
+        """
         _nothing_else(options)
         running = not self._paused
+        self._pause(keep_memory)
+        return running
+
+    def _pause(self, keep_memory: bool) -> None:
         with translated():
+            if not keep_memory:
+                self._interpreters.clear()
+                self._contexts.clear()
+                files = self.sandbox.snapshot()
+                try:
+                    self.sandbox.restore(files)
+                finally:
+                    files.close()
             self.sandbox.pause()
         self._paused = True
-        return running
 
     beta_pause = pause
 
     def resume(self, **options: Any) -> E2BSandbox:
         """Let everything continue."""
         _nothing_else(options)
-        self._continue()
+        if self._continue():
+            self.set_timeout(_LIFETIME)
         return self
 
-    def _continue(self) -> None:
+    def _continue(self) -> bool:
+        """Let everything continue; whether its time was up."""
         if not self.alive:
             raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
             self.sandbox.resume()
         self._paused = False
+        return now() >= self._end_at
 
     @ByIdToo
     def get_info(self, request_timeout: float | None = None) -> SandboxInfo:
@@ -275,6 +276,25 @@ class E2BSandbox:
         state = SandboxState.PAUSED if self._paused else SandboxState.RUNNING
         times = self._started, self._end_at
         return SandboxInfo(self.sandbox_id, self._template, self.metadata, *times, state)
+
+    @ByIdToo
+    def get_metrics(
+        self, start: datetime | None = None, end: datetime | None = None, **options: Any
+    ) -> Metrics:
+        """Use of processors, memory and disk now, if that is in the time that is asked for."""
+        _nothing_else(options)
+        moment, limits = now(), self.sandbox.policy.limits
+        if (start is not None and moment < start) or (end is not None and moment > end + _SLACK):
+            return []
+        with translated():
+            words = ["df", "-B1", "--output=used,size", HOME]
+            used, size = map(int, self.sandbox.exec(words, check=True).stdout.split()[-2:])
+            usage, processes = self.sandbox.usage, self.sandbox.ps()
+        count = os.cpu_count() or 1
+        busy = ((usage.user or 0) + (usage.system or 0)) / max(usage.wall, 1e-9) / count
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = sum(process.memory for process in processes)
+        return [SandboxMetrics(count, busy * 100, size, used, limits.memory or total, memory, moment)]
 
     def __enter__(self) -> Self:
         return self
@@ -296,7 +316,12 @@ class E2BSandbox:
 
     @classmethod
     def list_snapshots(
-        cls, sandbox_id: str | None = None, limit: int | None = None, name: str | None = None, **options: Any
+        cls,
+        sandbox_id: str | None = None,
+        limit: int | None = None,
+        name: str | None = None,
+        next_token: str | None = None,
+        **options: Any,
     ) -> Pages:
         """The snapshots of this process: all, of one sandbox, or of one name."""
         _nothing_else(options)
@@ -305,7 +330,7 @@ class E2BSandbox:
             for number, (_, owner, label) in _SNAPSHOTS.items()
             if sandbox_id in (None, owner) and name in (None, label)
         ]
-        return Pages(found, limit)
+        return Pages(found, limit, next_token)
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **options: Any) -> bool:
@@ -320,8 +345,7 @@ class E2BSandbox:
     def fork(self, count: int = 1, timeout: float | None = None, **options: Any) -> Any:
         """Sandboxes that continue from here."""
         _nothing_else(options)
-        if count < 1:
-            raise InvalidArgumentException(f"count should be at least 1, and is {count}")
+        _at_least_one(count)
         if not self.alive:
             raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
@@ -333,9 +357,12 @@ class E2BSandbox:
         with translated():
             return f"127.0.0.1:{self.sandbox.expose(port)}"
 
-    def update_network(self, *_: object, **options: Any) -> None:
-        """Not offered: E2B's rules are not translated."""
-        raise SandboxException("E2B's network rules are not translated; use sandbox.sandbox.set_network()")
+    @ByIdToo
+    def update_network(self, network: Any, **options: Any) -> None:
+        """Other rules in place of those that it has, where the sandbox's network can change."""
+        _nothing_else(options)
+        with translated():
+            self.sandbox.set_network(network_of(network, self._open_network))
 
     # ------------------------------------------------------------ code
 
@@ -423,6 +450,11 @@ class E2BSandbox:
         if on_error is not None and made.error is not None:
             on_error(made.error)
         return made
+
+
+def _at_least_one(count: int) -> None:
+    if count < 1:
+        raise InvalidArgumentException(f"count should be at least 1, and is {count}")
 
 
 def _python_only(language: str | None) -> None:

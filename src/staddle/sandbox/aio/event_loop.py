@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from functools import partial, wraps
 
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
         """An awaited face, which opens what it is the face of when that is first needed."""
 
         async def _opened(self) -> S_co: ...
+
+
+#: The first sandbox of a process imports modules and looks at the host. Threads that did so at the same
+#: time would take the interpreter from the event loop in turns: one does, and the others wait.
+_FIRST, _FIRST_IS_OVER = threading.Lock(), threading.Event()
+
+
+def first_alone(make: Callable[[], T]) -> T:
+    """Open a sandbox, in a thread; no other is opened beside the first one of this process."""
+    if not _FIRST_IS_OVER.is_set():
+        with _FIRST:
+            if not _FIRST_IS_OVER.is_set():
+                try:
+                    return make()
+                finally:
+                    _FIRST_IS_OVER.set()
+    return make()
 
 
 async def readable(fd: int, until: float | None = None) -> bool:

@@ -21,7 +21,7 @@ from ..capture import captured, command_bytes
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
-from .event_loop import OnTheLoop, awaited, in_thread, room_for, see_through
+from .event_loop import OnTheLoop, awaited, first_alone, in_thread, room_for, see_through
 from .files import AsyncFiles
 from .session import AsyncSession
 
@@ -464,7 +464,7 @@ class AsyncSandbox:
                     if self._decider is not None:
                         self._decider.loop = asyncio.get_running_loop()
                     with await room_for(TO_OPEN):
-                        self._sandbox = await in_thread(self._make, undo=Sandbox.close)
+                        self._sandbox = await in_thread(lambda: first_alone(self._make), undo=Sandbox.close)
         return self._now()
 
     def _around(self, sandbox: Sandbox) -> Self:

@@ -1,0 +1,187 @@
+"""Facts about sandboxes and snapshots, pages of them, and E2B's options in staddle's terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypedDict
+
+from staddle import Network
+
+from .errors import InvalidArgumentException, translated
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ALL_TRAFFIC = "0.0.0.0/0"
+
+
+class SandboxState(StrEnum):
+    """Whether a sandbox runs."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass
+class SandboxQuery:
+    """Filter of a list of sandboxes: all of this metadata, one of these states, this template, not older."""
+
+    metadata: dict[str, str] | None = None
+    state: list[SandboxState] | None = None
+    template: str | None = None
+    started_after: datetime | None = None
+
+    def matches(self, info: SandboxInfo) -> bool:
+        """Whether this sandbox is among those that are asked for."""
+        if self.started_after is not None and info.started_at < self.started_after:
+            return False
+        return (
+            (self.metadata or {}).items() <= info.metadata.items()
+            and (self.state is None or info.state in self.state)
+            and self.template in (None, info.template_id)
+        )
+
+
+@dataclass
+class SandboxInfo:
+    """A sandbox that runs, or is paused."""
+
+    sandbox_id: str
+    template_id: str
+    metadata: dict[str, str]
+    started_at: datetime
+    end_at: datetime
+    state: SandboxState = SandboxState.RUNNING
+    name: str | None = None
+
+
+@dataclass
+class SandboxMetrics:
+    """Use of the processors, of memory and of the disk at one time. Sizes are bytes."""
+
+    cpu_count: int
+    cpu_used_pct: float
+    disk_total: int
+    disk_used: int
+    mem_total: int
+    mem_used: int
+    timestamp: datetime
+
+
+@dataclass
+class SnapshotInfo:
+    """A snapshot: `Sandbox.create(info.snapshot_id)` continues from it, in this process."""
+
+    snapshot_id: str
+    names: list[str] = field(default_factory=list)
+
+
+class Pages:
+    """Sandboxes or snapshots of this process, `limit` at a time, from the one after `token`."""
+
+    def __init__(self, items: list[Any], limit: int | None = None, token: str | None = None) -> None:
+        self._items, self._limit = items, limit or max(len(items), 1)
+        if token is not None:
+            known = [_id(item) for item in items]
+            self._items = items[known.index(token) + 1 :] if token in known else []
+        self.has_next, self.next_token = True, token
+
+    def next_items(self) -> list[Any]:
+        """The next page."""
+        page, self._items = self._items[: self._limit], self._items[self._limit :]
+        self.has_next = bool(self._items)
+        self.next_token = _id(page[-1]) if self.has_next else None
+        return page
+
+
+def _id(item: Any) -> str:
+    name: str = item.sandbox_id if isinstance(item, SandboxInfo) else item.snapshot_id
+    return name
+
+
+# ---------------------------------------------------------------- network
+
+
+class SandboxNetworkOpts(TypedDict, total=False):
+    """E2B's rules for the network. Offered here: `allow_out` and `deny_out`; the others are refused."""
+
+    allow_out: list[str] | Callable[[Any], list[str]]
+    deny_out: list[str] | Callable[[Any], list[str]]
+    allow_public_traffic: bool
+    mask_request_host: str
+    rules: Any
+    egress_proxy: Any
+
+
+@dataclass(frozen=True)
+class SelectorContext:
+    """The argument of a function in place of a list of hosts."""
+
+    all_traffic: str = ALL_TRAFFIC
+    rules: Any = field(default_factory=dict)
+
+
+def network_of(options: Any, open_by_default: bool) -> Network:
+    """Network of staddle for E2B's rules. What would be ignored, or could not be kept, is refused."""
+    unknown = [key for key in options if key not in ("allow_out", "deny_out", "allow_public_traffic")]
+    if options.get("allow_public_traffic") is False:
+        unknown.append("allow_public_traffic=False")
+    if unknown:
+        raise InvalidArgumentException(f"network: {', '.join(unknown)}: not offered here")
+    allowed, denied = _hosts(options.get("allow_out")), _hosts(options.get("deny_out"))
+    if ALL_TRAFFIC not in denied and open_by_default:
+        if denied:
+            raise InvalidArgumentException(
+                f"network: an open network without {', '.join(denied)} is not offered: "
+                "deny all traffic (`lambda ctx: [ctx.all_traffic]`) and name in allow_out what is needed"
+            )
+        return Network.open()
+    if ALL_TRAFFIC in allowed:
+        return Network.open()
+    with translated():
+        return Network.allow(*allowed) if allowed else Network.deny()
+
+
+def _hosts(given: Any) -> list[str]:
+    """A list of hosts, or what a function says for one."""
+    return list((given(SelectorContext()) if callable(given) else given) or ())
+
+
+# ---------------------------------------------------------------- the end of its time
+
+
+@dataclass(frozen=True)
+class OnTimeout:
+    """Reaction to the end of a sandbox's time: it is killed, or paused with or without its processes."""
+
+    pause: bool = False
+    keep_memory: bool = True
+
+
+def on_timeout_of(lifecycle: Any) -> OnTimeout:
+    """Reaction that E2B's `lifecycle` asks for; what would be ignored is refused."""
+    if lifecycle is None:
+        return OnTimeout()
+    unknown = sorted(lifecycle.keys() - {"on_timeout", "auto_resume"})
+    if unknown:
+        raise InvalidArgumentException(f"lifecycle: {', '.join(unknown)}: not offered here")
+    if lifecycle.get("auto_resume"):
+        raise InvalidArgumentException(
+            "lifecycle: auto_resume: not offered here; connect() continues a paused sandbox"
+        )
+    asked = lifecycle.get("on_timeout")
+    about = asked if isinstance(asked, dict) else {"action": asked}
+    keep_memory = about.get("keep_memory")
+    if about.get("action") not in (None, "kill", "pause"):
+        raise InvalidArgumentException(f"lifecycle: on_timeout is 'kill' or 'pause', not {asked!r}")
+    if about.get("action") != "pause" and keep_memory is not None:
+        raise InvalidArgumentException("lifecycle: keep_memory is for the action 'pause'")
+    return OnTimeout(about.get("action") == "pause", keep_memory is not False)
+
+
+def now() -> datetime:
+    """The time, with its zone."""
+    return datetime.now(UTC)
