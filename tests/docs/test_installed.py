@@ -40,7 +40,24 @@ def test_messages_name_pages_by_the_command_that_prints_them() -> None:
 
 def test_the_wheel_has_the_pages() -> None:
     project = tomllib.loads((TREE / "pyproject.toml").read_text())
-    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"docs": "staddle/docs"}
+    beside = {f"{name}.md": f"staddle/{name}.md" for name in docs.BESIDE}
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included == {"docs": "staddle/docs", **beside}
+    linked = {
+        target
+        for page in (TREE / "docs").rglob("*.md")
+        for target in re.findall(r"\]\(((?:\.\./)+[^)#]+)\)", page.read_text())
+        if (page.parent / target).resolve().parent == TREE
+    }
+    assert {Path(target).name for target in linked} <= set(beside)
+
+
+def test_every_page_that_the_readme_links_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    targets = re.findall(r"\]\(([^):]+)\)", (TREE / "README.md").read_text())
+    assert len(targets) > 10
+    for target in targets:
+        assert main(["docs", target]) == 0, target
+        assert capsys.readouterr().out == (TREE / target.partition("#")[0]).read_text()
 
 
 def test_an_installed_package_prints_its_own_pages(
@@ -65,7 +82,7 @@ def test_pages_are_listed_printed_and_guessed(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == f"{TREE}/docs/network.md\n"
     for wrong, hint in (
         ("netwrk", "did you mean network?"),
-        ("../README", "did you mean"),
+        ("../../README", "did you mean"),
         ("/etc/passwd", "lists them"),
     ):
         assert main(["docs", wrong]) == 125

@@ -265,7 +265,9 @@ def _check_unchanged(change: FileChange) -> None:
         )
     if change.before is not None and not os.stat(change.path).st_mode & 0o222:
         raise InvalidCall(
-            f"{change.path} is read-only", why="it is read-only", fix=f"chmod u+w {change.path}"
+            f"{change.path} is read-only",
+            why="its mode lets no user write it",
+            fix=f"chmod u+w {change.path}",
         )
 
 

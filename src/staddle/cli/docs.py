@@ -12,6 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Pages that lie beside the directory of the others.
+BESIDE = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
 _OPTIONS = (Option("path", "", "print where the page is, instead of what is in it"), HELP)
 _HELP = """\
 Print a page of the documentation, on a terminal with $PAGER. Without a name, list the pages.
@@ -22,6 +24,7 @@ usage: staddle docs [PAGE] [--path]
 
   staddle docs                         the pages
   staddle docs network                 how to allow hosts
+  staddle docs SECURITY                how to report a vulnerability
   staddle docs --path                  the directory that has them
 """
 
@@ -38,7 +41,8 @@ def main(words: Sequence[str]) -> int:
     if not parsed.words:
         lines = [str(place)] if parsed.on("path") else _listed(place, pages)
     else:
-        found = place / f"{_chosen(parsed.words[0], pages)}.md"
+        chosen = _chosen(parsed.words[0], pages)
+        found = (place.parent if chosen in BESIDE else place) / f"{chosen}.md"
         lines = [str(found)] if parsed.on("path") else found.read_text().splitlines()
     print_paged(lines)
     return 0
@@ -59,11 +63,13 @@ def directory() -> Path:
 
 
 def _pages(place: Path) -> list[str]:
-    return sorted(found.relative_to(place).with_suffix("").as_posix() for found in place.rglob("*.md"))
+    found = [page.relative_to(place).with_suffix("").as_posix() for page in place.rglob("*.md")]
+    return sorted([*found, *(name for name in BESIDE if (place.parent / f"{name}.md").is_file())])
 
 
 def _listed(place: Path, pages: list[str]) -> list[str]:
-    titles = {name: (place / f"{name}.md").read_text().partition("\n")[0].lstrip("# ") for name in pages}
+    files = {name: (place.parent if name in BESIDE else place) / f"{name}.md" for name in pages}
+    titles = {name: file.read_text().partition("\n")[0].lstrip("# ") for name, file in files.items()}
     width = max(map(len, pages))
     return [f"{name:<{width}}  {title}" for name, title in titles.items()]
 
@@ -71,7 +77,7 @@ def _listed(place: Path, pages: list[str]) -> list[str]:
 def _chosen(name: str, pages: list[str]) -> str:
     from difflib import get_close_matches
 
-    asked = name.removeprefix("docs/").removesuffix(".md")
+    asked = name.partition("#")[0].removeprefix("../").removeprefix("docs/").removesuffix(".md")
     if asked in pages:
         return asked
     near = get_close_matches(asked, pages, 1)
