@@ -96,6 +96,10 @@ def test_settings_of_a_project_do_not_open_the_sandbox(
     place.parent.mkdir(exist_ok=True)
     place.write_text(text)
     found = bench.run(name, [canary(bench)], way=way)
+    if name == "gemini":  # there is no other way to be sure
+        assert not found.results
+        assert "sets 'tools'" in found.output
+        return
     assert "confined=1" in found.results[0], found
     if way == "mcp":
         assert {tool for tool in found.offers if "staddle" not in tool} <= {"write_todos"}, found.offers

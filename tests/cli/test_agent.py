@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.agents.launch import refuse_other_permissions
+from staddle.agents.launch import refuse_other_permissions, refuse_settings_of_project
 from staddle.agents.table import CODING_AGENTS
 from staddle.cli import main
 from staddle.errors import InvalidCall
@@ -130,3 +130,15 @@ def test_permissions_that_opencode_would_merge_with_ours_are_refused(settings: s
     for harmless in ('{"model": "a/b", "agent": {"mine": {"prompt": "x"}}}', '{"permission": "allow"}'):
         place.write_text(harmless)
         refuse_other_permissions({})
+
+
+def test_tools_in_the_settings_of_a_project_are_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    refuse_settings_of_project()
+    (home / ".gemini").mkdir()
+    for name in ("tools", "mcp", "mcpServers"):
+        (home / ".gemini/settings.json").write_text(f'{{"{name}": {{}}}} // mine')
+        with pytest.raises(InvalidCall, match="other tools"):
+            refuse_settings_of_project()
+    (home / ".gemini/settings.json").write_text('{"theme": "dark"}')
+    refuse_settings_of_project()

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.geometry import Region
 
 from staddle import Network, Policy
 from staddle.network.host import gateway_process
+from staddle.tui import paint
+from staddle.tui.app import TuiApp
+from staddle.tui.palette import PALETTE
 from tests.support.tui_app import Driven, drive
 from tests.support.waiting import unique_seconds, until, with_argument
 from tests.support.web import serving
@@ -346,6 +350,110 @@ def test_it_stays_responsive_whatever_happens_inside(work: Path) -> None:
         await ui.top("HelpScreen")
 
     drive(steps, work)
+
+
+def test_a_row_that_is_drawn_at_once_does_not_forget_the_others(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TuiApp, "is_headless", False)
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        pane = ui.tab.terminal
+        await ui.until(lambda: not pane._repaint_regions)
+        row = [Region(0, 0, pane.size.width, 1)]
+        pane.refresh()  # all of it is to be drawn
+        waiting = set(pane._repaint_regions)
+        assert not paint._written(pane, row)
+        assert waiting <= pane._repaint_regions
+        pane._exchange_repaint_regions()
+        ui.app.screen._repaint_required = False
+        assert paint._written(pane, row)  # and this is why it was not written
+
+    drive(steps, work)
+
+
+def test_every_action_of_the_palette(work: Path) -> None:
+    """Each is chosen in the palette by its title, and does what its help text has."""
+    seconds = unique_seconds()
+    used: set[str] = set()
+
+    async def choose(ui: Driven, title: str) -> None:
+        await ui.until(lambda: len(ui.app.screen_stack) == 1, "no screen on top")
+        await ui.press("ctrl+p")
+        palette = await ui.top("CommandPalette")
+        palette.query_one("Input").value = title
+        options = palette.query_one("OptionList")
+
+        def listed() -> bool:
+            return bool(options.option_count) and title in str(options.get_option_at_index(0).prompt)
+
+        await ui.until(listed, title)
+        await ui.press("enter")
+        await ui.until(lambda: type(ui.app.screen).__name__ != "CommandPalette", title)
+        used.add(title)
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        for title, pane in (
+            *(("Changes", "changes"), ("Snapshots", "snapshots"), ("Network", "network")),
+            *(("Processes", "processes"), ("Policy", "policy")),
+        ):
+            await choose(ui, title)
+            await ui.until(lambda pane=pane: ui.tab.pane == pane and ui.tab.side_pane(pane) is not None)  # type: ignore[misc]
+        await choose(ui, "Log")
+        await ui.until(lambda: ui.app.focused is ui.tab.log_pane)
+        await choose(ui, "Help")
+        await ui.top("HelpScreen")
+        await ui.press("escape")
+        theme, width = ui.app.theme, ui.tab.terminal.size.width
+        await choose(ui, "Light or dark")
+        await ui.until(lambda: ui.app.theme != theme)
+        await choose(ui, "Split the other way")
+        await ui.until(lambda: ui.tab.terminal.size.width != width)
+        await choose(ui, "Shell")
+        await ui.until(lambda: ui.app.focused is ui.tab.terminal or ui.tab.is_list)
+        await choose(ui, "Copy selection")
+
+        ui.sandbox.files.write("/workspace/made", "x\n")
+        await choose(ui, "Look again")
+        await ui.until(lambda: [c.path for c in ui.tab.watched.changes] == ["/workspace/made"])
+        await choose(ui, "Take a snapshot")
+        await ui.top("SearchScreen")
+        await ui.press("enter")
+        await ui.until(lambda: len(ui.tab.watched.snapshots) == 1)
+        await choose(ui, "Discard changes")
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.changed()
+        await ui.until(lambda: ui.tab.watched.before_discard is not None)
+        await choose(ui, "Undo discard")
+        await ui.changed("made")
+        await choose(ui, "Commit")
+        await ui.top("ReviewScreen")
+        await ui.press("c")
+        await ui.until((work / "made").exists)
+
+        ui.tab.commands.run(f"sleep {seconds}")
+        await ui.until(lambda: with_argument(seconds))
+        await choose(ui, "Interrupt")
+        await ui.until(lambda: not with_argument(seconds))
+
+        for number, title in enumerate(("Fork", "New shell", "New sandbox"), 2):
+            await choose(ui, title)
+            await ui.until(lambda number=number: len(ui.app.tabs) == number, title)  # type: ignore[misc]
+        await choose(ui, "Close tab")
+        await ui.until(lambda: len(ui.app.tabs) == 3 or type(ui.app.screen).__name__ == "ConfirmScreen")
+        await ui.press("y")
+        await ui.until(lambda: len(ui.app.tabs) == 3)
+        await choose(ui, "Leave")
+        await ui.until(lambda: ui.app.return_value == 0 or type(ui.app.screen).__name__ == "ConfirmScreen")
+        if ui.app.return_value is None:
+            await ui.press("y")
+        await ui.until(lambda: ui.app.return_value == 0)
+
+    drive(steps, work)
+    assert used == {title.rstrip("…") for title, _, _ in PALETTE}
 
 
 def test_what_cannot_be_opened_is_said(work: Path) -> None:

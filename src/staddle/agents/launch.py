@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .table import CodingAgent
 
 
-_GEMINI_SYSTEM = "GEMINI_CLI_SYSTEM_SETTINGS_PATH"
 #: Permissions of opencode that allow nothing of its own: those of an installation, and of a check.
 _OURS = ("allow", {"*": "deny", "staddle_*": "allow"})
 
@@ -111,12 +110,11 @@ def run_with_mcp(
         environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, *(edit.merge or {} for edit in edits))
         return _attended([program, *words], environment)
     if agent.name == "gemini":
-        # The settings of the system: those of a project replace the user's, and could name other tools.
-        system = environment.get(_GEMINI_SYSTEM) or "/etc/gemini-cli/settings.json"
-        with tempfile.NamedTemporaryFile("w", prefix="staddle-agent-", suffix=".json") as file:
-            json.dump(_merged(_settings(system), gemini_mcp(list(server))), file)
-            file.flush()
-            return _attended([program, *words], {**environment, _GEMINI_SYSTEM: file.name})
+        refuse_settings_of_project()
+        real = f"{environment.get('GEMINI_CLI_HOME') or os.path.expanduser('~')}/.gemini"
+        text = json.dumps({**_settings(f"{real}/settings.json"), **gemini_mcp(list(server))})
+        with LinkedDirectory(real, "settings.json", text, below=".gemini") as home:
+            return _attended([program, *words], {**environment, "GEMINI_CLI_HOME": home})
     extra = way.words("", list(server))
     if not extra:
         raise InvalidCall(
@@ -127,12 +125,15 @@ def run_with_mcp(
     return _attended([program, *extra, *words], environment)
 
 
-def _merged(settings: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    """Both, one level deep; ours replace others of the same name."""
-    return settings | {
-        name: {**(old if isinstance(old := settings.get(name), dict) else {}), **value}
-        for name, value in ours.items()
-    }
+def refuse_settings_of_project() -> None:
+    """Refuse tools and servers in the settings of a project for Gemini CLI: they replace the user's."""
+    place = os.path.abspath(".gemini/settings.json")
+    for name in _settings(place).keys() & {"tools", "mcp", "mcpServers"}:
+        raise InvalidCall(
+            f"{place} sets {name!r}",
+            why="it replaces what staddle sets: the agent would have other tools",
+            fix="take it out, or use --way inside",
+        )
 
 
 def refuse_other_permissions(environment: Mapping[str, str]) -> None:

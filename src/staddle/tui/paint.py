@@ -46,6 +46,8 @@ def _written(widget: Widget, parts: list[Region]) -> bool:
             return False
         if app.is_headless or screen._layout_required or screen._repaint_required:
             return False
+        if widget._repaint_regions:
+            return False  # more of it is still to be drawn: that would be forgotten with what is drawn here
         left, top = widget.content_region.offset
         data = ""
         for part in parts:
