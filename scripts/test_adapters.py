@@ -70,7 +70,12 @@ SUITES = (
         "the shell tool, called by a scripted agent",
         ("langchain",),
     ),
-    Suite("openai_agents", "openai-agents", "openai-agents", "a scripted agent and 14 checks of a session"),
+    Suite(
+        "openai_agents",
+        "openai-agents",
+        "openai-agents",
+        "a scripted agent; 18 operations of a session, users among them; both tools",
+    ),
     Suite(
         "swerex",
         "swerex",

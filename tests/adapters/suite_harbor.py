@@ -14,7 +14,9 @@ from harbor.environments.base import SandboxBuildFailedError
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import TrialPaths
 
+from staddle import Policy, Sandbox
 from staddle.adapters.harbor import StaddleHarborEnvironment
+from staddle.errors import PolicyNotEnforceable
 
 NAME = "staddle.adapters.harbor:StaddleHarborEnvironment"
 NO_NETWORK = NetworkPolicy(network_mode=NetworkMode.NO_NETWORK)
@@ -172,6 +174,17 @@ def test_an_image_is_found_among_the_bases(tmp_path):
     for bases, found in (({"ubuntu": "host"}, None), ({"ubuntu:24.04": "noble"}, "noble")):
         made = environment(tmp_path, "FROM ubuntu:24.04\n", bases=bases)
         assert made._base(made._recipe) == found
+
+
+def test_limits_that_are_offered_are_those_that_are_held():
+    offered = StaddleHarborEnvironment.resource_capabilities()
+    for limits, says in (({"cpu": 1.0}, offered.cpu_limit), ({"memory": "256M"}, offered.memory_limit)):
+        try:
+            with Sandbox(policy=Policy.agent().with_limits(**limits)) as sandbox:
+                held = sandbox.run("true").ok
+        except PolicyNotEnforceable:
+            held = False
+        assert held == says, limits
 
 
 def test_an_oracle_trial(tmp_path):

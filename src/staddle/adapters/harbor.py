@@ -10,11 +10,12 @@ from __future__ import annotations
 import posixpath
 import tempfile
 from contextlib import AsyncExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from staddle import AsyncSandbox, Network
-from staddle.errors import StaddleError
+from staddle import AsyncSandbox, Network, Policy, Sandbox
+from staddle.errors import PolicyNotEnforceable, StaddleError
 
 from ._common import CommandEnding, download, ending, framework, policy_of, seconds, shell_argv, upload
 from ._dockerfile import CopyStep, DockerfileRefused, Recipe, read
@@ -66,8 +67,11 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """CPU and memory are limits."""
-        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
+        """CPU and memory are limits, as far as this host lets this user hold them.
+
+        Harbor's `auto` leaves out what is not held; its `limit` refuses the trial.
+        """
+        return EnvironmentResourceCapabilities(cpu_limit=_held(cpu=1.0), memory_limit=_held(memory="256M"))
 
     @property
     def sandbox(self) -> AsyncSandbox:
@@ -118,9 +122,10 @@ class StaddleHarborEnvironment(BaseEnvironment):
         """A sandbox with the limits of the task, from the base of this stage."""
         policy = policy_of(self._policy).with_network(_network(self._widest()))
         memory, cpus = self._effective_memory_mb, self._effective_cpus
-        if memory:
+        held = self.resource_capabilities()
+        if memory and held.memory_limit:
             policy = policy.with_limits(memory=f"{memory}M")
-        if cpus:
+        if cpus and held.cpu_limit:
             policy = policy.with_limits(cpu=float(cpus))
         base = self._base(recipe)
         if base is not None:
@@ -263,6 +268,16 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
 def _is_public(policy: NetworkPolicy) -> bool:
     return policy.network_mode == NetworkMode.PUBLIC
+
+
+@cache
+def _held(**limit: Any) -> bool:
+    """Whether a sandbox of this process can have such a limit."""
+    try:
+        Sandbox.check(policy=Policy.agent().with_limits(**limit))
+    except PolicyNotEnforceable:
+        return False
+    return True
 
 
 def _network(policy: NetworkPolicy) -> Network:

@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from staddle import AsyncSandbox, Snapshot
+from staddle import AsyncSandbox, Sandbox, Snapshot
 from staddle.errors import SandboxClosed, StaddleError
 
 from ._attach import AttachServer, on_loop
@@ -21,6 +21,7 @@ from ._common import CommandEnding, ending, framework, policy_of, user_refused
 from ._trio import TrioSandbox
 
 with framework("inspect_ai", "inspect"):
+    import anyio.to_thread
     import sniffio
     from inspect_ai.util import (
         ExecResult,
@@ -97,9 +98,7 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
         """Refuse what this host cannot enforce, before any sample starts."""
         settings = _settings(config)
         try:
-            from staddle import Sandbox
-
-            Sandbox.check(**_options(settings))
+            await anyio.to_thread.run_sync(lambda: Sandbox.check(**_options(settings)))
         except StaddleError as error:
             raise SandboxUnavailableError(str(error)) from error
 
@@ -256,17 +255,22 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
 
     async def _save(self, directory: str, task_name: str) -> None:
         snapshot = await self.snapshot(task_name)
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^\w.-]+", "-", task_name) or "sample"
-        number = 0
-        while True:  # samples end at the same time, in several processes perhaps
-            path = Path(directory) / f"{name}-{number:05}.staddle"
-            try:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                break
-            except FileExistsError:
-                number += 1
-        snapshot.save(path)
+        await anyio.to_thread.run_sync(_save, snapshot, directory, task_name)
+
+
+def _save(snapshot: Snapshot, directory: str, task_name: str) -> None:
+    """Write a snapshot to the next file of its task."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "-", task_name) or "sample"
+    number = 0
+    while True:  # samples end at the same time, in several processes perhaps
+        path = Path(directory) / f"{name}-{number:05}.staddle"
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            break
+        except FileExistsError:
+            number += 1
+    snapshot.save(path)
 
 
 def _settings(config: Any) -> StaddleSandboxConfig:
