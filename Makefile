@@ -8,14 +8,14 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters clean check-python demo-packages test-packages bench-packages
+.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters clean check-python demo-packages test-packages bench-packages hosts-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
 	@echo "make test    install what the tests need, and run them"
 	@echo "make test-everything   the same, and every test as both root and a user"
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
-	@echo "make test-hosts  staddle in containers of every kind; writes docs/container-hosts.md"
+	@echo "make test-hosts  staddle in containers of every kind, on other kernels; writes docs/container-hosts.md"
 	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
 	@echo "make test-fleet  the fleet on several Ray nodes of this machine; figures into docs/fleet.md (FLEET=--quick for the tests alone)"
 	@echo "make lint    ruff and mypy"
@@ -68,8 +68,11 @@ test-everything: test-packages $(VENV)/installed-dev
 test-adapters: $(VENV)/installed
 	$(BIN)/python scripts/test_adapters.py $(ADAPTERS)
 
-test-hosts: test-packages $(VENV)/installed-dev
-	@timeout 1800 $(BIN)/python -m tests.hosts
+hosts-packages:
+	@scripts/system-packages hosts
+
+test-hosts: hosts-packages $(VENV)/installed-dev
+	@timeout 3600 $(BIN)/python -m tests.hosts
 
 test-fleet: $(VENV)/installed
 	$(BIN)/python scripts/test_fleet.py $(FLEET)

@@ -1,9 +1,10 @@
-"""Run staddle in containers of every kind that engines start, and write docs/container-hosts.md.
+"""Run staddle in containers of every kind, and on kernels of distributions; write docs/container-hosts.md.
 
     make test-hosts
 
 Needs root and runc. In each container doctor, a strict run, a nested run and a session are tried, and must
-agree; a row whose last column says what is expected must come out so. The page is written by the run itself.
+agree; a row whose last column says what is expected must come out so. Kernels are started by qemu, see
+kernels.py; without qemu that part is skipped. The page is written by the run itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.hosts import kernels
 from tests.support import engine_profiles
 from tests.support.containers import CAPABILITIES, TREE, Container
 
@@ -205,10 +207,18 @@ def main() -> int:
     for words in different:
         print(f"    {words}")
     failed += bool(different)
+    machines, wrong_machines, skipped = kernels.table()
+    failed += wrong_machines
     if not failed:
-        PAGE.write_text(page(lines))
-    print(f"{len(ROWS) + 1 - failed} passed, {failed} failed")
+        PAGE.write_text(page(lines, machines or _machines_of(PAGE.read_text())))
+    passed = len(ROWS) + 1 + (0 if skipped else len(kernels.KERNELS)) - failed
+    print(f"{passed} passed, {failed} failed, {int(skipped)} skipped")
     return 1 if failed else 0
+
+
+def _machines_of(text: str) -> list[str]:
+    """The rows of kernels of an earlier run."""
+    return [line for line in text.partition("## Kernels")[2].splitlines() if line.startswith("|")][2:]
 
 
 def row(name: str, found: dict[str, Any]) -> str:
@@ -219,7 +229,7 @@ def row(name: str, found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def page(lines: list[str]) -> str:
+def page(lines: list[str], machines: list[str]) -> str:
     kernel = os.uname()
     return "\n".join(
         (
@@ -236,6 +246,15 @@ def page(lines: list[str]) -> str:
             "",
             "In each, `doctor`, a strict run, a nested run and a session agree. The last column has medians",
             "of five and of a hundred, on a machine that does other work.",
+            "",
+            "## Kernels",
+            "",
+            "Kernels of distributions, started by qemu over a small Debian 13 without systemd, as root and",
+            "as an ordinary user.",
+            "",
+            "| kernel | usable backends | `auto` | session, snapshot | limits |",
+            "| --- | --- | --- | --- | --- |",
+            *machines,
             "",
         )
     )

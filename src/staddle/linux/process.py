@@ -5,12 +5,11 @@ Thin bindings: each does one thing and raises OSError when the kernel refuses.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
 
-from .syscalls import call
+from .syscalls import call, ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 
-from .syscalls import number
+from .syscalls import ctypes, number
 
 _NOREPLACE, _EXCHANGE = 1, 2
 #: Not every file system knows the conditions (NFS, some of FUSE).

@@ -7,8 +7,36 @@ is ever overlooked.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes as ctypes  # noqa: PLC0414 - others import it from here
+
+
+def _load_ctypes() -> object:
+    """Import ctypes without threading: from Python 3.14 on it imports sysconfig, for other platforms.
+
+    So that starts take no longer there, a placeholder stands for sysconfig while ctypes is loaded, which
+    imports the real one when it is used. Where threads may run, everything is as it is.
+    """
+    if "ctypes" in sys.modules or "sysconfig" in sys.modules or "threading" in sys.modules:
+        import ctypes
+
+        return ctypes
+    placeholder = type(sys)("sysconfig")
+    placeholder.__getattr__ = lambda name: getattr(__import__("sysconfig"), name)  # type: ignore[method-assign]
+    sys.modules["sysconfig"] = placeholder
+    try:
+        import ctypes
+    finally:
+        del sys.modules["sysconfig"]
+    return ctypes
+
+
+if not TYPE_CHECKING:
+    ctypes = _load_ctypes()
 
 #: name: (aarch64, x86_64)
 NUMBERS: dict[str, tuple[int | None, int | None]] = {

@@ -13,7 +13,6 @@ filter around the agent may forbid to set it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import time
@@ -22,7 +21,7 @@ from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KI
 from ...linux import process
 from ...linux.fileio import read_if_there
 from ...linux.process import stat_fields
-from ...linux.syscalls import call
+from ...linux.syscalls import call, ctypes
 from .shell_files import identity
 
 TYPE_CHECKING = False

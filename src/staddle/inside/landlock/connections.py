@@ -13,7 +13,6 @@ A server sees the supervisor as its peer (SO_PEERCRED): the same user, another p
 from __future__ import annotations
 
 import _thread
-import ctypes
 import errno
 import fcntl
 import os
@@ -23,6 +22,7 @@ import struct
 from ...linux import process
 from ...linux.landlock import RIGHTS
 from ...linux.openat2 import open_without_symlinks
+from ...linux.syscalls import ctypes
 from . import replacements
 
 TYPE_CHECKING = False

@@ -12,12 +12,12 @@ addresses and extended attributes are not its business.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
 
 from .. import syscalls
+from ..syscalls import ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
