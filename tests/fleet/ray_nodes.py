@@ -1,8 +1,11 @@
-"""Several Ray nodes on this machine, with few CPUs, small object stores and no dashboard."""
+"""Several Ray nodes on this machine, with few CPUs, small object stores, no dashboard; witnesses of tasks."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,12 @@ class Nodes:
         return str(self.cluster.address)
 
     def add(self) -> Any:
+        """One more node. On a busy machine Ray gives up on one now and then: another is started."""
+        for _ in range(2):
+            try:
+                return self.cluster.add_node(**NODE)
+            except Exception as error:
+                print(f"a node did not start: {error}")
         return self.cluster.add_node(**NODE)
 
     def connect(self) -> None:
@@ -43,14 +52,66 @@ class Nodes:
     def close(self) -> None:
         import ray
 
+        session = self.cluster.head_node.get_session_dir_path()
         ray.shutdown()
         self.cluster.shutdown()
+        shutil.rmtree(session, ignore_errors=True)
+
+    def kill_head(self) -> None:
+        """The head alone, as if its machine had lost power."""
+        end_processes(self.cluster.head_node)
+
+    def kill_all(self) -> None:
+        """Everything, where nothing can be asked any more."""
+        for node in (self.cluster.head_node, *self.others):
+            end_processes(node)
+        shutil.rmtree(self.cluster.head_node.get_session_dir_path(), ignore_errors=True)
+
+
+def end_processes(node: Any) -> None:
+    """Kill the processes of a node without asking its head, which may be dead."""
+    for started in [each.process for kind in node.all_processes.values() for each in kind]:
+        started.kill()
+        started.wait(60)
+
+
+def witness(directory: str, mark: str) -> Callable[[Any, int], int]:
+    """A task that adds a line to a file of its own each time it runs, and takes a random moment."""
+
+    def task(sandbox: Any, item: int) -> int:
+        with open(f"{directory}/{item}", "a") as out:
+            out.write("ran\n")
+        sandbox.start(f"exec sleep {mark}")
+        sandbox.run(f"sleep 0.{item % 5}")
+        return item
+
+    return task
+
+
+def check(outcomes: Sequence[Any], directory: Path, number: int, allowed: type[Exception]) -> tuple[int, int]:
+    """Each task has one outcome, and ran at most once; how many were done and how many lost."""
+    assert sorted(outcome.item for outcome in outcomes) == list(range(number))
+    lost = [outcome for outcome in outcomes if not outcome.ok]
+    assert all(isinstance(outcome.error, allowed) for outcome in lost), lost[:1]
+    for outcome in outcomes:
+        ran = times_run(directory, outcome.item)
+        assert ran == 1 if outcome.ok else ran <= 1, (outcome, ran)
+    return number - len(lost), len(lost)
+
+
+def times_run(directory: Path, item: int) -> int:
+    """How often its task began."""
+    path = directory / str(item)
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
 def leftovers(mark: str = "") -> list[str]:
-    """Directories of keepers that exist, and processes with `mark` among their arguments."""
-    home = Path(f"/tmp/staddle-fleet-{os.getuid()}")
-    found = [str(path) for path in home.iterdir()] if home.is_dir() else []
+    """Directories of keepers with the one that they are in, and processes with `mark` as an argument."""
+    home = Path(tempfile.gettempdir()) / f"staddle-fleet-{os.getuid()}"
+    try:
+        found = [str(home), *map(str, home.iterdir())] if home.is_dir() else []
+    except FileNotFoundError:
+        found = []  # the last keeper has just removed it
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")

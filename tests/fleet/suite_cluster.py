@@ -19,6 +19,7 @@ from staddle.errors import (
     CommandFailed,
     CommitRefused,
     FleetBusy,
+    FleetError,
     FleetLost,
     InvalidCall,
     SandboxClosed,
@@ -105,6 +106,89 @@ def test_a_process_in_the_background(fleet: Fleet) -> None:
         assert process.poll() is None
         process.kill(signal.SIGKILL)
         assert process.wait(PATIENCE) == 137
+
+
+def test_servers_inside_are_reached_from_the_driver(fleet: Fleet) -> None:
+    import socket
+
+    serve = "import socket; s=socket.create_server(('127.0.0.1', 8000)); print('up', flush=True)\n"
+    serve += "while True:\n c=s.accept()[0]; c.sendall(b'hello ' + c.recv(100)); c.close()"
+    with fleet.create() as sb:
+        server = sb.start(["python3", "-c", serve])
+        assert "up" in str(server.wait_for_text("up", PATIENCE))
+        for number in range(3):
+            with sb.connect(8000) as peer:
+                peer.sendall(b"world")
+                assert peer.makefile("rb").read() == b"hello world", number
+        port = sb.expose(8000)
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as peer:
+            peer.sendall(b"all")
+            assert peer.makefile("rb").read() == b"hello all"
+        with pytest.raises(ConnectionRefusedError):
+            sb.connect(8001)
+        assert [process.pid for process in sb.processes()] == [server.pid]
+        assert server.running()
+        assert sb.kill(server.pid)
+        assert server.wait(PATIENCE) is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE).close()
+
+
+def test_a_terminal(fleet: Fleet) -> None:
+    with fleet.create() as sb:
+        terminal = sb.terminal(["sh", "-c", "read a; stty size; echo got $a"], rows=30, cols=90)
+        terminal.resize(31, 91)
+        terminal.write("it\n")
+        seen = b""
+        while b"got it" not in seen and (data := terminal.read(PATIENCE)):
+            seen += data
+        assert b"31 91" in seen
+        assert b"got it" in seen
+        assert terminal.wait(PATIENCE) == 0
+        terminal.close()
+
+
+def test_names_that_are_simply_forwarded(fleet: Fleet, tmp_path: Path) -> None:
+    with fleet.create() as sb:
+        sb.files.write_many({"a": "one\n", "d/b": "two\n"})
+        sb.files.append("a", "more\n")
+        assert sb.files.edit("a", "one", "1") == 1
+        assert [match.line for match in sb.files.grep("mor", "a")] == ["more"]
+        sb.files.copy("a", "c")
+        sb.files.chmod("c", 0o600)
+        assert sb.files.realpath("c") == "/workspace/c"
+        assert sb.files.download("c", tmp_path / "c") == len("1\nmore\n")
+        sb.files.upload(tmp_path / "c", "e/c")
+        assert sb.files.read("e/c") == "1\nmore\n"
+        assert sb.python("1 + 1").text == "2"
+        assert any(process.pid for process in sb.ps())
+        sb.set_timeout(1000)
+        assert (sb.extend(10) or 0) > 1000
+        assert sb.labels() == {}
+        assert sb.name == sb.id
+        first = sb.snapshot("first")
+        assert [(each.number, each.label) for each in sb.snapshots()] == [(first.number, "first")]
+        stream = sb.stream("echo begun; sleep 1000")
+        assert next(stream).data == b"begun\n"
+        stream.close()
+        assert sb.run("echo after", timeout=PATIENCE).stdout == "after\n"
+        with pytest.raises(InvalidCall, match="no environment"):
+            sb.environment()
+
+
+def test_commands_take_the_direct_way_and_do_without_it(fleet: Fleet) -> None:
+    with fleet.create() as sb:
+        keeper = sb._calls.keeper
+        assert sb.run("echo direct").stdout == "direct\n"
+        assert keeper.channel is not None
+        assert keeper.channel._idle
+        away, keeper.channel = keeper.channel, None
+        try:
+            assert sb.run("echo through Ray").stdout == "through Ray\n"
+            with pytest.raises(FleetError, match="nothing leads"):
+                sb.connect(8000)
+        finally:
+            keeper.channel = away
 
 
 def test_files_and_archives(fleet: Fleet) -> None:

@@ -1,11 +1,15 @@
-"""Kill keepers, nodes, drivers and the head at random moments under load. FLEET_FAULTS is how often, each.
+"""Kill keepers, nodes, drivers and the head at random moments under load.
 
-Every task ends with a result or a clear error, none runs twice, and nothing is left behind. Each task appends
-a line to a file of its own on this machine: the witness of how often it ran.
+Every task ends with a result or a clear error, none runs twice, and nothing is left behind. Each task adds a
+line to a file of its own on this machine: the witness of how often it ran.
+
+FLEET_FAULTS is how often each kind is done, FLEET_SECONDS how long each may take: what is not done by then is
+not counted. FLEET_RECORD is a file with what was done: a run goes on where another one ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -17,27 +21,60 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from staddle import Sandbox
 from staddle.errors import SandboxLost
 from staddle.fleet import Fleet
-from tests.fleet.ray_nodes import Nodes, leftovers
+from tests.fleet.ray_nodes import Nodes, check, leftovers, witness
 from tests.support.waiting import unique_seconds, until, with_argument
 
 TIMES = int(os.environ.get("FLEET_FAULTS", "3"))
+SECONDS = float(os.environ.get("FLEET_SECONDS", "3000"))
 RECORD = os.environ.get("FLEET_RECORD", "")
 SEED = int(os.environ.get("FLEET_SEED", "1"))
+#: Kills in one fleet, and tasks that are out while they happen.
+_ROUND, _OUT = 5, 6
+#: Seconds until everything has come to be so, on a machine that is very busy.
+_LONG = 300
 
 
-def record(kind: str, **facts: object) -> None:
-    """Add what was seen to the record of this run."""
-    if RECORD:
-        path = Path(RECORD)
-        found = json.loads(path.read_text()) if path.exists() else {}
-        found[kind] = facts
-        path.write_text(json.dumps(found, indent=1))
+class FaultRecord:
+    """Faults of one kind so far, of this run and of those that it goes on from."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.end = kind, time.monotonic() + SECONDS
+        self.dice = random.Random(f"{SEED} {kind} {self._facts().get('kills', 0)}")  # noqa: S311
+
+    def rounds(self, most: int) -> Iterator[int]:
+        """How many faults are to be done next, until all are, or the time is over."""
+        while (left := TIMES - int(self._facts().get("kills", 0))) > 0 and time.monotonic() < self.end:
+            before = self._facts()
+            yield min(most, left)
+            if not RECORD and self._facts() == before:
+                return
+
+    def add(self, **facts: float) -> None:
+        """Add what was seen in one round; of seconds the most is kept."""
+        found = self._facts()
+        for name, value in facts.items():
+            old = found.get(name, 0)
+            found[name] = round(max(old, value), 1) if name.startswith("seconds") else old + value
+        _FACTS[self.kind] = found
+        if RECORD:
+            Path(f"{RECORD}.part").write_text(json.dumps(_all_facts() | {self.kind: found}, indent=1))
+            os.rename(f"{RECORD}.part", RECORD)
+
+    def _facts(self) -> dict[str, Any]:
+        return dict(_all_facts().get(self.kind, {}))
+
+
+_FACTS: dict[str, dict[str, Any]] = {}
+
+
+def _all_facts() -> dict[str, dict[str, Any]]:
+    return dict(json.loads(Path(RECORD).read_text())) if RECORD and Path(RECORD).exists() else _FACTS
 
 
 @pytest.fixture(scope="module")
@@ -48,84 +85,76 @@ def nodes() -> Iterator[Nodes]:
     made.close()
 
 
-def witness(directory: str, mark: str):  # type: ignore[no-untyped-def]
-    """A task that writes a line each time it runs, and takes a random moment."""
+class Load:
+    """A map on a fleet in a thread, with tasks that are their own witnesses, until `stop()`."""
 
-    def task(sandbox: Sandbox, item: int) -> int:
-        with open(f"{directory}/{item}", "a") as out:
-            out.write("ran\n")
-        sandbox.start(f"exec sleep {mark}")
-        sandbox.run(f"sleep 0.{item % 5}")
-        return item
+    def __init__(self, fleet: Fleet, directory: Path, mark: str) -> None:
+        directory.mkdir()
+        self.directory, self.given, self._over = directory, 0, threading.Event()
+        self.outcomes: list[Any] = []
+        tasks = fleet.map(witness(str(directory), mark), self._items(), concurrency=_OUT, ordered=False)
+        self._thread = threading.Thread(target=lambda: self.outcomes.extend(tasks))
+        self._thread.start()
 
-    return task
+    def _items(self) -> Iterator[int]:
+        for number in itertools.count():
+            if self._over.is_set():
+                return
+            self.given = number + 1
+            yield number
+
+    def stop(self) -> tuple[int, int]:
+        """Wait for the last task; how many were done, and how many lost."""
+        self._over.set()
+        self._thread.join(600)
+        assert not self._thread.is_alive()
+        return check(self.outcomes, self.directory, self.given, SandboxLost)
 
 
-def check(outcomes: list, directory: Path, number: int) -> tuple[int, int]:  # type: ignore[type-arg]
-    """Each task has one outcome, and ran at most once; how many were done and how many lost."""
-    assert sorted(outcome.item for outcome in outcomes) == list(range(number))
-    lost = [outcome for outcome in outcomes if not outcome.ok]
-    assert all(isinstance(outcome.error, SandboxLost) for outcome in lost), lost[:1]
-    for outcome in outcomes:
-        path = directory / str(outcome.item)
-        ran = len(path.read_text().splitlines()) if path.exists() else 0
-        assert ran == 1 if outcome.ok else ran <= 1
-    return number - len(lost), len(lost)
-
-
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(SECONDS + 900)
 def test_killed_keepers(nodes: Nodes, tmp_path: Path) -> None:
-    dice, mark, before = random.Random(SEED), unique_seconds(), set(leftovers())  # noqa: S311
-    kills, stop = 0, threading.Event()
-    number = 40 * TIMES
-    with Fleet(lease=120) as fleet:
-
-        def kill() -> None:
-            nonlocal kills
-            while not stop.wait(dice.uniform(0.2, 2.0)) and kills < TIMES:
+    record = FaultRecord("keeper")
+    for turn, times in enumerate(record.rounds(_ROUND)):
+        mark, before, kills = unique_seconds(), set(leftovers()), 0
+        with Fleet(lease=120) as fleet:
+            load = Load(fleet, tmp_path / f"tasks{turn}", mark)
+            while kills < times:
+                time.sleep(record.dice.uniform(0.1, 2.0))  # a random moment; nothing is asserted about it
                 ready = [node for node in fleet.status()["nodes"] if node["ready"] and "pid" in node]
                 if len(ready) > 1:
                     try:
-                        os.kill(dice.choice(ready)["pid"], signal.SIGKILL)
+                        os.kill(record.dice.choice(ready)["pid"], signal.SIGKILL)
                         kills += 1
                     except ProcessLookupError:
                         continue  # it was killed a moment ago
-
-        killing = threading.Thread(target=kill)
-        killing.start()
-        outcomes = []
-        task = witness(str(tmp_path), mark)
-        items = iter(range(number))
-        outcomes += list(fleet.map(task, items, concurrency=6, ordered=False))
-        stop.set()
-        killing.join()
-        done, lost = check(outcomes, tmp_path, number)
-        deaths = sum(event.kind == "keeper lost" for event in fleet.events())
-    assert until(lambda: set(leftovers(mark)) <= before), leftovers(mark)
-    record("keeper", kills=kills, noticed=deaths, tasks=number, done=done, lost=lost, twice=0, left=0)
+            assert until(lambda fleet=fleet, times=times: noticed(fleet) == times, _LONG)
+            done, lost = load.stop()
+        assert until(lambda mark=mark, before=before: set(leftovers(mark)) <= before, _LONG), leftovers(mark)
+        record.add(kills=kills, noticed=kills, tasks=load.given, done=done, lost=lost, twice=0, left=0)
 
 
-@pytest.mark.timeout(7200)
+def noticed(fleet: Fleet) -> int:
+    """Keepers that the fleet knows to be lost."""
+    return sum(event.kind == "keeper lost" for event in fleet.events())
+
+
+@pytest.mark.timeout(SECONDS + 900)
 def test_killed_nodes(nodes: Nodes, tmp_path: Path) -> None:
-    mark, before = unique_seconds(), set(leftovers())
-    number = 20 * TIMES
-    kills = 0
-    with Fleet(lease=120) as fleet:
-        outcomes: list = []  # type: ignore[type-arg]
-        task = witness(str(tmp_path), mark)
-        mapping = threading.Thread(
-            target=lambda: outcomes.extend(fleet.map(task, range(number), concurrency=4, ordered=False))
-        )
-        mapping.start()
-        for _ in range(TIMES):
-            nodes.kill(nodes.others.pop(0))
-            kills += 1
-            nodes.others.append(nodes.add())
-        mapping.join()
-        done, lost = check(outcomes, tmp_path, number)
-        assert until(lambda: sum(node["ready"] for node in fleet.status()["nodes"]) == 3)
-    assert until(lambda: set(leftovers(mark)) <= before), leftovers(mark)
-    record("node", kills=kills, tasks=number, done=done, lost=lost, twice=0, left=0)
+    record = FaultRecord("node")
+    for turn, times in enumerate(record.rounds(_ROUND)):
+        mark, before = unique_seconds(), set(leftovers())
+        with Fleet(lease=120) as fleet:
+            load = Load(fleet, tmp_path / f"tasks{turn}", mark)
+            for _ in range(times):
+                time.sleep(record.dice.uniform(0, 2))
+                nodes.kill(nodes.others.pop(record.dice.randrange(2)))
+                nodes.others.append(nodes.add())
+            done, lost = load.stop()
+            assert until(
+                lambda fleet=fleet: sum(node["ready"] for node in fleet.status()["nodes"]) == 3, _LONG
+            )
+        assert until(lambda mark=mark, before=before: set(leftovers(mark)) <= before, _LONG), leftovers(mark)
+        record.add(kills=times, tasks=load.given, done=done, lost=lost, twice=0, left=0)
 
 
 DRIVER = """
@@ -152,24 +181,28 @@ def started(directory: Path, address: str, mark: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(SECONDS + 900)
 def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
-    dice, before = random.Random(SEED), set(leftovers())  # noqa: S311
-    slowest = 0.0
-    for _ in range(TIMES):
-        mark = unique_seconds()
+    """Two of three are killed when all their sandboxes are open, the others while they begin."""
+    record = FaultRecord("driver")
+    for turn, _ in enumerate(record.rounds(1)):
+        mark, before = unique_seconds(), set(leftovers())
         driver = started(tmp_path, nodes.address, mark)
         assert driver.stdout is not None
-        assert any(line == "ready\n" for line in driver.stdout)  # Ray prints there as well
-        assert until(lambda mark=mark: len(with_argument(mark)) >= 6)
-        time.sleep(dice.uniform(0, 1))  # a random moment; nothing is asserted about it
+        if turn % 3:
+            assert any(line == "ready\n" for line in driver.stdout)  # Ray prints there as well
+            assert until(lambda mark=mark: len(with_argument(mark)) >= 6)
+            time.sleep(record.dice.uniform(0, 1))
+        else:
+            time.sleep(record.dice.uniform(0, 8))
         driver.kill()
         driver.wait()
         driver.stdout.close()
         began = time.monotonic()
-        assert until(lambda mark=mark: set(leftovers(mark)) <= before, 180), leftovers(mark)
-        slowest = max(slowest, time.monotonic() - began)
-    record("driver", kills=TIMES, left=0, slowest_seconds=round(slowest, 1))
+        assert until(lambda mark=mark, before=before: set(leftovers(mark)) <= before, _LONG), leftovers(mark)
+        record.add(
+            kills=1, while_it_begins=int(not turn % 3), left=0, seconds_until_gone=time.monotonic() - began
+        )
 
 
 @pytest.mark.timeout(1200)
@@ -190,54 +223,87 @@ def test_a_driver_that_is_silent_loses_its_sandboxes(nodes: Nodes, tmp_path: Pat
 
 
 HEAD = """
-    import sys, os, signal, time
-    from tests.fleet.ray_nodes import Nodes
+    import json, os, sys, threading, time
+    from pathlib import Path
     from staddle.errors import FleetLost, SandboxLost, StaddleError
     from staddle.fleet import Fleet
+    from tests.fleet.ray_nodes import Nodes, leftovers, times_run, witness
+    from tests.support.waiting import until
+    mark, directory, moment = os.environ["FLEET_MARK"], Path(sys.argv[1]), float(sys.argv[2])
+    before = set(leftovers())
     nodes = Nodes(1)
-    nodes.connect()
-    fleet = Fleet(lease=15, head_patience=8)
-    opened = [fleet.create() for _ in range(4)]
-    for sandbox in opened:
-        sandbox.start(f"exec sleep {sys.argv[1]}")
-    head = nodes.cluster.head_node
-    for kind in ("gcs_server", "raylet"):
-        for process in head.all_processes[kind]:
-            os.kill(process.process.pid, signal.SIGKILL)
-    said = set()
-    end = time.monotonic() + 50
-    while "FleetLost" not in said and time.monotonic() < end:
+    try:
+        nodes.connect()
+        fleet = Fleet(lease=8, head_patience=5)
+        opened = [fleet.create() for _ in range(4)]
         for sandbox in opened:
+            sandbox.start(f"exec sleep {mark}")
+        outcomes, ended = [], []
+        def load():
             try:
-                sandbox.run("true", timeout=5)
+                task = witness(str(directory), mark)
+                for outcome in fleet.map(task, range(10_000), concurrency=4, ordered=False):
+                    outcomes.append(outcome)
             except StaddleError as error:
-                said.add(type(error).__name__)
-                text = str(error)
-        time.sleep(0.2)
-    print("said", sorted(said), text, flush=True)
-    fleet.close()
-    os._exit(0)
+                ended.append(type(error).__name__)
+        loading = threading.Thread(target=load, daemon=True)
+        loading.start()
+        time.sleep(moment)
+        nodes.kill_head()
+        said, text, end = set(), "", time.monotonic() + 60
+        while "FleetLost" not in said and time.monotonic() < end:
+            for sandbox in opened:
+                try:
+                    sandbox.run("true", timeout=5)
+                except StaddleError as error:
+                    said.add(type(error).__name__)
+                    text = str(error)
+            time.sleep(0.1)
+        loading.join(60)
+        known = {outcome.item: outcome for outcome in outcomes}
+        counted = {int(path.name): times_run(directory, int(path.name)) for path in directory.iterdir()}
+        facts = {
+            "said": sorted(said),
+            "text": text,
+            "map": ended,
+            "tasks": len(known),
+            "done": sum(outcome.ok for outcome in outcomes),
+            "lost": sum(isinstance(outcome.error, SandboxLost) for outcome in outcomes),
+            "twice": sum(number > 1 for number in counted.values()) + len(outcomes) - len(known),
+            "unknown": sorted(set(counted) - set(known)),
+        }
+        began = time.monotonic()
+        facts["gone"] = until(lambda: set(leftovers(mark)) <= before, 60)
+        facts["left"] = sorted(set(leftovers(mark)) - before)
+        facts["seconds_until_gone"] = time.monotonic() - began
+        print("facts", json.dumps(facts), flush=True)
+    finally:
+        nodes.kill_all()
+        os._exit(0)
 """
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(SECONDS + 900)
 def test_killed_heads(tmp_path: Path) -> None:
-    before = set(leftovers())
     (tmp_path / "driver.py").write_text(textwrap.dedent(HEAD))
-    root = str(Path(__file__).parents[2])
-    said = ""
-    for _ in range(max(1, TIMES // 3)):
-        mark = unique_seconds()
+    root, record = str(Path(__file__).parents[2]), FaultRecord("head")
+    for turn, _ in enumerate(record.rounds(1)):
+        tasks = tmp_path / f"tasks{turn}"
+        tasks.mkdir()
+        moment = record.dice.uniform(0, 3)
         done = subprocess.run(
-            [sys.executable, str(tmp_path / "driver.py"), mark],
+            [sys.executable, str(tmp_path / "driver.py"), str(tasks), str(moment)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": root},
-            timeout=1200,
+            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root}/src", "FLEET_MARK": unique_seconds()},
+            timeout=600,
             check=False,
         )
-        assert "said" in done.stdout, done.stderr[-3000:]
-        said = done.stdout.split("said", 1)[1].strip()
-        assert "FleetLost" in said
-        assert until(lambda mark=mark: set(leftovers(mark)) <= before, 180), leftovers(mark)
-    record("head", kills=max(1, TIMES // 3), raised="`FleetLost`", left=0)
+        assert "facts" in done.stdout, done.stderr[-3000:]
+        facts = json.loads(done.stdout.split("facts", 1)[1])
+        assert "FleetLost" in facts["said"], facts
+        assert facts["map"] == ["FleetLost"], facts
+        assert facts["tasks"] == facts["done"] + facts["lost"], facts
+        assert (facts["twice"], facts["unknown"], facts["left"]) == (0, [], []), facts
+        counted = {name: facts[name] for name in ("tasks", "done", "lost", "twice", "seconds_until_gone")}
+        record.add(kills=1, left=0, **counted)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from staddle.errors import ExtraMissing, FleetError, FleetLost, SandboxLost
 
+from .channel import CommandChannel
 from .placement import FleetLimits, Placement
 
 
@@ -82,6 +83,19 @@ class KeeperHandle:
         self.facts: dict[str, Any] = {}
         self.sandboxes: weakref.WeakValueDictionary[str, Losable] = weakref.WeakValueDictionary()
         self.renewal: Any = None
+        #: The direct way, while it is of use.
+        self.channel: CommandChannel | None = None
+
+    def welcome(self, facts: dict[str, Any]) -> None:
+        """It has said hello."""
+        if (direct := facts.pop("direct", None)) is not None:
+            self.channel = CommandChannel(*direct)
+        self.ready, self.facts = True, facts
+
+    def hang_up(self) -> None:
+        """End every connection; calls that wait for an answer are told so."""
+        if self.channel is not None:
+            self.channel.close()
 
 
 class Cluster:
@@ -154,14 +168,25 @@ class Cluster:
             self.placement.leave(keeper.node)
             lost = list(keeper.sandboxes.values())
             self.lost_sandboxes += len(lost)
-        try:
-            self.ray.kill(keeper.actor)  # if it lives, unreachable for us: nothing of it may stay
-        except Exception:  # noqa: S110 - it is dead already
-            pass
+        keeper.hang_up()
+        self._kill(keeper)  # if it lives, unreachable for us: nothing of it may stay
         self.tell("keeper lost", keeper.node, text=f"{keeper.lost}; {len(lost)} sandboxes are lost")
         for sandbox in lost:
             sandbox.log("lost", why=keeper.lost)
             self.tell("sandbox lost", keeper.node, sandbox.name, keeper.lost)
+
+    def _kill(self, keeper: KeeperHandle) -> threading.Thread:
+        """Have Ray end a keeper. Without a head Ray waits for one, so nobody waits for this."""
+
+        def kill() -> None:
+            try:
+                self.ray.kill(keeper.actor)
+            except Exception:  # noqa: S110 - it is dead already
+                pass
+
+        killing = threading.Thread(target=kill, name="staddle-fleet-kill", daemon=True)
+        killing.start()
+        return killing
 
     def failure(self, keeper: KeeperHandle, error: BaseException, what: str) -> Exception:
         """Error to raise when a call to a keeper failed in Ray."""
@@ -183,6 +208,8 @@ class Cluster:
         self.error = error
         self.placement.close(error)
         self.tell("fleet lost", text=str(error))
+        for keeper in list(self.keepers.values()):
+            keeper.hang_up()
         for future in list(self._pending):
             loop = future.get_loop()
             if not loop.is_closed():
@@ -271,7 +298,7 @@ class Cluster:
         if not keeper.ready:
             done = self._answer(keeper, keeper.hello)
             if done is not None:
-                keeper.ready, keeper.facts = True, done
+                keeper.welcome(done)
                 self.placement.join(keeper.node, keeper.capacity)
                 self._first.set()
                 self.tell("keeper started", keeper.node, text=f"room for {keeper.capacity} sandboxes")
@@ -314,6 +341,8 @@ class Cluster:
             self._stop_keepers(_TO_STOP)
         else:
             self._stop_keepers(_TICK)  # without a head, those that can be reached
+        for keeper in list(self.keepers.values()):
+            keeper.hang_up()
         self._watcher.join(5)
         if self._owns_ray:
             self.ray.shutdown()
@@ -324,8 +353,9 @@ class Cluster:
         try:
             self._all([keeper.actor.stop.remote() for keeper in keepers if keeper.ready], seconds)
             self._all([keeper.actor.__ray_terminate__.remote() for keeper in keepers], seconds / 3)
-            for keeper in keepers:
-                self.ray.kill(keeper.actor)
+            end = time.monotonic() + seconds / 3
+            for killing in [self._kill(keeper) for keeper in keepers]:
+                killing.join(max(0.0, end - time.monotonic()))
         except Exception as error:
             # Ray has ended, or cannot be reached: keepers end with the program, or with their lease.
             self.tell("keepers not stopped", text=_first_line(error))

@@ -125,7 +125,7 @@ class SandboxFactory:
             held = None if tree is None else tree.hold()
             made = RemoteSandbox(self.cluster, keeper, taken, uuid.uuid4().hex[:16], spec, held)
             try:
-                made.backend = await made.reply(made.actor.create.remote(made.name, spec))
+                made.backend = await made.create()
             except SandboxLost:
                 made.abandon()
                 if attempt == _TRIES:
@@ -198,7 +198,7 @@ class SandboxFactory:
         if not grants:
             return []
         names = [uuid.uuid4().hex[:16] for _ in grants]
-        await source.reply(source.actor.fork.remote(source.name, names))
+        await source.ask("fork", names)
         made = []
         for name, grant in zip(names, grants, strict=True):
             held = None if source.tree is None else source.tree.hold()

@@ -11,12 +11,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from staddle import Change, Result, StaddleError
-from staddle.errors import FleetError
+from staddle.errors import FleetError, InvalidCall
 
 from .content import unpack
 
+#: Calls of a sandbox that take the direct way to its keeper: none has references of Ray in it.
+DIRECT = frozenset(
+    (
+        *("create", "close", "run", "call", "look", "text_diff", "start", "processes", "terminal"),
+        *("snapshot", "snapshots", "restore"),
+    )
+)
+#: Call that makes a connection of the driver one to a server in a sandbox.
+TUNNEL = "tunnel"
 #: Errors that mean the same everywhere.
 _PLAIN = (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, NotImplementedError)
+
+#: Options of a command that only its own process can have.
+_LOCAL = {
+    "spill": "a file on the node would be out of reach",
+    "cancel": "an Event is of one process; call interrupt()",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,11 @@ class SandboxSpec:
     snapshot: ContentRefs | None = None
     tenant: str = ""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it needs no content: then there is no reference of Ray in it."""
+        return self.workspace is None and self.base is None and self.snapshot is None
+
 
 @dataclass(frozen=True)
 class TaskCode:
@@ -71,6 +91,20 @@ class TaskCode:
 
         found: bytes = ray.get(self.function)
         return found
+
+
+def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command, as they travel."""
+    given = {name: value for name, value in options.items() if value is not None or name in ("timeout",)}
+    for name, why in _LOCAL.items():
+        if name in given:
+            raise InvalidCall(
+                f"{name} does not work in a fleet", why=why, fix="do it on the machine itself, with a Sandbox"
+            )
+    stdin = given.get("stdin")
+    if stdin is not None and hasattr(stdin, "read"):
+        given["stdin"] = stdin.read()
+    return given
 
 
 def portable(value: Any) -> Any:

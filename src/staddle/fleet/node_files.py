@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -23,7 +24,8 @@ from staddle.errors import TransferFailed
 from . import content
 
 #: A shell that is not our child: Ray kills the children of a worker that it ends. It waits in `read`.
-_REMOVER = 'exec 3<&0; (read -r _ <&3; chmod -R u+rwx -- "$1"; exec rm -rf -- "$1") >/dev/null 2>&1 &'
+_REMOVER = """exec 3<&0
+(read -r _ <&3; chmod -R u+rwx -- "$1"; rm -rf -- "$1"; exec rmdir -- "${1%/*}") >/dev/null 2>&1 &"""
 
 
 class NodeFiles:
@@ -33,21 +35,10 @@ class NodeFiles:
         home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{os.getuid()}")
         # Root's sandboxes read a workspace as another user, who has to pass through.
         mode = 0o711 if os.getuid() == 0 else 0o700
-        os.makedirs(home, mode=mode, exist_ok=True)
-        status = os.lstat(home)
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise TransferFailed(
-                f"{home} cannot be used",
-                why="it belongs to, or can be written by, another user",
-                fix="remove it",
-            )
-        remove_stale(home)
-        self.path = tempfile.mkdtemp(dir=home)
-        os.chmod(self.path, mode)  # its name can be neither listed nor guessed
-        self._claim = os.open(f"{self.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._claim, fcntl.LOCK_EX)
+        self.path = os.path.join(home, secrets.token_hex(8))  # it can be neither listed nor guessed
         reader, self._alive = os.pipe()
         try:
+            # Before there is anything to remove: this process may be killed at any moment.
             subprocess.run(
                 ["/bin/sh", "-c", _REMOVER, "staddle-fleet-files", self.path],
                 stdin=reader,
@@ -56,6 +47,9 @@ class NodeFiles:
             )
         finally:
             os.close(reader)
+        make_below(home, self.path, mode)
+        self._claim = os.open(f"{self.path}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._claim, fcntl.LOCK_EX)
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self.fetched = 0
@@ -88,10 +82,34 @@ class NodeFiles:
     def close(self) -> None:
         """Remove everything. A second time does nothing."""
         remove(self.path)
+        try:
+            os.rmdir(os.path.dirname(self.path))
+        except OSError:
+            pass  # another keeper of this machine is in it
         if self._alive >= 0:
             os.close(self._alive)
             os.close(self._claim)
             self._alive = -1
+
+
+def make_below(home: str, path: str, mode: int) -> None:
+    """Make `home`, which the last keeper that ends removes at any moment, and the directory `path` in it."""
+    while True:
+        os.makedirs(home, mode=mode, exist_ok=True)
+        try:
+            status = os.lstat(home)
+            if status.st_uid != os.getuid() or status.st_mode & 0o022:
+                raise TransferFailed(
+                    f"{home} cannot be used",
+                    why="it belongs to, or can be written by, another user",
+                    fix="remove it",
+                )
+            remove_stale(home)
+            os.mkdir(path, mode)
+        except FileNotFoundError:
+            continue
+        else:
+            return
 
 
 def remove(path: str) -> None:

@@ -8,29 +8,34 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
+import pickle
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from socket import socket
 from typing import IO, TYPE_CHECKING, Any
 
-from staddle import Change, Enforcement, Plan, Policy, Result, Sandbox
-from staddle.errors import CommitRefused, InvalidCall, LayerError, SandboxClosed, SandboxLost, TransferFailed
+from staddle import Change, Enforcement, Network, Plan, Policy, Result
+from staddle.errors import (
+    FleetError,
+    InvalidCall,
+    LayerError,
+    SandboxClosed,
+    SandboxLost,
+)
 
-from . import content, snapshots
-from .messages import ContentRefs, SandboxSpec
+from . import content
+from .channel import MOST_REQUEST, ChannelBroken, CommandChannel
+from .driver_commit import DriverCommit, save_snapshot
+from .messages import DIRECT, ContentRefs, SandboxSpec, checked_options
 from .placement import Reservation
-from .steps import OVER, Call, NextOf, Within, step
+from .ports import DriverPort, tunnel
+from .steps import OVER, Call, Exchange, NextOf, Within, step
 
 if TYPE_CHECKING:
     from .cluster import Cluster, KeeperHandle
     from .content_store import SentTree
 
-#: Options of a command that only its own process can have.
-_LOCAL = {
-    "spill": "a file on the node would be out of reach",
-    "cancel": "an Event is of one process; call interrupt()",
-}
 #: Most bytes of an archive that is sent in one call.
 _MOST_TAR = 1 << 30
 #: Threads of the driver for what reads and writes its own files.
@@ -53,8 +58,8 @@ class RemoteSandbox:
         self.name, self.spec, self.tree = name, spec, tree
         self.backend = ""
         self.closed = False
-        #: What the host has of paths that were committed, by path: no conflict for the next commit.
-        self._settled: dict[str, content.TreeEntry | None] = {}
+        self._exposed: list[DriverPort] = []
+        self._committing = DriverCommit(tree, self.log)
         keeper.sandboxes[name] = self
 
     # ------------------------------------------------------------ calls
@@ -79,14 +84,49 @@ class RemoteSandbox:
         if self.keeper.lost:
             raise SandboxLost(
                 f"sandbox {self.name} is lost",
-                why=f"its keeper on node {self.keeper.node[:8]} was lost: {self.keeper.lost}",
+                why=f"its keeper on node {self.keeper.node[:8]} is gone: {self.keeper.lost}",
                 fix="create another one",
             )
         return self.keeper.actor
 
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Have the keeper call a method of its sandboxes: directly if that can be had, or through Ray."""
+        return await self._ask(self.actor, method, *args)
+
+    async def _ask(self, actor: Any, method: str, *args: Any) -> Any:
+        request, channel = (method, (self.name, *args)), self.keeper.channel
+        if channel is not None and method in DIRECT:
+            found = await self._asked_directly(channel, request)
+            if found is not None:
+                kind, value = pickle.loads(found)  # noqa: S301 - our keeper's, as what Ray brings from it
+                if kind == "error":
+                    raise value
+                return value
+        return await self.reply(actor.ask.remote(*request))
+
+    async def _asked_directly(self, channel: CommandChannel, request: tuple[str, Any]) -> bytes | None:
+        try:
+            data = pickle.dumps(request, 5)
+        except Exception:
+            return None  # Ray pickles more
+        if len(data) > MOST_REQUEST:
+            return None
+        try:
+            found: bytes | None = await step(Exchange(channel, data))
+            return found
+        except ChannelBroken as error:
+            broken = str(error)
+        # The keeper has died, which Ray knows soon; or it is the connection alone.
+        await self.reply(self.keeper.actor.hello.remote())
+        raise FleetError(
+            f"sandbox {self.name} gave no answer",
+            why=f"the connection to its keeper broke: {broken}",
+            fix="the call may have been made, and is not made again; the sandbox is there",
+        )
+
     async def call(self, path: str, method: str, *args: Any, **options: Any) -> Any:
         """A method of the sandbox, or of a thing of it."""
-        return await self.reply(self.actor.call.remote(self.name, path, method, args, options))
+        return await self.ask("call", path, method, args, options)
 
     def log(self, what: str, **facts: Any) -> None:
         """Add a line to the log of this sandbox, if there is one."""
@@ -96,6 +136,12 @@ class RemoteSandbox:
         path = os.path.join(self.cluster.settings.logs, f"{self.name}.jsonl")
         with open(path, "a") as out:
             out.write(json.dumps(line, default=str) + "\n")
+
+    async def create(self) -> str:
+        """Have it opened; the backend that confines it."""
+        if self.spec.is_plain:
+            return str(await self.ask("create", self.spec))
+        return str(await self.reply(self.actor.ask.remote("create", (self.name, self.spec))))
 
     # ------------------------------------------------------------ commands
 
@@ -111,8 +157,7 @@ class RemoteSandbox:
         if out is not None or err is not None:
             result = await self._heard(command, session, given, out, err)
         else:
-            ref = self.actor.run.remote(self.name, session, command, given)
-            result = await self._interruptible(ref, session)
+            result = await self._interruptible(self.ask("run", session, command, given), session)
         return self._ran(result, check)
 
     async def exec(self, /, argv: Sequence[str], **options: Any) -> Result:
@@ -126,8 +171,8 @@ class RemoteSandbox:
                 why="callbacks cannot travel with it",
             )
         words = argv if isinstance(argv, str) else list(argv)
-        ref = self.actor.call.remote(self.name, "", "exec", (words,), given)
-        return self._ran(await self._interruptible(ref, ""), check)
+        asked = self.ask("call", "", "exec", (words,), given)
+        return self._ran(await self._interruptible(asked, ""), check)
 
     def _ran(self, result: Result, check: bool) -> Result:
         self.log(
@@ -139,9 +184,9 @@ class RemoteSandbox:
         )
         return result.check() if check else result
 
-    async def _interruptible(self, ref: Any, session: str) -> Result:
+    async def _interruptible(self, asked: Coroutine[Any, Any, Any], session: str) -> Result:
         try:
-            result: Result = await self.reply(ref)
+            result: Result = await asked
             return result
         except (asyncio.CancelledError, KeyboardInterrupt):
             self._interrupt_soon(session)
@@ -150,7 +195,7 @@ class RemoteSandbox:
     def _interrupt_soon(self, session: str) -> None:
         if not self.keeper.lost and self.cluster.error is None:
             path = f"session:{session}" if session else ""
-            self.keeper.actor.call.remote(self.name, path, "interrupt", (), {})
+            self.keeper.actor.ask.remote("call", (self.name, path, "interrupt", (), {}))
 
     async def _heard(self, command: str, session: str, options: dict[str, Any], out: Any, err: Any) -> Result:
         import codecs
@@ -168,8 +213,8 @@ class RemoteSandbox:
                 function(text)
         raise SandboxLost(
             f"sandbox {self.name} gave no result",
-            why="its keeper closed the stream",
-            fix="run it again; sb.alive reports whether the sandbox still runs",
+            why="its keeper ended the stream",
+            fix="run it again; sb.alive says whether the sandbox is there",
         )
 
     def stream_of(self, command: str, session: str, options: dict[str, Any]) -> Any:
@@ -190,12 +235,25 @@ class RemoteSandbox:
     async def start(self, command: str | Sequence[str], **options: Any) -> tuple[int, int]:
         """Start a process: its number with the keeper, and its pid inside."""
         words = command if isinstance(command, str) else list(command)
-        found = await self.reply(self.actor.start.remote(self.name, words, options))
+        found = await self.ask("start", words, options)
         return int(found[0]), int(found[1])
+
+    async def processes(self) -> list[tuple[int, int]]:
+        """The processes in the background: their numbers with the keeper, and their pids inside."""
+        return [(int(number), int(pid)) for number, pid in await self.ask("processes")]
+
+    async def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> tuple[int, int]:
+        """Open a terminal: its number with the keeper, and the pid of its program."""
+        number, pid = await self.ask("terminal", None if argv is None else list(argv), options)
+        return int(number), int(pid)
 
     async def interrupt(self) -> None:
         """End the commands that run now, in every session; processes in the background go on."""
         await self.call("", "interrupt")
+
+    async def interrupt_session(self, name: str) -> None:
+        """End the command that runs in a session; "" is the sandbox's own."""
+        await self.call(f"session:{name}" if name else "", "interrupt")
 
     async def pause(self) -> None:
         """Stop everything in it where it stands, until `resume()`."""
@@ -211,7 +269,7 @@ class RemoteSandbox:
 
     async def look(self, what: str, session: str = "") -> Any:
         """A property."""
-        return await self.reply(self.actor.look.remote(self.name, what, session))
+        return await self.ask("look", what, session)
 
     async def state(self) -> Any:
         """The state of the sandbox's own session: env, cwd, functions, aliases, options, history."""
@@ -257,6 +315,56 @@ class RemoteSandbox:
         """Return what the network has refused, and no result has reported yet."""
         return tuple(await self.call("", "refusals"))
 
+    async def labels(self) -> dict[str, str]:
+        """The labels that it was given."""
+        return dict(await self.look("labels"))
+
+    async def set_network(self, /, network: Network) -> None:
+        """Go by another network policy from now on; see `Sandbox.set_network`."""
+        await self.call("", "set_network", network)
+
+    async def set_timeout(self, /, seconds: float | None) -> None:
+        """Close it so many seconds from now; None is no end."""
+        await self.call("", "set_timeout", seconds)
+
+    async def extend(self, /, seconds: float) -> float | None:
+        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        found: float | None = await self.call("", "extend", seconds)
+        return found
+
+    async def keep_downloads(self) -> int:
+        """Keep on its node what pip, uv and npm have downloaded; see `Sandbox.keep_downloads`."""
+        return int(await self.call("", "keep_downloads"))
+
+    async def use_downloads(self) -> None:
+        """Have the downloads that were kept on its node under its own caches."""
+        await self.call("", "use_downloads")
+
+    async def ps(self) -> list[Any]:
+        """List every process that runs in it, by number."""
+        return list(await self.call("", "ps"))
+
+    async def kill(self, /, pid: int, signal: int = 9) -> bool:
+        """Send a process of the sandbox a signal; False if there is none of that number."""
+        return bool(await self.call("", "kill", pid, signal))
+
+    async def python(self, /, code: str, **options: Any) -> Any:
+        """Run a cell in a Python interpreter of the sandbox; see `Sandbox.python`."""
+        return await self.call("", "python", code, **options)
+
+    async def connect(self, /, port: int) -> socket:
+        """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
+        self.actor  # noqa: B018 - raises when there is nothing to connect to
+        found: socket = await self._in_thread(lambda: tunnel(self.keeper.channel, self.name, port))
+        return found
+
+    async def expose(self, /, port: int, host_port: int = 0) -> int:
+        """A port of the driver's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
+        self.actor  # noqa: B018 - raises when there is nothing to expose
+        opened = DriverPort(host_port, lambda: tunnel(self.keeper.channel, self.name, port))
+        self._exposed.append(opened)
+        return opened.port
+
     async def packages(self) -> tuple[Any, ...]:
         """List what pip, apt and npm have installed in it."""
         return tuple(await self.call("", "packages"))
@@ -272,15 +380,13 @@ class RemoteSandbox:
                 fix="send it in parts",
                 why="it travels as one message",
             )
-        await self.reply(self.actor.upload.remote(self.name, data, os.fsdecode(path)))
+        await self.ask("upload", data, os.fsdecode(path))
 
     async def download_tar(
         self, f: IO[bytes], path: str | os.PathLike[str] = ".", *, limit: int = _MOST_TAR
     ) -> None:
         """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes."""
-        f.write(
-            await self.reply(self.actor.download.remote(self.name, os.fsdecode(path), min(limit, _MOST_TAR)))
-        )
+        f.write(await self.ask("download", os.fsdecode(path), min(limit, _MOST_TAR)))
 
     # ------------------------------------------------------------ changes
 
@@ -290,7 +396,7 @@ class RemoteSandbox:
 
     async def text_diff(self, paths: Collection[str] | None = None, *, limit: int = 16 << 20) -> str:
         """The changes as one unified diff of at most `limit` characters. The text is the agent's."""
-        return str(await self.reply(self.actor.text_diff.remote(self.name, _listed(paths), limit)))
+        return str(await self.ask("text_diff", _listed(paths), limit))
 
     async def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`; see `Sandbox.discard`."""
@@ -298,22 +404,22 @@ class RemoteSandbox:
 
     async def snapshot(self, label: str = "") -> tuple[int, str, str]:
         """Take a snapshot: its number with the keeper, its label and method."""
-        number, method = await self.reply(self.actor.snapshot.remote(self.name, label))
+        number, method = await self.ask("snapshot", label)
         return int(number), label, str(method)
 
     async def restore_number(self, number: int) -> None:
         """Be as at that snapshot of this sandbox."""
-        await self.reply(self.actor.restore.remote(self.name, number))
+        await self.ask("restore", number)
 
     async def export(self, number: int | None = None) -> ContentRefs:
         """A snapshot of it, or the sandbox as it is now, in Ray's object store."""
-        listed, packs = await self.reply(self.actor.export.remote(self.name, number))
+        listed, packs = await self.ask("export", number)
         return ContentRefs(content.sha256(listed), self.cluster.ray.put(listed), packs)
 
     async def save(self, path: str | os.PathLike[str], number: int | None = None) -> None:
         """Write a snapshot to a file of the driver, whole or not at all."""
         sent = await self.export(number)
-        await self._in_thread(lambda: _saved(sent, os.fspath(path)))
+        await self._in_thread(lambda: save_snapshot(sent, os.fspath(path)))
 
     async def commit(
         self,
@@ -331,62 +437,18 @@ class RemoteSandbox:
         """
         if self.tree is None and to is None:
             raise LayerError(
-                "there is no directory to commit to", why="the sandbox has no workspace", fix="pass to="
+                "there is no directory to commit to", why="the sandbox has no workspace", fix="say to="
             )
         if on_conflict not in ("refuse", "overwrite"):
             raise InvalidCall(
                 f"on_conflict is {on_conflict!r}",
-                fix='use "refuse" or "overwrite"',
+                fix='say "refuse" or "overwrite"',
                 why="there is no such choice",
             )
         sent = await self.export()
         chosen = _listed(paths)
         options = {"on_conflict": on_conflict, "allow": allow, "allow_protected": allow_protected}
-        return await self._in_thread(lambda: self._committed(sent, chosen, to, options))
-
-    def _committed(
-        self,
-        sent: ContentRefs,
-        paths: list[str] | None,
-        to: str | os.PathLike[str] | None,
-        options: Mapping[str, Any],
-    ) -> Any:
-        """In a thread of the driver: open the changes in a sandbox here, and commit that."""
-        with tempfile.TemporaryDirectory(prefix="staddle-fleet-") as place:
-            path = f"{place}/snapshot"
-            _saved(sent, path)
-            target = os.fspath(to) if self.tree is None and to is not None else None
-            workspace = target or (self.tree.directory if self.tree is not None else None)
-            with Sandbox.from_snapshot(path, workspace) as local:
-                if self.tree is not None and to is None:
-                    self._refuse_conflicts(local.diff(paths), options["on_conflict"])
-                elsewhere = to if self.tree is not None else None
-                done = local.commit(paths, to=elsewhere, **options)
-        if self.tree is not None and to is None:
-            for change in done.changes:
-                for each in filter(None, (change.path, change.old_path)):
-                    below = each.removeprefix("/workspace/")
-                    self._settled[below] = content.entry_of(self.tree.directory, below)
-        self.log("committed", changes=[f"{change.kind} {change.path}" for change in done.changes])
-        return done
-
-    def _refuse_conflicts(self, changes: list[Change], on_conflict: str) -> None:
-        if self.tree is None:
-            return
-        found = []
-        for change in changes:
-            for each in filter(None, (change.path, change.old_path)):
-                below = each.removeprefix("/workspace/")
-                sent = self._settled.get(below, self.tree.manifest.find(below))
-                if why := content.conflict(sent, self.tree.directory, below):
-                    found.append(change.replace(conflict=why))
-        if found and on_conflict != "overwrite":
-            raise CommitRefused(
-                f"{len(found)} of the changed files are not as they were when they were sent",
-                why=f"{found[0].path}: {found[0].conflict}",
-                fix='read error.conflicts, and commit with on_conflict="overwrite", or other paths',
-                conflicts=tuple(found),
-            )
+        return await self._in_thread(lambda: self._committing.done(sent, chosen, to, options))
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         return await step(Within(FILE_THREADS.submit(function), None))
@@ -399,9 +461,13 @@ class RemoteSandbox:
             return
         self.closed = True
         self.keeper.sandboxes.pop(self.name, None)
+        actor = self.keeper.actor
         try:
             if not self.keeper.lost and self.cluster.error is None:
-                await self.reply(self.keeper.actor.close.remote(self.name))
+                try:
+                    await self._ask(actor, "close")
+                except FleetError:  # the connection broke; to close it twice is to close it
+                    await self.reply(actor.ask.remote("close", (self.name,)))
         except SandboxLost:
             pass  # then it is closed
         finally:
@@ -409,6 +475,8 @@ class RemoteSandbox:
 
     def let_go(self) -> None:
         """Give its place back."""
+        for port in self._exposed:
+            port.close()
         self.cluster.placement.release(self.grant)
         if self.tree is not None:
             self.tree.close()
@@ -421,47 +489,13 @@ class RemoteSandbox:
         self.closed = True
         if not self.keeper.lost and self.cluster.error is None:
             try:
-                self.keeper.actor.close.remote(self.name)
+                self.keeper.actor.ask.remote("close", (self.name,))
             except Exception:  # noqa: S110 - the interpreter ends, and everything with it
                 pass
         self.let_go()
 
 
-def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command, as they travel."""
-    given = {name: value for name, value in options.items() if value is not None or name in ("timeout",)}
-    for name, why in _LOCAL.items():
-        if name in given:
-            raise InvalidCall(
-                f"{name} does not work in a fleet", why=why, fix="do it on the machine itself, with a Sandbox"
-            )
-    stdin = given.get("stdin")
-    if stdin is not None and hasattr(stdin, "read"):
-        given["stdin"] = stdin.read()
-    return given
-
-
 def _listed(paths: Collection[str] | None) -> list[str] | None:
     if isinstance(paths, str):
-        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"use [{paths!r}]")
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
     return None if paths is None else list(paths)
-
-
-def _saved(sent: ContentRefs, path: str) -> None:
-    """Write a snapshot that has arrived to `path`, whole or not at all."""
-    import ray.exceptions
-
-    manifest = content.decoded(sent.manifest(), sent.digest)
-    draft = f"{path}.{os.getpid()}.part"
-    try:
-        snapshots.write_file(draft, manifest, sent.pack)
-        os.rename(draft, path)
-    except ray.exceptions.RayError as error:
-        raise TransferFailed(
-            "a snapshot did not arrive",
-            why=str(error).splitlines()[0],
-            fix="its node may be lost: take another",
-        ) from None
-    finally:
-        if os.path.exists(draft):
-            os.unlink(draft)

@@ -1,7 +1,7 @@
 """The two faces of a sandbox of a fleet: `FleetSandbox` for threads, `AsyncFleetSandbox` for asyncio.
 
-They have the names of `Sandbox` and `AsyncSandbox`. Not here, because they are of one machine: `connect`,
-`expose`, `terminal`, `environment`. What is a property there and has to ask the node is a method here.
+They have the names of `Sandbox` and `AsyncSandbox`; those of `REFUSED` raise InvalidCall. What is a property
+there and has to ask the node is a method here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,35 @@ from typing import TYPE_CHECKING, Any, Self
 
 from staddle import Result
 
-from .remote import RemoteSandbox, checked_options
+from .messages import checked_options
+from .parts import (
+    AsyncFleetFiles,
+    AsyncFleetProcess,
+    AsyncFleetSession,
+    AsyncFleetTerminal,
+    FleetFiles,
+    FleetProcess,
+    FleetSession,
+    FleetTerminal,
+    refused,
+)
+from .remote import RemoteSandbox
 from .steps import OVER, awaited, finish, finish_awaited, waited
 
 if TYPE_CHECKING:
     from .factory import SandboxFactory
+
+#: Names of a local sandbox that are not here: why, and what there is instead.
+REFUSED = {
+    "check": ("options are checked on the node", "call create(), which raises before anything has run"),
+    "from_snapshot": ("a sandbox of a fleet is placed by it", "say fleet.create(snapshot=…)"),
+    "drift": ("the copy on the node does not change", "commit() refuses what has changed here since"),
+    "review": ("the changes are on the node", "use diff and text_diff; commit() refuses before it writes"),
+    "environment": (
+        "its tools would be one call for each file",
+        "use fleet.map(function): there it is called with a Sandbox, which has it",
+    ),
+}
 
 
 class StreamChunk:
@@ -32,217 +56,6 @@ class StreamChunk:
 
     def __str__(self) -> str:
         return self.text
-
-
-class _Thing:
-    """A part of a sandbox: its files, one of its sessions, a process."""
-
-    def __init__(self, sandbox: RemoteSandbox, path: str) -> None:
-        self._sandbox, self._path = sandbox, path
-
-    @property
-    def _calls(self) -> Self:
-        return self
-
-    async def _call(self, /, method: str, *args: Any, **options: Any) -> Any:
-        return await self._sandbox.call(self._path, method, *args, **options)
-
-
-class RemoteFiles(_Thing):
-    """The files of a sandbox, as its own user sees them; the methods are those of `Sandbox.files`."""
-
-    async def read(self, /, path: str | PathLike[str], **options: Any) -> str:
-        """Read a text."""
-        return str(await self._call("read", path, **options))
-
-    async def read_bytes(self, /, path: str | PathLike[str], **options: Any) -> bytes:
-        """Read a file."""
-        return bytes(await self._call("read_bytes", path, **options))
-
-    async def write(self, /, path: str | PathLike[str], data: str | bytes, **options: Any) -> None:
-        """Write a file."""
-        await self._call("write", path, data, **options)
-
-    async def list(self, path: str | PathLike[str] = ".") -> Sequence[Any]:
-        """The entries of a directory."""
-        found: Sequence[Any] = await self._call("list", path)
-        return found
-
-    async def exists(self, path: str | PathLike[str]) -> bool:
-        """Whether there is something."""
-        return bool(await self._call("exists", path))
-
-    async def stat(self, /, path: str | PathLike[str], **options: Any) -> Any:
-        """Metadata of an entry."""
-        return await self._call("stat", path, **options)
-
-    async def glob(self, pattern: str) -> Sequence[str]:
-        """The paths that match."""
-        found: Sequence[str] = await self._call("glob", pattern)
-        return found
-
-    async def mkdir(self, /, path: str | PathLike[str], **options: Any) -> None:
-        """Make a directory."""
-        await self._call("mkdir", path, **options)
-
-    async def rename(self, /, old: str | PathLike[str], new: str | PathLike[str], **options: Any) -> None:
-        """Rename an entry."""
-        await self._call("rename", old, new, **options)
-
-    async def remove(self, /, path: str | PathLike[str], **options: Any) -> None:
-        """Remove an entry."""
-        await self._call("remove", path, **options)
-
-
-class FleetFiles(_Thing):
-    """The files inside, for threads."""
-
-    @property
-    def _calls(self) -> Any:
-        return RemoteFiles(self._sandbox, self._path)
-
-    read = waited(RemoteFiles.read)
-    read_bytes = waited(RemoteFiles.read_bytes)
-    write = waited(RemoteFiles.write)
-    list = waited(RemoteFiles.list)
-    exists = waited(RemoteFiles.exists)
-    stat = waited(RemoteFiles.stat)
-    glob = waited(RemoteFiles.glob)
-    mkdir = waited(RemoteFiles.mkdir)
-    rename = waited(RemoteFiles.rename)
-    remove = waited(RemoteFiles.remove)
-
-
-class AsyncFleetFiles(_Thing):
-    """The files inside, awaited."""
-
-    @property
-    def _calls(self) -> Any:
-        return RemoteFiles(self._sandbox, self._path)
-
-    read = awaited(RemoteFiles.read)
-    read_bytes = awaited(RemoteFiles.read_bytes)
-    write = awaited(RemoteFiles.write)
-    list = awaited(RemoteFiles.list)
-    exists = awaited(RemoteFiles.exists)
-    stat = awaited(RemoteFiles.stat)
-    glob = awaited(RemoteFiles.glob)
-    mkdir = awaited(RemoteFiles.mkdir)
-    rename = awaited(RemoteFiles.rename)
-    remove = awaited(RemoteFiles.remove)
-
-
-class RemoteProcess(_Thing):
-    """A process in the background, as the driver calls it."""
-
-    async def poll(self) -> int | None:
-        """Its status; None while it runs."""
-        found: int | None = await self._call("poll")
-        return found
-
-    async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; None when it did not come in time."""
-        found: int | None = await self._call("wait", timeout)
-        return found
-
-    async def output(self) -> dict[str, str]:
-        """Output so far: {"stdout": …, "stderr": …}."""
-        found: dict[str, str] = await self._call("output")
-        return found
-
-    async def send_stdin(self, data: bytes | str) -> None:
-        """Write to its standard input."""
-        await self._call("send_stdin", data)
-
-    async def close_stdin(self) -> None:
-        """Close its standard input."""
-        await self._call("close_stdin")
-
-    async def kill(self, signal: int = 9) -> None:
-        """Send it a signal."""
-        await self._call("kill", signal)
-
-
-class FleetProcess(_Thing):
-    """A process in the background of a sandbox; `pid` is its number inside."""
-
-    def __init__(self, sandbox: RemoteSandbox, number: int, pid: int) -> None:
-        super().__init__(sandbox, f"process:{number}")
-        self.pid = pid
-
-    @property
-    def _calls(self) -> Any:
-        return RemoteProcess(self._sandbox, self._path)
-
-    poll = waited(RemoteProcess.poll)
-    wait = waited(RemoteProcess.wait)
-    output = waited(RemoteProcess.output)
-    send_stdin = waited(RemoteProcess.send_stdin)
-    close_stdin = waited(RemoteProcess.close_stdin)
-    kill = waited(RemoteProcess.kill)
-
-
-class AsyncFleetProcess(FleetProcess):
-    """The same, awaited."""
-
-    poll = awaited(RemoteProcess.poll)  # type: ignore[assignment]
-    wait = awaited(RemoteProcess.wait)  # type: ignore[assignment]
-    output = awaited(RemoteProcess.output)  # type: ignore[assignment]
-    send_stdin = awaited(RemoteProcess.send_stdin)  # type: ignore[assignment]
-    close_stdin = awaited(RemoteProcess.close_stdin)  # type: ignore[assignment]
-    kill = awaited(RemoteProcess.kill)  # type: ignore[assignment]
-
-
-class RemoteSession(_Thing):
-    """Another shell of a sandbox, as the driver calls it."""
-
-    async def run(self, /, command: str, **options: Any) -> Result:
-        """Run a command in this session; see `FleetSandbox.run`."""
-        return await self._sandbox.run(command, session=self._path.partition(":")[2], **options)
-
-    async def interrupt(self) -> None:
-        """End the command that runs now."""
-        await self._call("interrupt")
-
-    async def restart(self) -> None:
-        """A new shell as it was at the beginning."""
-        await self._call("restart")
-
-    async def state(self) -> Any:
-        """Its state: env, cwd, functions, aliases, options, history."""
-        return await self._sandbox.look("state", self._path.partition(":")[2])
-
-    async def close(self) -> None:
-        """End the shell and what it started."""
-        await self._call("close")
-
-
-class FleetSession(_Thing):
-    """A session, for threads."""
-
-    @property
-    def _calls(self) -> Any:
-        return RemoteSession(self._sandbox, self._path)
-
-    run = waited(RemoteSession.run)
-    interrupt = waited(RemoteSession.interrupt)
-    restart = waited(RemoteSession.restart)
-    state = waited(RemoteSession.state)
-    close = waited(RemoteSession.close)
-
-
-class AsyncFleetSession(_Thing):
-    """A session, awaited."""
-
-    @property
-    def _calls(self) -> Any:
-        return RemoteSession(self._sandbox, self._path)
-
-    run = awaited(RemoteSession.run)
-    interrupt = awaited(RemoteSession.interrupt)
-    restart = awaited(RemoteSession.restart)
-    state = awaited(RemoteSession.state)
-    close = awaited(RemoteSession.close)
 
 
 class FleetSnapshot:
@@ -261,7 +74,7 @@ class FleetSnapshot:
     def close(self) -> None:
         """Let it go, without waiting."""
         if not self.sandbox.closed and not self.sandbox.keeper.lost:
-            self.sandbox.keeper.actor.drop_snapshot.remote(self.sandbox.name, self.number)
+            self.sandbox.keeper.actor.ask.remote("drop_snapshot", (self.sandbox.name, self.number))
 
     def __repr__(self) -> str:
         return f"<FleetSnapshot {self.label!r} of {self.sandbox.name} ({self.method})>"
@@ -285,6 +98,10 @@ class _StreamFace:
             return None
         return StreamChunk(kind, data)
 
+    async def _end(self) -> None:
+        if self.result is None:
+            await self._sandbox.interrupt_session(self._session)
+
 
 class FleetStream(_StreamFace):
     """Iterate for the chunks."""
@@ -297,6 +114,10 @@ class FleetStream(_StreamFace):
         if found is None:
             raise StopIteration
         return found
+
+    def close(self) -> None:
+        """End the command, unless it has ended."""
+        finish(self._end())
 
 
 class AsyncFleetStream(_StreamFace):
@@ -311,6 +132,10 @@ class AsyncFleetStream(_StreamFace):
             raise StopAsyncIteration
         return found
 
+    async def close(self) -> None:
+        """End the command, unless it has ended."""
+        await finish_awaited(self._end())
+
 
 class _Face:
     """Common part of the blocking and the awaited sandbox."""
@@ -322,6 +147,17 @@ class _Face:
     def id(self) -> str:
         """Its name in the fleet."""
         return self._calls.name
+
+    @property
+    def name(self) -> str:
+        """The same as `id`: sandboxes of a fleet are given no other name."""
+        return self._calls.name
+
+    drift = refused("drift", *REFUSED["drift"])
+    review = refused("review", *REFUSED["review"])
+    environment = refused("environment", *REFUSED["environment"])
+    check = refused("check", *REFUSED["check"])
+    from_snapshot = refused("from_snapshot", *REFUSED["from_snapshot"])
 
     @property
     def node(self) -> str:
@@ -359,6 +195,17 @@ class FleetSandbox(_Face):
     violations = waited(RemoteSandbox.violations)
     refusals = waited(RemoteSandbox.refusals)
     packages = waited(RemoteSandbox.packages)
+    labels = waited(RemoteSandbox.labels)
+    set_network = waited(RemoteSandbox.set_network)
+    set_timeout = waited(RemoteSandbox.set_timeout)
+    extend = waited(RemoteSandbox.extend)
+    keep_downloads = waited(RemoteSandbox.keep_downloads)
+    use_downloads = waited(RemoteSandbox.use_downloads)
+    ps = waited(RemoteSandbox.ps)
+    kill = waited(RemoteSandbox.kill)
+    python = waited(RemoteSandbox.python)
+    connect = waited(RemoteSandbox.connect)
+    expose = waited(RemoteSandbox.expose)
     upload_tar = waited(RemoteSandbox.upload_tar)
     download_tar = waited(RemoteSandbox.download_tar)
     diff = waited(RemoteSandbox.diff)
@@ -375,6 +222,14 @@ class FleetSandbox(_Face):
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         return FleetProcess(self._calls, *finish(self._calls.start(command, **options)))
 
+    def processes(self) -> list[FleetProcess]:
+        """List what was started, and the jobs that commands left behind; also those that ended lately."""
+        return [FleetProcess(self._calls, *each) for each in finish(self._calls.processes())]
+
+    def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> FleetTerminal:
+        """A terminal with an interactive shell on it, or the program that `argv` says."""
+        return FleetTerminal(self._calls, *finish(self._calls.terminal(argv, **options)))
+
     def session(self, name: str) -> FleetSession:
         """The session of that name: another shell, made when it is first used."""
         return FleetSession(self._calls, f"session:{name}")
@@ -387,6 +242,10 @@ class FleetSandbox(_Face):
     def snapshot(self, label: str = "") -> FleetSnapshot:
         """Save this moment, to come back to or to continue from on another node."""
         return FleetSnapshot(self._calls, *finish(self._calls.snapshot(label)))
+
+    def snapshots(self) -> list[FleetSnapshot]:
+        """List its snapshots that are not closed, the oldest first."""
+        return [FleetSnapshot(self._calls, *each) for each in finish(self._calls.ask("snapshots"))]
 
     def restore(self, snapshot: FleetSnapshot) -> None:
         """Be as at that snapshot of this sandbox."""
@@ -432,6 +291,17 @@ class AsyncFleetSandbox(_Face):
     violations = awaited(RemoteSandbox.violations)
     refusals = awaited(RemoteSandbox.refusals)
     packages = awaited(RemoteSandbox.packages)
+    labels = awaited(RemoteSandbox.labels)
+    set_network = awaited(RemoteSandbox.set_network)
+    set_timeout = awaited(RemoteSandbox.set_timeout)
+    extend = awaited(RemoteSandbox.extend)
+    keep_downloads = awaited(RemoteSandbox.keep_downloads)
+    use_downloads = awaited(RemoteSandbox.use_downloads)
+    ps = awaited(RemoteSandbox.ps)
+    kill = awaited(RemoteSandbox.kill)
+    python = awaited(RemoteSandbox.python)
+    connect = awaited(RemoteSandbox.connect)
+    expose = awaited(RemoteSandbox.expose)
     upload_tar = awaited(RemoteSandbox.upload_tar)
     download_tar = awaited(RemoteSandbox.download_tar)
     diff = awaited(RemoteSandbox.diff)
@@ -448,6 +318,15 @@ class AsyncFleetSandbox(_Face):
         """Start `command`, shell text or a list of arguments, in the background."""
         return AsyncFleetProcess(self._calls, *await finish_awaited(self._calls.start(command, **options)))
 
+    async def processes(self) -> list[AsyncFleetProcess]:
+        """List what was started, and the jobs that commands left behind; also those that ended lately."""
+        found = await finish_awaited(self._calls.processes())
+        return [AsyncFleetProcess(self._calls, *each) for each in found]
+
+    async def terminal(self, /, argv: Sequence[str] | None = None, **options: Any) -> AsyncFleetTerminal:
+        """A terminal with an interactive shell on it, or the program that `argv` says."""
+        return AsyncFleetTerminal(self._calls, *await finish_awaited(self._calls.terminal(argv, **options)))
+
     def session(self, name: str) -> AsyncFleetSession:
         """The session of that name: another shell, made when it is first used."""
         return AsyncFleetSession(self._calls, f"session:{name}")
@@ -460,6 +339,11 @@ class AsyncFleetSandbox(_Face):
     async def snapshot(self, label: str = "") -> FleetSnapshot:
         """Save this moment, to come back to or to continue from on another node."""
         return FleetSnapshot(self._calls, *await finish_awaited(self._calls.snapshot(label)))
+
+    async def snapshots(self) -> list[FleetSnapshot]:
+        """List its snapshots that are not closed, the oldest first."""
+        found = await finish_awaited(self._calls.ask("snapshots"))
+        return [FleetSnapshot(self._calls, *each) for each in found]
 
     async def restore(self, snapshot: FleetSnapshot) -> None:
         """Be as at that snapshot of this sandbox."""

@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from .channel import CommandChannel
+
 P = ParamSpec("P")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
@@ -37,6 +39,13 @@ class Call:
 
     def __init__(self, ref: Any, health: Health) -> None:
         self.ref, self.health = ref, health
+
+
+class Exchange:
+    """Send a request directly to a keeper, and wait for its reply; None: it was not sent."""
+
+    def __init__(self, channel: CommandChannel, request: bytes) -> None:
+        self.channel, self.request = channel, request
 
 
 class FirstOf:
@@ -113,6 +122,8 @@ async def finish_awaited(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _wait(what: Any) -> Any:
+    if isinstance(what, Exchange):
+        return what.channel.exchange(what.request)
     if isinstance(what, Within):
         return what.future.result(what.seconds)
     if isinstance(what, Sleep):
@@ -144,6 +155,8 @@ def _wait(what: Any) -> Any:
 
 
 async def _awaited(what: Any) -> Any:
+    if isinstance(what, Exchange):
+        return await what.channel.exchange_awaited(what.request)
     if isinstance(what, Call):
         future = asyncio.wrap_future(what.ref.future())
         what.health.watch(future)

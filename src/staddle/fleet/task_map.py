@@ -12,10 +12,9 @@ from .cluster import Cluster, KeeperHandle
 from .content import sha256
 from .content_store import SentTree
 from .factory import SandboxFactory
-from .messages import SandboxSpec, TaskCode
+from .messages import SandboxSpec, TaskCode, checked_options
 from .placement import Reservation
 from .progress import Progress
-from .remote import checked_options
 from .steps import Call, FirstOf, Sleep, finish, finish_awaited, step
 from .task_board import TaskBoard, TaskOutcome
 

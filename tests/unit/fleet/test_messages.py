@@ -12,9 +12,8 @@ import pytest
 from staddle import Change, Reason, Result
 from staddle.errors import CommandFailed, FleetError, InvalidCall
 from staddle.fleet.cluster import RESOURCE, capacity_of
-from staddle.fleet.messages import portable, portable_error
+from staddle.fleet.messages import checked_options, portable, portable_error
 from staddle.fleet.progress import Progress, line
-from staddle.fleet.remote import checked_options
 from staddle.fleet.steps import Sleep, Within, finish, finish_awaited, step
 from staddle.limits.usage import Usage
 

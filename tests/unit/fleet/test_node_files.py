@@ -52,7 +52,7 @@ def test_a_tree_arrives_once(tmp_path: Path) -> None:
     assert len(asked) == 1
     files.close()
     files.close()
-    assert not Path(files.path).exists()
+    assert not Path(files.path).parent.exists()
 
 
 def test_a_tree_that_is_damaged_leaves_nothing(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_killed_keeper_leaves_no_files(tmp_path: Path) -> None:
     keeper.send_signal(signal.SIGKILL)
     keeper.wait()
     keeper.stdout.close()
-    assert until(lambda: not path.exists())
+    assert until(lambda: not path.parent.exists())
 
 
 def test_what_was_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
