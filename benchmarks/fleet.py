@@ -1,6 +1,6 @@
 """The fleet against sandboxes of one process, one actor for each sandbox, and Ray's own sandbox; in one run.
 
-    python benchmarks/fleet.py [--tasks 10000] [--open 2000] [--nodes 4] [--parts latency …] [--json FILE]
+    python benchmarks/fleet.py [--tasks 10000] [--seconds 3600] [--open 2000] [--nodes 4] [--json FILE]
 
 Needs the extra `ray`. All nodes are on this machine; what is compared takes turns, so that a busy machine is
 busy for all alike.
@@ -64,6 +64,7 @@ def latency(fleet: Fleet, rounds: int) -> dict[str, float]:
         "ray_median_ms": statistics.median(floor),
         "added_median_ms": statistics.median(there) - statistics.median(here),
         "added_p99_ms": quantile(there, 0.99) - quantile(here, 0.99),
+        "ray_p99_ms": quantile(floor, 0.99),
     }
 
 
@@ -91,31 +92,34 @@ def lives(fleet: Fleet, each: int, rounds: int) -> dict[str, float]:
     return {**found, "ratio": ratio}
 
 
-def tasks(fleet: Fleet, number: int) -> dict[str, float]:
-    """So many tasks by `map`, and by a pool of this process, in four turns; per second."""
-    each, rates = number // 4, {"embedded": 0.0, "fleet": 0.0}
-    memory = 0.0
+def tasks(fleet: Fleet, number: int, seconds: float) -> dict[str, Any]:
+    """So many tasks by `map`, and by a pool of this process, in turns of 250 and for so long; per second."""
+    spent, done, memory = {"embedded": 0.0, "fleet": 0.0}, 0, [keeper_memory(fleet)]
+    began = time.perf_counter()
     with Pool(8) as pool, ThreadPoolExecutor(_THREADS) as threads:
 
         def one(_: int) -> bool:
             with pool.sandbox() as sandbox:
                 return sandbox.run("true").ok
 
-        for _ in range(4):
-            began = time.perf_counter()
+        while done < number and time.perf_counter() - began < seconds:
+            each = min(250, number - done)
+            now = time.perf_counter()
             assert all(threads.map(one, range(each)))
-            rates["embedded"] += time.perf_counter() - began
-            began = time.perf_counter()
-            assert all(done.get().ok for done in fleet.map("true", range(each), concurrency=8, ordered=False))
-            rates["fleet"] += time.perf_counter() - began
-            memory = memory or keeper_memory(fleet)  # its caches are full after the first turn
+            spent["embedded"] += time.perf_counter() - now
+            now = time.perf_counter()
+            assert all(
+                found.get().ok for found in fleet.map("true", range(each), concurrency=8, ordered=False)
+            )
+            spent["fleet"] += time.perf_counter() - now
+            done += each
+            memory.append(keeper_memory(fleet))
     return {
-        "tasks": 4 * each,
-        "embedded_per_second": 4 * each / rates["embedded"],
-        "fleet_per_second": 4 * each / rates["fleet"],
-        "ratio": rates["embedded"] / rates["fleet"],
-        "keeper_mb_first_turn": memory,
-        "keeper_mb_last_turn": keeper_memory(fleet),
+        "tasks": done,
+        "embedded_per_second": done / spent["embedded"],
+        "fleet_per_second": done / spent["fleet"],
+        "ratio": spent["embedded"] / spent["fleet"],
+        "keeper_mb": [memory[len(memory) * part // 4] for part in range(4)] + [memory[-1]],
     }
 
 
@@ -134,7 +138,7 @@ def crowd(fleet: Fleet, number: int) -> dict[str, float]:
     with ThreadPoolExecutor(16) as threads:
         opened = list(threads.map(lambda _: fleet.create(), range(number)))
         taken = time.perf_counter() - began
-        answered = sum(sandbox.run("true").ok for sandbox in opened)
+        answered = sum(threads.map(lambda sandbox: sandbox.run("true").ok, opened))
         list(threads.map(lambda sandbox: sandbox.close(), opened))
     return {"open": len(opened), "answered": answered, "seconds_to_open": taken}
 
@@ -199,6 +203,7 @@ def main() -> int:
     parser.add_argument("--open", type=int, default=2000)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=3600, help="the tasks take no longer than that")
     parser.add_argument("--json", default="")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     asked = parser.parse_args()
@@ -223,7 +228,7 @@ def main() -> int:
                 "lives": lambda: lives(fleet, 40, 5),
                 "driver": lambda: driver_costs(fleet),
                 "crowd": lambda: crowd(fleet, asked.open),
-                "tasks": lambda: tasks(fleet, asked.tasks),
+                "tasks": lambda: tasks(fleet, asked.tasks, asked.seconds),
             }
             for name, job in parts.items():
                 if name in asked.parts:

@@ -1,8 +1,10 @@
 """Test the fleet on several Ray nodes of this machine, and write what was measured into docs/fleet.md.
 
-    scripts/test_fleet.py [--quick] [--faults N] [--tasks N] [--open N]
+    scripts/test_fleet.py [--quick] [--resume] [--only PART …] [--faults N] [--seconds N] [--tasks N]
 
 Ray is installed into an environment of its own below /var/tmp. --quick measures nothing and writes nothing.
+--seconds bounds each kind of fault, and the tasks. Figures are written after each part, with what was really
+done; --resume goes on from those of an earlier run. Root runs the tests as a user without privileges, too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PLACE = Path(f"/var/tmp/staddle-fleet-{os.getuid()}")
 PAGE = ROOT / "docs" / "fleet.md"
+#: What was found, also by an earlier run.
+FIGURES, RECORD, SIMULATION = PLACE / "figures.json", PLACE / "faults.json", PLACE / "simulation.json"
+PARTS = ("tests", "figures", "faults")
 BEGIN, END = "<!-- fleet: begin -->", "<!-- fleet: end -->"
 
 
@@ -35,59 +40,96 @@ def environment() -> str:
     return str(python)
 
 
-def suite(python: str, name: str, **variables: str) -> None:
-    """Run one suite; its failure is ours."""
-    command = [python, "-m", "pytest", "-q", "-c", "tests/fleet/pytest.ini", f"tests/fleet/suite_{name}.py"]
+def suite(python: str, name: str, *, user: bool = False, **variables: str) -> None:
+    """Run one suite; its failure is ours. `user`: as a user without privileges, in a copy of the tree."""
+    options = ["-m", "pytest", "-q", "-c", "tests/fleet/pytest.ini", f"tests/fleet/suite_{name}.py"]
+    if user:
+        command, variables = ["scripts/as-user", *options], {"AS_USER_PYTHON": python, **variables}
+    else:
+        command = [python, *options]
     subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=True)
 
 
 def table(figures: dict[str, Any], faults: dict[str, Any], simulation: dict[str, Any]) -> str:
-    """The figures as a table of the page."""
-    latency, lives, tasks = figures["latency"], figures["lives"], figures["tasks"]
-    crowd, actors, driver = figures["crowd"], figures["actors"], figures["driver"]
-    day = time.strftime("%Y-%m-%d")
-    rows = [
+    """The figures that there are, as a table of the page."""
+    rows = [*_of_figures(figures), *_of_faults(faults)]
+    if simulation:
+        rows.append(
+            (
+                f"simulation: {simulation['tasks']:,} tasks, {simulation['nodes']:,} nodes, "
+                f"{simulation['deaths']} deaths",
+                f"{simulation['retried']} tried again, {simulation['lost']} lost, "
+                f"{len(simulation['problems'])} problems, {simulation['seconds'] * 1e6:.0f} µs for each task",
+            )
+        )
+    made = f"Measured on {time.strftime('%Y-%m-%d')}"
+    if figures:
+        made += (
+            f": {figures['nodes']} nodes on {figures['cores']} cores, load {figures['load']:.0f} at the start"
+        )
+    return f"{made}.\n\n| what | result |\n| --- | --- |\n" + "".join(
+        f"| {what} | {result} |\n" for what, result in rows
+    )
+
+
+def _of_figures(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if latency := figures.get("latency"):
+        rows += [
+            (
+                "`true`: median here, added by the fleet, added at p99",
+                f"{latency['embedded_median_ms']:.2f} ms, {latency['added_median_ms']:.2f} ms, "
+                f"{latency['added_p99_ms']:.2f} ms",
+            ),
+            (
+                "a call of a Ray actor that does nothing: median, p99",
+                f"{latency['ray_median_ms']:.2f} ms, {latency['ray_p99_ms']:.2f} ms",
+            ),
+        ]
+    if lives := figures.get("lives"):
+        rates = f"{lives['embedded_per_second']:.0f}/s, {lives['fleet_per_second']:.0f}/s"
+        rows.append(("create, use, close: here, fleet, ratio", f"{rates}, {lives['ratio']:.2f}"))
+    if tasks := figures.get("tasks"):
+        rates = f"{tasks['embedded_per_second']:.0f}/s, {tasks['fleet_per_second']:.0f}/s"
+        sizes = ", ".join(f"{size:.0f}" for size in tasks["keeper_mb"])
+        rows += [
+            (f"{tasks['tasks']:,} tasks: a local pool, `map`, ratio", f"{rates}, {tasks['ratio']:.2f}"),
+            ("memory of the largest keeper before these tasks, and after each quarter", f"{sizes} MB"),
+        ]
+    if crowd := figures.get("crowd"):
+        rows.append(
+            (
+                f"{crowd['open']:,} sandboxes open at once: that answered, seconds to open them",
+                f"{crowd['answered']:,}, {crowd['seconds_to_open']:.0f} s",
+            )
+        )
+    if actors := figures.get("actors"):
+        rows.append(("one actor for each sandbox: create and use", f"{actors['per_second']:.1f}/s"))
+    if "rays_own" in figures:
+        rows.append(("`ray.experimental.sandbox`", str(figures["rays_own"])))
+    if driver := figures.get("driver"):
+        costs = f"{driver['call_ms']:.2f} ms, {driver['nodes_ms_each']:.3f} ms"
+        rows.append(("CPU time of the driver: one command, one node of the list of nodes", costs))
+    return rows
+
+
+def _of_faults(faults: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
         (
-            "`true`: median here, added by the fleet, added at p99; a call of Ray that does nothing",
-            f"{latency['embedded_median_ms']:.2f} ms, {latency['added_median_ms']:.2f} ms, "
-            f"{latency['added_p99_ms']:.2f} ms; {latency['ray_median_ms']:.2f} ms",
-        ),
-        (
-            "create, use, close: here, fleet, ratio",
-            f"{lives['embedded_per_second']:.0f}/s, {lives['fleet_per_second']:.0f}/s, {lives['ratio']:.2f}",
-        ),
-        (
-            f"{tasks['tasks']:,} tasks: a local pool, `map`, ratio",
-            f"{tasks['embedded_per_second']:.0f}/s, {tasks['fleet_per_second']:.0f}/s, {tasks['ratio']:.2f}",
-        ),
-        (
-            "memory of the largest keeper, after the first quarter of these tasks and after the last",
-            f"{tasks['keeper_mb_first_turn']:.0f} MB, {tasks['keeper_mb_last_turn']:.0f} MB",
-        ),
-        (
-            f"{crowd['open']:,} sandboxes open at once: that answered, seconds to open them",
-            f"{crowd['answered']:,}, {crowd['seconds_to_open']:.0f} s",
-        ),
-        ("one actor for each sandbox: create and use", f"{actors['per_second']:.1f}/s"),
-        ("`ray.experimental.sandbox`", str(figures["rays_own"])),
-        (
-            "CPU time of the driver: one call, one node of the list of nodes",
-            f"{driver['call_ms']:.2f} ms, {driver['nodes_ms_each']:.3f} ms",
-        ),
-        *(
-            (f"killed: {kind}", ", ".join(f"{name} {value}" for name, value in facts.items()))
-            for kind, facts in faults.items()
-        ),
-        (
-            f"simulation: {simulation['tasks']:,} tasks, {simulation['nodes']:,} nodes, "
-            f"{simulation['deaths']} deaths",
-            f"{simulation['retried']} tried again, {simulation['lost']} lost, "
-            f"{len(simulation['problems'])} problems, {simulation['seconds'] * 1e6:.0f} µs for each task",
-        ),
+            f"killed: {kind}",
+            ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()),
+        )
+        for kind, facts in faults.items()
     ]
-    machine = f"{figures['nodes']} nodes, {figures['cores']} cores, load {figures['load']:.0f} at the start"
-    head = f"Measured on {day}: {machine}.\n\n| what | result |\n| --- | --- |\n"
-    return head + "".join(f"| {what} | {result} |\n" for what, result in rows)
+
+
+def write_page() -> None:
+    """Put the figures that there are into the page."""
+    found = [json.loads(path.read_text()) if path.exists() else {} for path in (FIGURES, RECORD, SIMULATION)]
+    page, made = PAGE.read_text(), table(*found)
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{made}{END}", page))
+    print(made)
 
 
 def simulated() -> dict[str, Any]:
@@ -103,28 +145,41 @@ def main() -> int:
     """Test, measure, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--open", type=int, default=2000)
     asked = parser.parse_args()
     python = environment()
-    suite(python, "cluster")
-    suite(python, "docs")
-    record, figures = PLACE / "faults.json", PLACE / "figures.json"
-    record.unlink(missing_ok=True)
-    figures.unlink(missing_ok=True)
-    suite(python, "faults", FLEET_FAULTS=str(3 if asked.quick else asked.faults), FLEET_RECORD=str(record))
+    if not asked.resume:
+        for path in (RECORD, FIGURES, SIMULATION):
+            path.unlink(missing_ok=True)
+    if "tests" in asked.only:
+        suite(python, "cluster")
+        suite(python, "docs")
+        if os.getuid() == 0:
+            suite(python, "cluster", user=True)
     if asked.quick:
+        suite(python, "faults", FLEET_FAULTS="3", FLEET_SECONDS=str(asked.seconds))
         return 0
-    simulation = simulated()
-    command = [python, "benchmarks/fleet.py", "--tasks", str(asked.tasks), "--open", str(asked.open)]
-    subprocess.run([*command, "--json", str(figures)], cwd=ROOT, check=True)
-    made = table(json.loads(figures.read_text()), json.loads(record.read_text()), simulation)
-    page = PAGE.read_text()
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
-    page = page.replace("writes this table; it has not yet run as a whole.", "writes this table.")
-    PAGE.write_text(pattern.sub(lambda _: f"{BEGIN}\n{made}{END}", page))
-    print(made)
+    if "figures" in asked.only:
+        SIMULATION.write_text(json.dumps(simulated()))
+        sizes = ["--tasks", str(asked.tasks), "--seconds", str(asked.seconds), "--open", str(asked.open)]
+        subprocess.run([python, "benchmarks/fleet.py", *sizes, "--json", str(FIGURES)], cwd=ROOT, check=True)
+        write_page()
+    if "faults" in asked.only:
+        try:
+            suite(
+                python,
+                "faults",
+                FLEET_FAULTS=str(asked.faults),
+                FLEET_SECONDS=str(asked.seconds),
+                FLEET_RECORD=str(RECORD),
+            )
+        finally:
+            write_page()
     return 0
 
 

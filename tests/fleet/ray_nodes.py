@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,9 +23,7 @@ class Nodes:
     """A cluster of this machine: a head, and `more` nodes. To be closed."""
 
     def __init__(self, more: int) -> None:
-        from ray.cluster_utils import Cluster
-
-        self.cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        self.cluster = head()
         self.others = [self.add() for _ in range(more)]
 
     @property
@@ -32,13 +31,8 @@ class Nodes:
         return str(self.cluster.address)
 
     def add(self) -> Any:
-        """One more node. On a busy machine Ray gives up on one now and then: another is started."""
-        for _ in range(2):
-            try:
-                return self.cluster.add_node(**NODE)
-            except Exception as error:
-                print(f"a node did not start: {error}")
-        return self.cluster.add_node(**NODE)
+        """One more node."""
+        return tried(lambda: self.cluster.add_node(**NODE))
 
     def connect(self) -> None:
         import ray
@@ -68,11 +62,46 @@ class Nodes:
         shutil.rmtree(self.cluster.head_node.get_session_dir_path(), ignore_errors=True)
 
 
+def head() -> Any:
+    """A cluster with a head alone."""
+    from ray.cluster_utils import Cluster
+
+    def make() -> Any:
+        try:
+            return Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        except Exception:
+            end_children()
+            raise
+
+    return tried(make)
+
+
+def tried(start: Callable[[], Any]) -> Any:
+    """Start a node. Ray gives it 30 seconds, which on a busy machine is too little at times."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:
+            print(f"a node did not start: {error}")
+    return start()
+
+
 def end_processes(node: Any) -> None:
     """Kill the processes of a node without asking its head, which may be dead."""
     for started in [each.process for kind in node.all_processes.values() for each in kind]:
         started.kill()
         started.wait(60)
+
+
+def end_children() -> None:
+    """Kill the processes that this program has started: of a cluster that did not come up."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                os.kill(int(name), signal.SIGKILL)
+        except OSError:
+            continue  # it has just ended
 
 
 def witness(directory: str, mark: str) -> Callable[[Any, int], int]:
