@@ -63,7 +63,7 @@ class DriverCommit:
             raise CommitRefused(
                 f"{len(found)} of the changed files are not as they were when they were sent",
                 why=f"{found[0].path}: {found[0].conflict}",
-                fix='look at error.conflicts, and commit with on_conflict="overwrite", or other paths',
+                fix='read error.conflicts, and commit with on_conflict="overwrite", or other paths',
                 conflicts=tuple(found),
             )
 

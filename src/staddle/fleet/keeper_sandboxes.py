@@ -153,7 +153,7 @@ class KeptSandboxes:
         if found is None:
             raise SandboxLost(
                 f"there is no sandbox {name} on node {self.node[:8]}",
-                why="it was closed, or its keeper was started anew",
+                why="it was closed, or its keeper was restarted",
                 fix="create another one",
             )
         return found

@@ -105,7 +105,7 @@ class RemoteFiles(_Thing):
         """Remove an entry."""
         await self._call("remove", path, **options)
 
-    append = forwarded("append", "Add to the end of a file, which is made if it is not there.")
+    append = forwarded("append", "Add to the end of a file, which is made if it does not exist.")
     chmod = forwarded("chmod", "Set the permissions of a file or directory.")
     copy = forwarded("copy", "Copy a file, or a directory with all that is in it.")
     edit = forwarded("edit", "Replace `old` by `new` in a file; how often.")
@@ -362,7 +362,7 @@ class RemoteTerminal(_Thing):
         return bytes(await self._call("read", timeout))
 
     write = forwarded("write", "Type `data`. Waits while the program does not read.")
-    resize = forwarded("resize", "Set another size; the programs on it are told.")
+    resize = forwarded("resize", "Set another size; the programs on it get SIGWINCH.")
     poll = forwarded("poll", "Return the exit code of the program; None while it runs.")
     wait = forwarded("wait", "Wait for the end of the program; its exit code, or None.")
     kill = forwarded("kill", "Kill the program, with everything it started.")

@@ -24,11 +24,11 @@ def tunnel(channel: CommandChannel | None, name: str, port: int) -> socket.socke
         opened = None if channel is None else channel.tunnel(request)
     except ChannelBroken as error:
         raise SandboxLost(
-            f"sandbox {name} gave no connection", why=str(error), fix="look at sb.alive(); try again"
+            f"sandbox {name} gave no connection", why=str(error), fix="check sb.alive(), and try again"
         ) from None
     if opened is None:
         raise FleetError(
-            f"nothing leads to port {port} of sandbox {name}",
+            f"port {port} of sandbox {name} cannot be reached",
             why="its keeper cannot be reached but through Ray, which carries no connections",
             fix="open the ports between these machines; with RAY_USE_TLS keepers do not listen",
         )

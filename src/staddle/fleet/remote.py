@@ -84,7 +84,7 @@ class RemoteSandbox:
         if self.keeper.lost:
             raise SandboxLost(
                 f"sandbox {self.name} is lost",
-                why=f"its keeper on node {self.keeper.node[:8]} is gone: {self.keeper.lost}",
+                why=f"its keeper on node {self.keeper.node[:8]} was lost: {self.keeper.lost}",
                 fix="create another one",
             )
         return self.keeper.actor
@@ -121,7 +121,7 @@ class RemoteSandbox:
         raise FleetError(
             f"sandbox {self.name} gave no answer",
             why=f"the connection to its keeper broke: {broken}",
-            fix="the call may have been made, and is not made again; the sandbox is there",
+            fix="the call may have been made, and is not made again; the sandbox still runs",
         )
 
     async def call(self, path: str, method: str, *args: Any, **options: Any) -> Any:
@@ -213,8 +213,8 @@ class RemoteSandbox:
                 function(text)
         raise SandboxLost(
             f"sandbox {self.name} gave no result",
-            why="its keeper ended the stream",
-            fix="run it again; sb.alive says whether the sandbox is there",
+            why="its keeper closed the stream",
+            fix="run it again; sb.alive reports whether the sandbox still runs",
         )
 
     def stream_of(self, command: str, session: str, options: dict[str, Any]) -> Any:
@@ -437,12 +437,12 @@ class RemoteSandbox:
         """
         if self.tree is None and to is None:
             raise LayerError(
-                "there is no directory to commit to", why="the sandbox has no workspace", fix="say to="
+                "there is no directory to commit to", why="the sandbox has no workspace", fix="pass to="
             )
         if on_conflict not in ("refuse", "overwrite"):
             raise InvalidCall(
                 f"on_conflict is {on_conflict!r}",
-                fix='say "refuse" or "overwrite"',
+                fix='use "refuse" or "overwrite"',
                 why="there is no such choice",
             )
         sent = await self.export()
@@ -497,5 +497,5 @@ class RemoteSandbox:
 
 def _listed(paths: Collection[str] | None) -> list[str] | None:
     if isinstance(paths, str):
-        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"say [{paths!r}]")
+        raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"use [{paths!r}]")
     return None if paths is None else list(paths)

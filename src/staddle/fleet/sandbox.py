@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Names of a local sandbox that are not here: why, and what there is instead.
 REFUSED = {
     "check": ("options are checked on the node", "call create(), which raises before anything has run"),
-    "from_snapshot": ("a sandbox of a fleet is placed by it", "say fleet.create(snapshot=…)"),
+    "from_snapshot": ("a sandbox of a fleet is placed by it", "use fleet.create(snapshot=…)"),
     "drift": ("the copy on the node does not change", "commit() refuses what has changed here since"),
     "review": ("the changes are on the node", "use diff and text_diff; commit() refuses before it writes"),
     "environment": (
