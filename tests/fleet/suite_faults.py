@@ -201,7 +201,7 @@ def test_killed_drivers(nodes: Nodes, tmp_path: Path) -> None:
         began = time.monotonic()
         assert until(lambda mark=mark, before=before: set(leftovers(mark)) <= before, _LONG), leftovers(mark)
         record.add(
-            kills=1, while_it_begins=int(not turn % 3), left=0, seconds_until_gone=time.monotonic() - began
+            kills=1, while_it_begins=int(not turn % 3), left=0, seconds_until_clean=time.monotonic() - began
         )
 
 
@@ -280,7 +280,7 @@ HEAD = """
         began = time.monotonic()
         facts["gone"] = until(lambda: set(leftovers(mark)) <= before, 60)
         facts["left"] = sorted(set(leftovers(mark)) - before)
-        facts["seconds_until_gone"] = time.monotonic() - began
+        facts["seconds_until_clean"] = time.monotonic() - began
         print("facts", json.dumps(facts), flush=True)
     finally:
         nodes.kill_all()
@@ -300,7 +300,13 @@ def test_killed_heads(tmp_path: Path) -> None:
             [sys.executable, str(tmp_path / "driver.py"), str(tasks), str(moment)],
             capture_output=True,
             text=True,
-            env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root}/src", "FLEET_MARK": unique_seconds()},
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{root}{os.pathsep}{root}/src",
+                "FLEET_MARK": unique_seconds(),
+                # Ray ends a program without a head after 60 seconds: it shall say first what it has seen.
+                "RAY_gcs_rpc_server_reconnect_timeout_s": "300",
+            },
             timeout=600,
             check=False,
         )
@@ -312,5 +318,5 @@ def test_killed_heads(tmp_path: Path) -> None:
         assert facts["map"] == ["FleetLost"], facts
         assert facts["tasks"] == facts["done"] + facts["lost"], facts
         assert (facts["twice"], facts["unknown"], facts["left"]) == (0, [], []), facts
-        counted = {name: facts[name] for name in ("tasks", "done", "lost", "twice", "seconds_until_gone")}
+        counted = {name: facts[name] for name in ("tasks", "done", "lost", "twice", "seconds_until_clean")}
         record.add(kills=1, left=0, **counted)

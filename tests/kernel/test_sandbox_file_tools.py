@@ -138,6 +138,7 @@ def test_grep_finds_lines(place: Place) -> None:
     assert [each.text for each in files.grep("(1)", fixed=True)] == ["print(1)"]
     assert files.grep("no such thing") == []
     assert len(files.grep(".", limit=2)) == 2
+    assert [(each.path, each.line) for each in files.grep("import", "src/a.py")] == [("src/a.py", 1)]
     with pytest.raises(OSError, match="Unmatched"):
         files.grep("(")
 

@@ -117,7 +117,7 @@ class FileTools:
         options = ["-F" if fixed else "-E", *(["-i"] if ignore_case else [])]
         if include is not None:
             options.append(f"--include={include}")
-        argv = ["grep", "-rnIZ", *options, f"-m{max(limit, 1)}", "-e", pattern, "--", os.fsdecode(name)]
+        argv = ["grep", "-rnHIZ", *options, f"-m{max(limit, 1)}", "-e", pattern, "--", os.fsdecode(name)]
         found, said = bytearray(), bytearray()
 
         def take(data: bytes) -> None:
