@@ -65,6 +65,13 @@ def test_the_end_of_the_interpreter_is_told(sb: Sandbox) -> None:
     assert (again.text, again.lost) == ("False", True)
 
 
+def test_the_language_can_be_named(sb: Sandbox) -> None:
+    sb.code("python", "named = 6")
+    assert sb.python("named").text == "6"
+    with pytest.raises(InvalidCall, match=r"Python only.*sb\.run"):
+        sb.code("r", "1")  # type: ignore[arg-type]
+
+
 def test_what_is_no_code_is_refused(sb: Sandbox) -> None:
     with pytest.raises(InvalidCall):
         sb.python(3)  # type: ignore[arg-type]

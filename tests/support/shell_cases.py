@@ -32,6 +32,8 @@ def s(
 
 BIG = "x" * (1 << 20)
 ALL_BYTES = bytes(range(1, 256))
+#: As bash prints it for a script: no file of ours is named.
+_SYNTAX_ERROR = "bash: line 1: syntax error near unexpected token `)'\nbash: line 1: `echo a; )'\n"
 
 # With `set -x` bash shows two signs: it reads a text as a script, one level deeper than its prompt.
 CASES: dict[str, list[Step]] = {
@@ -99,7 +101,7 @@ CASES: dict[str, list[Step]] = {
     "a trailing backslash": [s("echo a\\", "a\\\n"), s("echo ok", "ok\n")],
     "a trailing and": [s("true &&", code=2, err=None), s("echo ok", "ok\n")],
     "a trailing pipe": [s("echo a |", code=2, err=None), s("echo ok", "ok\n")],
-    "a syntax error": [s("echo a; )", code=2, err=None), s("echo ok", "ok\n")],
+    "a syntax error": [s("echo a; )", code=2, err=_SYNTAX_ERROR), s("echo ok", "ok\n")],
     "a syntax error in a later line": [s("echo a\nfor", "a\n", code=2, err=None), s("echo ok", "ok\n")],
     "a stray done": [s("done", code=2, err=None), s("echo ok", "ok\n")],
     "a large command": [s(f"echo {BIG} | wc -c", f"{len(BIG) + 1}\n"), s("echo ok", "ok\n")],

@@ -24,6 +24,7 @@ PROMPT_FILE = Option("prompt-file", "FILE", "read the prompt from this file, or 
 _ONLY_SAID = (
     "help",
     "json",
+    "command",
     "prompt",
     "prompt-file",
     "resume",
@@ -57,7 +58,7 @@ def with_defaults(parsed: Parsed, options: Sequence[Option], every: Sequence[Opt
     for group in _TOGETHER:
         if given & {*group}:
             given |= {*group}
-    if parsed.dashed and parsed.words[1:] and "agent" not in given:
+    if "agent" not in given and ("command" in given or (parsed.dashed and parsed.words[1:])):
         given |= {*_OF_THE_AGENT}
     mine = {option.name for option in options}
     found = {name: values for name, values in said.items() if name in mine and name not in given}

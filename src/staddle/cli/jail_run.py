@@ -10,7 +10,7 @@ from ..jail.agents import AGENTS, LATEST, Agent, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, bootstrap, new_jail
 from ..policy import Network, Policy
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of
-from .options import HELP, RUNNING, Option, Parsed, asked_of, help_rows, reworded
+from .options import HELP, RUNNING, Option, Parsed, asked_of, command_from, help_rows, reworded
 from .report import attended, captured, print_report, say_error, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -35,6 +35,7 @@ _AGENT = (
 )
 _MODEL = Option("model", "NAME", "let the --agent use this model")
 RUN_OPTIONS = (
+    Option("command", "SCRIPT", "run this line of shell with bash", short="c"),
     Option("prompt", "TEXT", "run the --agent on this task (default: the one of `jail create`)"),
     PROMPT_FILE,
     *_AGENT,
@@ -56,6 +57,7 @@ _RUN_HELP = """\
 Run a command, or a coding agent, in a workspace: it can write the tree, your home is hidden.
 
 usage: staddle jail run WS [options] -- COMMAND [ARGUMENTS]
+       staddle jail run WS [options] -c 'SCRIPT' [-- ARGUMENTS]
        staddle jail run WS --agent NAME [--prompt TEXT] [options]
 
 Standard output and error are passed through, standard input is not connected. What is left
@@ -92,11 +94,13 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
     """The command, or the agent with its prompt."""
     agent = _agent(parsed)
     for name in ("prompt", "prompt-file", "model", "resume"):
-        if parsed.on(name) and (agent is None or parsed.words):
+        if parsed.on(name) and (agent is None or parsed.words or parsed.on("command")):
             raise UsageError(f"--{name} needs --agent, and no command", fix=f"choose {', '.join(AGENTS)}")
     given, session = prompt_of(parsed), None
     prompt = given if given is not None else workspace.task.prompt
-    if parsed.words and parsed.dashed:
+    if parsed.on("command"):
+        command = command_from(parsed)[0]
+    elif parsed.words and parsed.dashed:
         command = list(parsed.words)
     elif agent is not None and not parsed.words and prompt:
         session, resume = _conversation(workspace, agent, parsed.one("resume"))
@@ -105,7 +109,7 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
     else:
         raise UsageError(
             "there is nothing to run",
-            fix="write staddle jail run WS -- COMMAND, or --agent NAME --prompt TEXT",
+            fix="write staddle jail run WS -- COMMAND, -c 'SCRIPT', or --agent NAME --prompt TEXT",
         )
     opts, jail = _opts(workspace, command, parsed, command[0])
     opts = opts.replace(commit=parsed.one("commit"), session=session)

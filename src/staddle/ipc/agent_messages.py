@@ -50,6 +50,8 @@ RENEW = b"n"  # new pipes for what a shell prints
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
 PING = b"i"  # serial; comes back at once, to wake up the reader of the socket
+# From the agent to a process that waits for its program (spares.py).
+BECOME = b"B"  # argv, environment, directory; its three streams, and a pipe on which it reports a failure
 # From the agent, on the main socket, and after AGAIN on that of the shell.
 OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd
 # From the agent, on the main socket.
@@ -80,6 +82,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
     SPAWN_AS: (([bytes], [bytes], bytes, int, int, _WHO), (0, 3)),
+    BECOME: (([bytes], [bytes], bytes), (4,)),
     SIGNAL: ((int, int), (0,)),
     ATTACH: ((), (0,)),
     RENEW: ((), (0,)),

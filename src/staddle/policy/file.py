@@ -21,7 +21,8 @@
     deny = ["git push"]                  # advice to the agent: see command_rules
 
 No file is ever looked for: a policy comes from the path that the caller named. A file that a
-sandbox could have changed is refused, because then the policy would be the agent's.
+sandbox could have changed is refused, because then the policy would be the agent's. In a workspace that
+leaves the protected name PROJECT_FILE, where it stands directly in it.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ if TYPE_CHECKING:
 
         @property
         def write(self) -> tuple[str, ...]: ...
+        @property
+        def unprotect(self) -> tuple[str, ...]: ...
         def _set(self, name: str, value: object) -> None: ...
 
     Made = TypeVar("Made", bound=Grants)
 
 LARGEST_FILE = 1 << 20
+#: The file of a project, a protected name (protected_names.py): no sandbox writes it, no commit brings it.
+PROJECT_FILE = "staddle.toml"
 #: The placeholders, and how to give each a value.
 _SET = {
     "WORKSPACE": "load the file with a workspace",
@@ -100,9 +105,12 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
             why=f"nothing is at {place.path!r}",
             fix="name one that exists",
         )
-    if root is not None:
-        _refuse_beneath(where, host.find(root).path, name, f"it lies in the workspace {root!r}")
-    data = _parsed(_content(name, place.path), name)
+    top = None if root is None else host.find(root).path
+    is_projects = top is not None and where == (os.path.join(top, PROJECT_FILE),)
+    if top is not None and not is_projects:
+        why = f"it lies in the workspace {root!r} and is not its {PROJECT_FILE}"
+        _refuse_beneath(where, top, name, why)
+    data = _parsed(_content(name, place.path, is_projects=is_projects), name)
     values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     policy = _policy(make, data, name, values)
     context = PathContext(root or here)
@@ -110,6 +118,10 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
         # `compile` asks again: only then is it certain what relative paths are relative to.
         granted = host.find(context.at(written)).path
         _refuse_beneath(where, granted, name, f"it may be written: write grants {written!r}")
+    if is_projects and any(PROJECT_FILE in unprotected.lower() for unprotected in policy.unprotect):
+        raise _bad(
+            name, "unprotect", f"an agent could change {PROJECT_FILE} for the next run", "leave it out"
+        )
     policy._set("_source", where)
     return policy
 
@@ -143,7 +155,7 @@ def _refuse_beneath(where: Iterable[str], root: str, name: str, why: str) -> Non
         raise _bad(name, "", f"{why}, so an agent could change it for the next run", "keep it elsewhere")
 
 
-def _content(name: str, real: str) -> str:
+def _content(name: str, real: str, *, is_projects: bool = False) -> str:
     """The text of the file. Opened once, then judged by what was opened."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -160,6 +172,8 @@ def _content(name: str, real: str) -> str:
             raise _bad(name, "", "it was replaced while it was being read", "try again")
         if about.st_mode & stat.S_IWOTH:
             raise _bad(name, "", "every user may write it, and so widen the policy", "chmod o-w it")
+        if is_projects and (about.st_mode & stat.S_IWGRP or about.st_uid not in (0, os.geteuid())):
+            raise _bad(name, "", "another user wrote it, or may", "own it, and chmod g-w it")
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise _bad(name, "", f"it is larger than {LARGEST_FILE >> 20} MiB")

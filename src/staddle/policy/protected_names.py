@@ -172,6 +172,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         ".curlrc",
         ".wgetrc",
     ),
+    "staddle reads it as the policy of the next run": ("staddle.toml",),
     "a coding agent starts what its settings name": (
         ".agents",
         ".aider.conf.yml",

@@ -13,6 +13,7 @@ from .arguments import FROM_POLICY, seconds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Literal
 
     from .arguments import WaitedRunOptions
     from .interpreter import CellResult
@@ -89,6 +90,23 @@ class ProcessMethods:
             found = interpreters.setdefault(session, Interpreter(self))  # type: ignore[arg-type]
         most = self._now().limits.timeout if timeout is FROM_POLICY else seconds(timeout)
         return found.run(code, timeout=most)
+
+    def code(
+        self,
+        language: Literal["python"],
+        code: str,
+        *,
+        timeout: float | None = FROM_POLICY,
+        session: str = "main",
+    ) -> CellResult:
+        """Run a cell in the interpreter of a language, as `python` does for the one that there is."""
+        if language != "python":
+            raise InvalidCall(
+                f"code({language!r}, …)",
+                why="there is an interpreter that keeps its variables for Python only",
+                fix="run the language's own program: sb.run, sb.exec, or sb.terminal for one that stays",
+            )
+        return self.python(code, timeout=timeout, session=session)
 
     def ps(self) -> list[ProcessInfo]:
         """List every process that runs in it, by number; no more than 2,000."""

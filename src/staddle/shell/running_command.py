@@ -149,6 +149,10 @@ class RunningCommand:
         if self.run.was_ended:
             whole, newline, self._held_back = (self._held_back + data).rpartition(b"\n")
             data = _without_complaints(whole + newline)
+        # In a syntax error, bash names the file in which it was given the text; it writes that in one piece.
+        place = b": %b: line " % self._state.bash.files.paths.text
+        if place in data:
+            data = data.replace(place, b": line ")
         self._last_errors = data[-_REMEMBERED:]
         self._pass_on(self._complaints, data)
 

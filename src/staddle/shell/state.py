@@ -7,6 +7,8 @@ to be replaced.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .._value import Value
 from .quoting import Unreadable, WordReader, quoted, statements
 
@@ -91,6 +93,7 @@ class Dump:
         self._sections = sections
         self._declared: list[bytes] | None = None
         self._compared: tuple[object, ...] | None = None
+        self._parsed: State | None = None
         self.exit_trap = self.trap(b"EXIT")
         start = debug.rfind(b"trap -- ")
         self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
@@ -202,7 +205,20 @@ class Dump:
     # ---------------------------------------------------------------- as values
 
     def state(self) -> State:
-        """Parse it."""
+        """Parse it, once; a caller may change what it gets."""
+        if self._parsed is None:
+            self._parsed = self._parse()
+        known = self._parsed
+        variables = {n: v if isinstance(v, str) else dict(v) for n, v in known.variables.items()}
+        return known.replace(
+            env=dict(known.env),
+            variables=variables,
+            functions=dict(known.functions),
+            aliases=dict(known.aliases),
+            traps=dict(known.traps),
+        )
+
+    def _parse(self) -> State:
         flags: dict[str, str] = {}
         values: dict[str, str | dict[int, str] | dict[str, str]] = {}
         for statement in self._variables():
@@ -380,6 +396,12 @@ def variables(
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
     """The name, attributes and value in a line of `declare -p`."""
+    if len(statement) > _LONGEST_KNOWN or statement.startswith((b"declare -a", b"declare -A")):
+        return _read_variable(statement)
+    return _known_variable(statement)
+
+
+def _read_variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
     reader = WordReader(statement)
     if not reader.skip(b"declare -"):
         return "", "", None
@@ -394,6 +416,11 @@ def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[s
         return name, attributes, _array(reader, "A" in attributes)
     except Unreadable:
         return name, attributes, None
+
+
+#: Most lines are the same after a command as before it.
+_LONGEST_KNOWN = 1024
+_known_variable = lru_cache(maxsize=512)(_read_variable)
 
 
 def _array(reader: WordReader, associative: bool) -> dict[int, str] | dict[str, str]:

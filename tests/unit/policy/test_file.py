@@ -268,6 +268,45 @@ def test_a_file_in_the_workspace_is_refused(tmp_path: Path) -> None:
     assert Policy.from_file(tmp_path / "ws/../etc/p.toml", workspace=tmp_path / "ws") == Policy.agent()
 
 
+def test_the_file_of_a_project_is_read_where_no_sandbox_can_write_it(tmp_path: Path) -> None:
+    make(tmp_path, "ws/sub/", "other/", "link -> ws")
+    file = tmp_path / "ws/staddle.toml"
+    file.write_text('deny = ["${WORKSPACE}/private"]')
+    for workspace in ("ws", "link"):
+        policy = Policy.from_file(file, workspace=tmp_path / workspace)
+        assert [os.path.basename(path) for path in policy.deny][-1] == "private"
+    assert compile_policy(policy.with_read(tmp_path / "ws"))
+    with pytest.raises(PolicyError, match="may be written by what it confines"):
+        compile_policy(policy.with_write(tmp_path / "ws"))
+    guarded = compile_policy(Policy(write=[tmp_path / "ws"])).guards
+    assert str(file) in {guard.path for guard in guarded}
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "mode"),
+    [
+        ('preset = "agent"', "ws/sub/staddle.toml", 0o644),
+        ('preset = "agent"', "ws/other.toml", 0o644),
+        ('preset = "agent"', "ws/staddle.toml", 0o664),
+        ('unprotect = ["staddle.toml"]', "ws/staddle.toml", 0o644),
+        ('write = ["${WORKSPACE}"]', "ws/staddle.toml", 0o644),
+    ],
+)
+def test_another_file_of_a_project_is_not(tmp_path: Path, text: str, place: str, mode: int) -> None:
+    make(tmp_path, "ws/sub/")
+    (tmp_path / place).write_text(text)
+    (tmp_path / place).chmod(mode)
+    with pytest.raises(PolicyError):
+        Policy.from_file(tmp_path / place, workspace=tmp_path / "ws")
+
+
+def test_a_link_to_the_file_of_a_project_is_not(tmp_path: Path) -> None:
+    make(tmp_path, "ws/", "elsewhere.toml", "ws/staddle.toml -> ../elsewhere.toml")
+    (tmp_path / "elsewhere.toml").write_text('preset = "agent"')
+    with pytest.raises(PolicyError, match="workspace"):
+        Policy.from_file(tmp_path / "ws/staddle.toml", workspace=tmp_path / "ws")
+
+
 def test_a_file_that_its_own_policy_lets_be_written_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

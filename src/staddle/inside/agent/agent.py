@@ -28,6 +28,7 @@ from ...linux import process
 from . import process_tree, processes, usage
 from .processes import Child, QueuedSocket, available, end_others, terminal
 from .shell_files import SHELL_OPTIONS, ChannelFiles, InDirectory, greeting
+from .spares import SpareProcesses
 from .sudo import SudoRequests
 
 TYPE_CHECKING = False
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .own_namespaces import AgentNetwork
     from .processes import Become
     from .shell_files import Channel
+    from .spares import Enter
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
@@ -64,19 +66,20 @@ class SandboxAgent:
         started: Callable[[int], None] = lambda _: None,
         another: Callable[[Who], AnotherUser] | None = None,
         ids: tuple[int, int] = (0, 0),
+        enter: Enter | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
         in the sandbox's cgroups or not.
 
         `started` is called with each child, which may wait for that. `another` returns the same two for
-        another user of the sandbox, its root for one.
+        another user of the sandbox, its root for one. `enter` is for processes that are made ahead.
 
         `user` is whose the terminals are, if not ours, and `ids` are who that is inside. `swap` puts trees
         in the place of the present ones, and `tidy` follows when there is time; see mount_swap.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
-        self._ids = ids
+        self._ids, self._enter = ids, enter
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -98,6 +101,8 @@ class SandboxAgent:
         self._sockets[socket.fileno()] = None
         self._pause = process_tree.Pause(os.getpid())
         self._count = usage.Count(own_numbers=os.getpid() == 1)
+        self._spares = SpareProcesses(self._enter, self._count)
+        self._count.settle = self._spares.settle
         self._poll = select.poll()
         # An interrupt for a child that is not its program yet must not be taken for an error of ours.
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
@@ -245,6 +250,7 @@ class SandboxAgent:
 
     def _ask(self, message: agent_messages.Message) -> None:
         """Serve a request of the main socket."""
+        self._spares.end_before(message.kind)
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
         elif message.kind == agent_messages.SHELL_AS and self._another is not None:
@@ -360,12 +366,15 @@ class SandboxAgent:
             spec = processes.SpawnSpec(
                 argv, environment, directory, stdio, terminal=bool(master), whole=whole
             )
-            child, theirs = self._start(spec, None, become)
+            ahead = message.kind == agent_messages.SPAWN and not master
+            child, theirs = self._start(spec, None, become, ahead=ahead)
             child.is_ours = whole
             self._main.send(
                 agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(), *master)
             )
             theirs.close()
+            if ahead and not self._spares.took:
+                self._spares.refill()
         finally:
             for fd in made:
                 os.close(fd)
@@ -416,10 +425,12 @@ class SandboxAgent:
     # ---------------------------------------------------------------- children
 
     def _start(
-        self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become
+        self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become, *, ahead: bool = False
     ) -> tuple[Child, _socket.socket]:
-        """Start a child; (it, the host program's end of its socket)."""
-        return self._add(lambda: processes.start(spec, become), files)
+        """Start a child, one that was made `ahead` if there is one; (it, the other end of its socket)."""
+        return self._add(
+            lambda: (self._spares.take(spec) if ahead else None) or processes.start(spec, become), files
+        )
 
     def _add(
         self, start: Callable[[], tuple[int, int]], files: ChannelFiles | None
@@ -453,6 +464,7 @@ class SandboxAgent:
             pid, status, spent = ended
             child = self._children.pop(pid, None)
             if child is None:
+                self._spares.gone(pid)
                 continue
             for report in [fd for fd, whose in self._reports.items() if whose is child]:
                 self._heard_start(report)
@@ -460,6 +472,7 @@ class SandboxAgent:
             said = agent_messages.encode(agent_messages.ENDED, status, child.why, child.errno, spent)
             child.socket.send(said)
             self._watch(child.socket)
+        self._spares.refill()  # now that the host program has its answers
 
     def _let_go(self, child: Child) -> None:
         """End a process, with everything below it, whose socket the host program has closed."""

@@ -229,15 +229,17 @@ def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
             _watched()
         become(spec.argv, spec.environment, spec.directory)
 
-    def failed(error: BaseException) -> int:
-        why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
-        try:
-            os.write(report_to, b"%d %b" % (_errno(error), why.encode("utf-8", "backslashreplace")[:2048]))
-        except OSError:
-            pass
-        return _code(error)
+    live(work, lambda error: report(error, report_to))
 
-    live(work, failed)
+
+def report(error: BaseException, report_to: int) -> int:
+    """Report why a child does not become its program; the exit status for it."""
+    why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
+    try:
+        os.write(report_to, b"%d %b" % (_errno(error), why.encode("utf-8", "backslashreplace")[:2048]))
+    except OSError:
+        pass
+    return _code(error)
 
 
 def _watched() -> None:

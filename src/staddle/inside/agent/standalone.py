@@ -31,7 +31,12 @@ _MODULES = (
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
-    *("staddle.inside.agent.sudo", "staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
+    *(
+        "staddle.inside.agent.spares",
+        "staddle.inside.agent.sudo",
+        "staddle.inside.agent.agent",
+        "staddle.inside.agent.standalone",
+    ),
 )
 
 #: Those of a file server.

@@ -15,6 +15,8 @@ from . import process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...ipc.agent_messages import UsageCounts
 
 _TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -28,6 +30,10 @@ class Count:
         self._most = int(_contents("/proc/sys/kernel/pid_max") or 1 << 22)
         self._last = last_pid() if own_numbers else 0
         self._started = 0
+        self._left_out = 0
+        #: Called before processes are counted: some of ours may be on their way.
+        self.settle: Callable[[], None] = lambda: None
+        self._marks: dict[int, tuple[int, int]] = {}
         self._ended = (0, 0, 0, 0)
         # Our own usage, with that of all we have waited for. Soon it cannot be opened, but still be read.
         self._own = _opened("/proc/self/io")
@@ -46,18 +52,29 @@ class Count:
         moved = max(0, read - less - len(before)), written - wrote
         spent = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), *moved)
         self._ended = _sum(self._ended, spent)
-        # Its number was the newest when it was started.
-        count = passed(pid - 1, self._look(), self._most) if self._own_numbers else -1
+        count = self._since(*self._marks.pop(pid, (pid - 1, self._left_out))) if self._own_numbers else -1
         return pid, status, (*spent, used.ru_maxrss << 10, count)
 
     def leave_out_one(self) -> None:
         """A process that we are about to start is of our own."""
         self._started -= 1
+        self._left_out += 1
+
+    def mark(self, pid: int, newest: int | None = None) -> None:
+        """`pid` is a program of the sandbox from now on; `newest` was the last number before it."""
+        if self._own_numbers:
+            self._marks[pid] = last_pid() - 1 if newest is None else newest, self._left_out
+
+    def _since(self, newest: int, left_out: int) -> int:
+        """The processes of the sandbox that were started since a mark."""
+        self.settle()
+        return passed(newest, self._look(), self._most) - (self._left_out - left_out)
 
     def started(self) -> int:
         """The count of processes and threads started until now, -1 where it cannot be known."""
         if not self._own_numbers:
             return -1
+        self.settle()
         self._look()
         return self._started
 

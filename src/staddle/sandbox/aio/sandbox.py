@@ -315,7 +315,7 @@ class AsyncSandbox:
     events = awaited(Sandbox.events)
     set_network = awaited(Sandbox.set_network)
     ps = awaited(Sandbox.ps)
-    python = awaited(Sandbox.python)
+    python, code = awaited(Sandbox.python), awaited(Sandbox.code)
     kill = awaited(Sandbox.kill)
 
     async def refusals(self) -> tuple[Event, ...]:
