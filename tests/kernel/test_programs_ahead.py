@@ -84,6 +84,14 @@ def test_it_is_not_seen_inside_and_is_not_counted(sb: Sandbox) -> None:
     assert sb.run(count).stdout == seen
 
 
+def test_it_ends_when_no_program_is_started_for_a_while(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    end = time.monotonic() + 60
+    while _is_ahead(sb) and time.monotonic() < end:
+        time.sleep(5.5)
+    assert time.monotonic() < end
+
+
 def test_a_snapshot_still_needs_no_copy(sb: Sandbox) -> None:
     assert _made_ahead(sb)
     sb.run("echo 1 > f")

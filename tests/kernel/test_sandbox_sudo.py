@@ -29,6 +29,9 @@ def sb() -> Iterator[Sandbox]:
         ("cd /usr && sudo pwd; cd /workspace", "/usr\n"),
         ("sudo touch /etc/by-sudo /usr/by-sudo && test -e /etc/by-sudo && echo made", "made\n"),
         ("sudo -n true && echo fine", "fine\n"),
+        ("sudo -iu root pwd; sudo -nu root id -un; sudo -k && sudo -K && echo fine", "/root\nroot\nfine\n"),
+        ("sudo su -c 'id -un'; sudo su - -c 'id -un; pwd'", "root\nroot\n/root\n"),
+        ("su - -c 'pwd; echo $0'; echo pwd | sudo -i", "/root\n/bin/bash\n/root\n"),
         ("echo 'x y' | sudo tee /etc/teed >/dev/null; cat /etc/teed", "x y\n"),
     ],
 )

@@ -240,7 +240,7 @@ def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
         "/etc/machine-id": b"0" * 31 + b"1\n",
         "/etc/nsswitch.conf": NSSWITCH % (b" dns" if resolv else b""),
         "/etc/passwd": _lines(
-            *([] if who.uid == 0 else ["root:x:0:0:root:/root:/usr/sbin/nologin"]),
+            *([] if who.uid == 0 else [f"root:x:0:0:root:/root:{shell}"]),
             f"{who.user}:x:{who.uid}:{who.gid}::{who.home}:{shell}",
             "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
         ),

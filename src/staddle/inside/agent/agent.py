@@ -180,7 +180,7 @@ class SandboxAgent:
         for fd in self._sockets:
             self._poll.register(fd, select.POLLIN)
         while True:
-            wait = _IDLE if self._later else None
+            wait = _IDLE if self._later else self._spares.patience()
             ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
             if self._later and (not ready or len(self._later) > _MOST_LATER):
                 self._tidy()

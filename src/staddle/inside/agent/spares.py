@@ -14,6 +14,7 @@ from __future__ import annotations
 import _socket
 import os
 import select
+import time
 
 from ...ipc import agent_messages
 from ...ipc.descriptors import receive, send
@@ -39,6 +40,8 @@ _WORTH_IT = 2
 _PATIENCE = 200
 #: A template that was ended or stopped so often is not made again.
 _MOST_FAILURES = 3
+#: After so many seconds without a program they are ended: they take as much memory as a session without them.
+_IDLE = 5.0
 _CLONE = b"c"
 _CONCERNS_ALL = (agent_messages.END_ALL, agent_messages.END_OTHERS, agent_messages.PAUSE, agent_messages.SWAP)
 
@@ -50,6 +53,7 @@ class SpareProcesses:
         self._enter, self._count = enter, count
         self._asked = self._failures = 0
         self._template = self._waiting = 0  # pids
+        self._used_at = 0.0
         self.took = False  # whether the last call of `take` found one
         self._is_coming = False  # whether a clone was asked for that has not been announced
         self._control: _socket.socket | None = None
@@ -58,6 +62,7 @@ class SpareProcesses:
     def take(self, spec: SpawnSpec) -> tuple[int, int] | None:
         """Have the waiting process become `spec`; returns as processes.start, or None if none waits."""
         self._asked += 1
+        self._used_at = time.monotonic()
         self.settle()
         self.took = self._socket is not None
         if self._socket is None:
@@ -119,6 +124,16 @@ class SpareProcesses:
         elif pid == self._template:
             self._template = 0
             self._fail()
+
+    def patience(self) -> int | None:
+        """End them, if no program was started for a while; else the milliseconds until then. None: never."""
+        if self._control is None:
+            return None
+        left = self._used_at + _IDLE - time.monotonic()
+        if left <= 0:
+            self.end()
+            return None
+        return int(left * 1000) + 1
 
     def end_before(self, kind: bytes) -> None:
         """End them before a request that concerns all processes of the sandbox, or its mounts."""

@@ -39,6 +39,9 @@ _ROOT = {b"HOME": b"/root", b"USER": b"root", b"LOGNAME": b"root", b"PATH": _PAT
 #: and no descriptor but the streams is passed on.
 _PLAIN = b"ABEHknNPS"
 _WITH_ARGUMENT = b"Cp"
+#: Letters that stand together before the `u` of `-iu root`; options that need no command.
+_CLUSTER = b"-isu" + _PLAIN
+_FORGET = (b"-k", b"-K", b"--reset-timestamp", b"--remove-timestamp")
 _LONG_PLAIN = (
     *(b"--preserve-env", b"--set-home", b"--non-interactive", b"--stdin", b"--reset-timestamp"),
     *(b"--preserve-groups", b"--askpass"),
@@ -63,8 +66,13 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
     """The command of a line of sudo, without its first word. Empty `argv`: there is nothing to run."""
     variables: dict[bytes, bytes] = {}
     login = shell = False
+    if words and all(word in _FORGET for word in words):
+        return RootCommand(())
     while words:
         word = words[0]
+        if len(word) > 2 and word[:1] == b"-" and word[-1:] == b"u" and word.strip(_CLUSTER) == b"":
+            words = [word[:-1], b"-u", *words[1:]]  # -iu root
+            word = words[0]
         if word == b"--":
             words = words[1:]
             break
@@ -100,9 +108,8 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
         variables[name] = value
         words = words[1:]
     if login or shell:
-        options = (b"-l",) if login else ()
         quoted = b" ".join(b"'" + one.replace(b"'", b"'\\''") + b"'" for one in words)
-        return RootCommand((b"/bin/bash", *options, *((b"-c", quoted) if words else ())), variables)
+        return RootCommand(_shell(b"/bin/bash", quoted if words else None, login=login), variables)
     if not words:
         raise NotUnderstood("sudo: name a command: sudo COMMAND")
     return RootCommand(tuple(words), variables)
@@ -129,8 +136,15 @@ def parse_su(words: list[bytes]) -> RootCommand:
         else:
             names.append(word)
     _check_user(names[0] if names else b"root")
-    options = (b"-l",) if login else ()
-    return RootCommand((shell, *options, *(() if command is None else (b"-c", command))))
+    return RootCommand(_shell(shell, command, login=login))
+
+
+def _shell(shell: bytes, command: bytes | None, *, login: bool) -> tuple[bytes, ...]:
+    """The arguments of a shell, which for a login starts in root's home."""
+    if not login:
+        return (shell, *(() if command is None else (b"-c", command)))
+    home = b'cd; exec "$0" -l "$@"'
+    return (b"/bin/sh", b"-c", home, shell, *(() if command is None else (b"-c", command)))
 
 
 def _check_user(name: bytes) -> None:
