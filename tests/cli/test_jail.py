@@ -89,7 +89,7 @@ def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> Non
 def test_a_line_of_shell_is_run_with_bash(name: str) -> None:
     told = jail("run", name, "-c", "echo $0 $1 | tr a-z A-Z; exit 3", "--", "one", status=3)
     assert told.stdout == "BASH ONE\n"
-    assert "--prompt needs" in jail("run", name, "-c", "true", "--prompt", "x", status=2).stderr
+    assert "--prompt needs" in jail("run", name, "-c", "true", "--prompt", "x", status=125).stderr
 
 
 @pytest.mark.same_for_everyone

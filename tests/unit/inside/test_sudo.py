@@ -30,7 +30,9 @@ def words(line: str) -> list[bytes]:
         ("-p prompt id", "id"),
         ("--preserve-env=PATH,HOME id", "id"),
         ("DEBIAN_FRONTEND=noninteractive apt-get install x", "apt-get install x"),
-        ("-i", "/bin/bash -l"),
+        ("-nu root id", "id"),
+        ("-Hu root -- id", "id"),
+        ("-k", ""),
         ("-s", "/bin/bash"),
     ],
 )
@@ -41,7 +43,10 @@ def test_a_line_of_sudo(line: str, argv: str) -> None:
 def test_variables_and_shells() -> None:
     command = parse_sudo(words("A=1 B_2=x=y env"))
     assert command.variables == {b"A": b"1", b"B_2": b"x=y"}
-    assert parse_sudo(words("-i echo it's")).argv == (b"/bin/bash", b"-l", b"-c", b"'echo' 'it'\\''s'")
+    at_home = (b"/bin/sh", b"-c", b'cd; exec "$0" -l "$@"', b"/bin/bash")
+    assert parse_sudo(words("-i")).argv == at_home
+    assert parse_sudo(words("-iu root id")).argv == (*at_home, b"-c", b"'id'")
+    assert parse_sudo(words("-i echo it's")).argv == (*at_home, b"-c", b"'echo' 'it'\\''s'")
     assert parse_sudo(words("-v")).argv == ()
 
 
@@ -65,7 +70,9 @@ def test_what_is_not_understood_is_said(line: str) -> None:
 
 def test_a_line_of_su() -> None:
     assert parse_su([b"-c", b"id -u"]).argv == (b"/bin/bash", b"-c", b"id -u")
-    assert parse_su([b"-", b"root", b"-c", b"id"]).argv == (b"/bin/bash", b"-l", b"-c", b"id")
+    assert parse_su([b"-", b"root", b"-c", b"id"]).argv[2:] == (
+        *(b'cd; exec "$0" -l "$@"', b"/bin/bash", b"-c", b"id"),
+    )
     assert parse_su([]).argv == (b"/bin/bash",)
     assert parse_su([b"-s", b"/bin/sh", b"-c", b"id"]).argv == (b"/bin/sh", b"-c", b"id")
     assert parse_su([b"-p", b"-c", b"id"]).argv == (b"/bin/bash", b"-c", b"id")
