@@ -180,7 +180,8 @@ def main() -> None:
     for name in NAMES:
         python = CACHE / name / "bin" / "python"
         if not python.exists():
-            sys.exit(f"{python} is missing: run `make test-adapters` first")
+            print(f"{name}: not measured: run `make test-adapters ADAPTERS={name}` first", flush=True)
+            continue
         words = [str(python), __file__, name]
         variables = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(

@@ -79,7 +79,7 @@ async def checked(kind: Any) -> dict[str, float]:
 async def checks() -> None:
     """Print the seconds of all checks that both providers pass: in all, and without those that wait."""
     rounds = []
-    for _ in range(3):  # in turns: the machine is shared
+    for _ in range(2):  # in turns: the machine is shared
         rounds.append([await checked(kind) for kind in (Provider, LocalSandboxEnvironment)])
     both = [name for name in rounds[0][0] if all(name in side for pair in rounds for side in pair)]
     print(f"passed of 44: staddle {len(rounds[0][0]) - 2}, local {len(rounds[0][1]) - 2}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
+# Harbor reports its use at the end of a job, and waits for minutes where there is no internet.
+os.environ["HARBOR_TELEMETRY"] = "off"
 
 
 def examples(name: str) -> list[str]:
