@@ -200,7 +200,7 @@ class Plan(Value):
         yield "protected from change", [(shown(g.path), g.origin) for g in self.guards]
         if self.world == "writable":
             yield "may be made", [("directories in /", "world")]
-        yield "private and empty", [(s.path, s.origin) for s in self.scratch]
+        yield "private, with nothing of the host", [(s.path, s.origin) for s in self.scratch]
         yield (
             "made for the inside",
             [
