@@ -1,6 +1,7 @@
 """`staddle tui` against `staddle shell`, both in tmux, in one run: echo of a key, a flood, and the start.
 
-Standalone as well: `python benchmarks/tui.py`. Needs tmux and the extra `tui`.
+Standalone as well: `python benchmarks/tui.py`, which writes the figures of a whole run into docs/tui.md.
+Needs tmux and the extra `tui`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +28,8 @@ PROMPT = b"/workspace$"
 #: Letters that neither the panes of the UI nor a prompt have in them.
 LETTERS = "ZQJX"
 MEGABYTES = 100
+#: Megabytes of memory that the UI may have had after a flood.
+MEMORY = 200
 TEXT = "The quick brown fox jumps over the lazy dog, again and again"
 
 
@@ -104,6 +107,20 @@ class Tmux:
                 if text in seen:
                     return at
 
+    def cpu_time(self, pane: str) -> float:
+        """Seconds of CPU time that the program of a pane has used."""
+        pid = self.run("display-message", "-p", "-t", pane, "#{pane_pid}")
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory(self, pane: str) -> float:
+        """The most memory that the program of a pane had, in megabytes."""
+        pid = self.run("display-message", "-p", "-t", pane, "#{pane_pid}")
+        [line] = [
+            row for row in Path(f"/proc/{pid}/status").read_text().splitlines() if row.startswith("VmHWM")
+        ]
+        return int(line.split()[1]) / 1000
+
     def close(self) -> None:
         """End the server and everything in it."""
         subprocess.run(["tmux", "-S", self._socket, "kill-server"], check=False, env=_environment())
@@ -136,6 +153,34 @@ def opened(tmux: Tmux, command: str, where: str) -> tuple[str, float]:
     return pane, tmux.when(pane, PROMPT) - began
 
 
+#: (what, claim, figure of `staddle shell`, figure of `staddle tui`), as docs/tui.md has them.
+ROWS: list[tuple[str, str, str, str]] = []
+PAGE = Path(__file__).parents[1] / "docs" / "tui.md"
+BEGIN, END = "<!-- figures: begin, written by benchmarks/tui.py -->", "<!-- figures: end -->"
+
+
+def keep(what: str, claim: str, values: dict[str, float], shown: Callable[[float], str]) -> None:
+    """Keep figures for the documentation."""
+    ROWS.append((what, claim, shown(values["shell"]), shown(values["tui"])))
+
+
+def load() -> str:
+    """How much else the machine has to do."""
+    return f"{os.getloadavg()[0]:.0f}"
+
+
+def write_figures() -> None:
+    """Write the figures of this run into the page."""
+    lines = [BEGIN, "", f"With two cores and a load of {load()} at the end of the run:", ""]
+    lines += ["| | `staddle shell` | `staddle tui` | claim |", "| --- | --- | --- | --- |"]
+    lines += [f"| {what} | {shell} | {tui} | {claim} |" for what, claim, shell, tui in ROWS]
+    part = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    text = PAGE.read_text()
+    if BEGIN not in text:
+        sys.exit(f"{PAGE} has no place for figures")
+    PAGE.write_text(part.sub(lambda _: "\n".join([*lines, "", END]), text))
+
+
 COMMANDS = {"shell": "shell --mode overlay", "tui": "tui --no-ask"}
 
 
@@ -157,6 +202,12 @@ def echo(rounds: int = 100) -> list[Claim]:
                 time.sleep(0.05)
     medians = {name: statistics.median(values) for name, values in seen.items()}
     ratio = medians["tui"] / medians["shell"]
+    keep(
+        "a key to its echo on tmux's screen",
+        "at most 1.5 times",
+        medians,
+        lambda value: f"{1000 * value:.1f} ms",
+    )
     detail = ", ".join(
         f"{name} {ms(value)}, printed after {ms(statistics.median(printed[name]))}"
         for name, value in medians.items()
@@ -180,20 +231,33 @@ def flood(rounds: int = 2) -> list[Claim]:
                 times[name].append(tmux.when(pane, f"over-42-{end}".encode()) - began)
                 time.sleep(1)
         medians = {name: statistics.median(values) for name, values in times.items()}
+        memory = {name: tmux.memory(pane) for name, pane in panes.items()}
+    keep(f"{MEGABYTES} MB of output", "at most 3 times", medians, lambda value: f"{value:.1f} s")
+    keep("memory at most, after that", f"at most {MEMORY} MB", memory, lambda value: f"{value:.0f} MB")
     detail = ", ".join(f"{name} {value:.1f} s" for name, value in medians.items())
-    return [Claim(f"{MEGABYTES} MB printed, tui to shell", medians["tui"] / medians["shell"], 3, detail)]
+    return [
+        Claim(f"{MEGABYTES} MB printed, tui to shell", medians["tui"] / medians["shell"], 3, detail),
+        Claim("megabytes of memory of the tui after that", memory["tui"], MEMORY, f"load {load()}"),
+    ]
 
 
 def start(rounds: int = 5) -> list[Claim]:
     """From the command to its first prompt."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    used: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with terminals() as (tmux, where):
         for _ in range(rounds):
             for name, command in COMMANDS.items():
-                times[name].append(opened(tmux, command, where)[1])
+                pane, took = opened(tmux, command, where)
+                times[name].append(took)
+                used[name].append(tmux.cpu_time(pane))
                 time.sleep(0.5)
     medians = {name: statistics.median(values) for name, values in times.items()}
+    processor = {name: min(values) for name, values in used.items()}
+    keep("start to the first prompt", "at most 1.2 s", medians, lambda value: f"{value:.2f} s")
+    keep("CPU time of its process until then", "", processor, lambda value: f"{value:.2f} s")
     detail = ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
+    detail += f"; CPU time of the tui {processor['tui']:.2f} s; load {load()}"
     return [Claim("seconds to the first prompt of the tui", medians["tui"], 1.2, detail)]
 
 
@@ -206,3 +270,5 @@ if __name__ == "__main__":
         print(group.__name__, flush=True)
         for claim in group():
             print(f"  {claim}", flush=True)
+    if len(sys.argv) == 1:
+        write_figures()

@@ -185,9 +185,11 @@ def test_the_list_of_commands_processes_policy_log_help_palette(work: Path) -> N
         assert ("file", "added /workspace/made") in ui.log()
         assert {kind for kind, _ in ui.log()} >= {"command", "error", "file", "metric", "sandbox"}
 
-        ui.tab.commands.run(f"sleep {seconds}")
+        ui.tab.commands.run(f"touch live; sleep {seconds}")
         await ui.until(lambda: with_argument(seconds))
         await ui.until(lambda: "running" in ui.screen())
+        await ui.until(lambda: any(c.path == "/workspace/live" for c in ui.tab.watched.changes))  # live
+        assert ui.tab.commands.running is not None
         await ui.press("ctrl+c")
         await ui.until(lambda: ui.tab.commands.running is None)
         assert not with_argument(seconds)
@@ -323,11 +325,11 @@ def test_hostile_names_and_output_are_drawn_as_text(work: Path) -> None:
 def test_it_stays_responsive_whatever_happens_inside(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
-        await ui.run("mkdir many; cd many; for i in {1..3000}; do : > $i; done; cd ..")
+        await ui.run("mkdir many; cd many; for i in {1..20000}; do : > $i; done; cd ..")
         ui.tab.watched.look()
-        await ui.until(lambda: len(ui.tab.watched.changes) == 3001)
+        await ui.until(lambda: len(ui.tab.watched.changes) == 20001)
         await ui.press("f3")
-        await ui.until(lambda: "3,001 changes" in ui.screen() and "and 1,001 more" in ui.pane_text())
+        await ui.until(lambda: "20,001 changes" in ui.screen() and "and 18,001 more" in ui.pane_text())
         await ui.press("f9")
         review = await ui.top("ReviewScreen")
         assert review.query_one("SelectionList").option_count == 1  # whole directories

@@ -67,6 +67,17 @@ class WorkspaceMethods:
 
         return self._at_rest(found)
 
+    def _diff_now(self) -> list[Change]:
+        """As diff(), also while commands run: what they are writing may be there in part. For displays."""
+        inside = self._now()
+        idle = [session for session in inside.every_session() if not session._shell.busy]
+        turns: list[AbstractContextManager[object]] = [
+            *(session._shell.lock() for session in idle),
+            *(client.turn for client in inside.file_clients),
+        ]
+        workspace = _workspace(inside)
+        return with_all(turns, lambda: workspace.diff(None, everything=False))
+
     def packages(self) -> tuple[Package, ...]:
         """List what pip, apt and npm have installed in it, by the files they have left in its layers."""
         from ..packages.installed import installed

@@ -124,7 +124,7 @@ class WatchedSandbox:
         sandbox = self.sandbox
         if sandbox is None:
             return False
-        found = sandbox.diff()
+        found = sandbox._diff_now()
         is_new = found != self.changes or bool(self.change_error)
         self.changes, self.change_error = found, ""
         return is_new
