@@ -161,7 +161,8 @@ def test_names_that_are_simply_forwarded(fleet: Fleet, tmp_path: Path) -> None:
         assert sb.files.download("c", tmp_path / "c") == len("1\nmore\n")
         sb.files.upload(tmp_path / "c", "e/c")
         assert sb.files.read("e/c") == "1\nmore\n"
-        assert sb.python("1 + 1").text == "2"
+        assert sb.python("a = 1; a + 1").text == "2"
+        assert sb.code("python", "a").text == "1"
         assert any(process.pid for process in sb.ps())
         sb.set_timeout(1000)
         assert (sb.extend(10) or 0) > 1000

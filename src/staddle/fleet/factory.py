@@ -215,7 +215,7 @@ class SandboxFactory:
                 fix="use fleet.create(snapshot=…) for a new one from it",
                 why="it is not one of these",
             )
-        await target.restore_number(number)
+        await target.ask("restore", number)
 
 
 def withdraw(asked: Future[Reservation], cluster: Cluster) -> None:

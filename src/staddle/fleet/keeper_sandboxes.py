@@ -44,6 +44,7 @@ SANDBOX = frozenset(
         "ps",
         "kill",
         "python",
+        "code",
     )
 )
 SESSION = frozenset(("run", "interrupt", "restart", "close"))
@@ -190,7 +191,7 @@ class KeptSandboxes:
             target = kept.processes[int(which)]
         elif kind == "terminal":
             target = kept.terminals[int(which)]
-        if method in ("run", "exec", "python"):
+        if method in ("run", "exec", "python", "code"):
             kept.commands += 1
         found = getattr(target, method)
         return found(*args, **options) if callable(found) else found

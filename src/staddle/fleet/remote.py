@@ -184,10 +184,9 @@ class RemoteSandbox:
         )
         return result.check() if check else result
 
-    async def _interruptible(self, asked: Coroutine[Any, Any, Any], session: str) -> Result:
+    async def _interruptible(self, asked: Coroutine[Any, Any, Result], session: str) -> Result:
         try:
-            result: Result = await asked
-            return result
+            return await asked
         except (asyncio.CancelledError, KeyboardInterrupt):
             self._interrupt_soon(session)
             raise
@@ -277,8 +276,7 @@ class RemoteSandbox:
 
     async def enforced(self) -> Enforcement:
         """Enforcement on its node, with every gap."""
-        found: Enforcement = await self.look("enforced")
-        return found
+        return await self.look("enforced")  # type: ignore[no-any-return]
 
     async def plan(self) -> Plan:
         """The policy, resolved for its node."""
@@ -352,6 +350,10 @@ class RemoteSandbox:
         """Run a cell in a Python interpreter of the sandbox; see `Sandbox.python`."""
         return await self.call("", "python", code, **options)
 
+    async def code(self, /, language: str, code: str, **options: Any) -> Any:
+        """Run a cell in the interpreter of a language; see `Sandbox.code`."""
+        return await self.call("", "code", language, code, **options)
+
     async def connect(self, /, port: int) -> socket:
         """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
         self.actor  # noqa: B018 - raises when there is nothing to connect to
@@ -406,10 +408,6 @@ class RemoteSandbox:
         """Take a snapshot: its number with the keeper, its label and method."""
         number, method = await self.ask("snapshot", label)
         return int(number), label, str(method)
-
-    async def restore_number(self, number: int) -> None:
-        """Be as at that snapshot of this sandbox."""
-        await self.ask("restore", number)
 
     async def export(self, number: int | None = None) -> ContentRefs:
         """A snapshot of it, or the sandbox as it is now, in Ray's object store."""
