@@ -190,7 +190,7 @@ class CommandHandle:
         if self._process.timed_out:
             raise TimeoutException("the command was killed: its time was up")
         if not self._sandbox.alive:
-            raise TimeoutException("the sandbox was killed or expired")
+            raise TimeoutException("the sandbox was killed or reached its end of life")
 
     def kill(self) -> bool:
         """Kill it with everything it started; whether it ran."""
