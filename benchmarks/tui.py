@@ -251,6 +251,7 @@ def start(rounds: int = 5) -> list[Claim]:
                 pane, took = opened(tmux, command, where)
                 times[name].append(took)
                 used[name].append(tmux.cpu_time(pane))
+                tmux.run("kill-pane", "-t", pane)  # those of earlier rounds would be busy, too
                 time.sleep(0.5)
     medians = {name: statistics.median(values) for name, values in times.items()}
     processor = {name: min(values) for name, values in used.items()}
