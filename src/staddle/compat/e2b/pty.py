@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from staddle import Sandbox
 
 
+#: Seconds to wait for a shell that was killed.
+_TO_END = 10
+
+
 @dataclass
 class PtySize:
     """The size of a terminal."""
@@ -75,6 +79,7 @@ class PtyHandle:
         running = self._terminal.poll() is None
         if running:
             self._terminal.kill()
+            self._terminal.wait(_TO_END)
         return running
 
     def send_stdin(self, data: str | bytes, request_timeout: float | None = None) -> None:
@@ -157,6 +162,7 @@ class Pty:
         if terminal is None or terminal.poll() is not None:
             return False
         terminal.kill()
+        terminal.wait(_TO_END)  # its number is free then
         return True
 
     def _terminal(self, pid: int) -> Any:
