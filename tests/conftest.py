@@ -65,6 +65,12 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("hypothesispytest"):
+        from hypothesis import HealthCheck, settings
+
+        # A slow machine is no fault of what is tested.
+        settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("steady")
     # A toolchain in the home of whoever runs the tests is seen inside. Tests say themselves which there are.
     usual = [place for place in os.environ.get("PATH", "").split(":") if place in SYSTEM]
     os.environ["PATH"] = ":".join(usual) or PATH

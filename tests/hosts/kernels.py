@@ -95,7 +95,7 @@ try:
         found["session"] = sb.enforced.backend
         found["works"] = sb.run("cat a; echo $x").stdout == "one\\n1\\n" and len(sb.diff()) == 1
         found["snapshot"] = before.method
-        found["limits"] = {limit.limit: limit.mechanism for limit in sb.enforced.limits}
+        found["limits"] = {limit.limit: limit.by for limit in sb.enforced.limits}
         sb.commit()
     found["works"] = found["works"] and open(place + "/a").read() == "one\\n"
 except StaddleError as error:
