@@ -107,6 +107,7 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHONPATH=/staddle HOME=/root LANG=C.
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t cgroup2 cgroup2 /sys/fs/cgroup; mount -t tmpfs run /run
+echo +memory +cpu +pids > /sys/fs/cgroup/cgroup.subtree_control
 mount -t securityfs securityfs /sys/kernel/security 2>/dev/null
 ip link set lo up; hostname box
 for setting in $(cat /sysctls); do sysctl -qw $setting; done
@@ -152,7 +153,7 @@ def run(kernel: Kernel) -> dict[str, Any]:
             check=False,
         )
     text = done.stdout.decode(errors="replace")
-    results = re.findall(r"^AS (\w+)\s+RESULT (\{.*\})\s*$", text, re.MULTILINE)
+    results = re.findall(r"AS (\w+)\s+RESULT (\{.*\})\s*$", text, re.MULTILINE)
     assert len(results) == 2, f"{kernel.name} printed:\n{text[:6000]}{done.stderr.decode()[-500:]}"
     return {who: json.loads(found) for who, found in results}
 
