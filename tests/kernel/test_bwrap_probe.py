@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from staddle.backends import bwrap as module
-from staddle.backends import canary
+from staddle.backends import canary, namespaces
 from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
 from staddle.linux import programs
@@ -131,9 +131,19 @@ def test_a_protection_that_is_missing_is_noticed(
 def test_a_program_that_only_says_it_is_bwrap_is_noticed(
     script: str, noticed: str, open_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(canary, "_PATIENCE", 1.0)
+    monkeypatch.setattr(canary, "PATIENCE", (1.0, 1.0))
     fake = program(open_path / "bwrap", f"#!/bin/sh\n# bubblewrap 0.8.0\n{script}\n")
     assert re.search(noticed, refused(fake))
+
+
+def test_a_self_test_that_the_machine_was_too_busy_for_is_tried_again(
+    open_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canary, "PATIENCE", (0.0, 60.0))
+    monkeypatch.setattr(namespaces, "_known", {})
+    assert namespaces.Namespaces().probe().usable
+    slow = program(open_path / "bwrap", '#!/bin/sh\n# bubblewrap 0.8.0\nexec /usr/bin/bwrap "$@"\n')
+    assert slow.probe().usable, slow.probe().why
 
 
 def test_an_old_or_unknown_version_is_refused(open_path: Path) -> None:

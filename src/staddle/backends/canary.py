@@ -24,7 +24,8 @@ _SIGKILL, _SIGPIPE = 9, 13  # the signal module costs as much as half an interpr
 _READ = ("status", "uid_map", "net/dev", "mountinfo", "environ")
 _CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 _NONCE = "STADDLE_CANARY"
-_PATIENCE = 10.0
+#: Seconds to wait for a self-test, and for another one if the machine was too busy for the first.
+PATIENCE = (10.0, 20.0)
 _ORIGIN = "self-test"
 
 
@@ -87,8 +88,12 @@ def wrong(said: bytes, nonce: str, *, named: bool = True) -> str:
 class SelfTest:
     """A self-test under way: it runs beside us, and is asked for later."""
 
-    def __init__(self, launch: Launch, nonce: str, *, named: bool = True) -> None:
-        self._named = named
+    def __init__(
+        self, launch: Launch, nonce: str, *, named: bool = True, patience: float | None = None
+    ) -> None:
+        self._named, self._patience = named, PATIENCE[0] if patience is None else patience
+        #: Whether it was killed because it had not ended in time: that is not known to be the host's answer.
+        self.timed_out = False
         self._status, self._failure = launch.status, launch.failure
         #: Why the command was not started, once there is an outcome: what the launcher said about it.
         self.not_started = ""
@@ -145,7 +150,7 @@ class SelfTest:
             self._lifeline.close()
 
     def _listen(self) -> tuple[bytes, bytes]:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + self._patience
         heard = {self._output: b"", self._errors: b""}
         poll = select.poll()
         for fd in heard:
@@ -155,6 +160,8 @@ class SelfTest:
             ready = poll.poll(max(0, int((deadline - time.monotonic()) * 1000)))
             if not ready:
                 os.kill(self._pid, _SIGKILL)
+                self.timed_out = True
+                heard[self._errors] = b"it did not end within %d seconds" % self._patience
                 break
             for fd, _ in ready:
                 data = os.read(fd, 65536)

@@ -132,13 +132,14 @@ class Namespaces:
         from . import canary
 
         def outcome() -> tuple[str, str]:
-            nonce = os.urandom(8).hex()
-            plan = canary.plan(nonce)
-            view = lay_out(plan, Host())
-            started = canary.SelfTest(
-                launch(plan, view, found, canary.command()), nonce, named=_names_hosts()
-            )
-            problem, message = started.outcome()
+            for patience in canary.PATIENCE:
+                nonce = os.urandom(8).hex()
+                plan = canary.plan(nonce)
+                prepared = launch(plan, lay_out(plan, Host()), found, canary.command())
+                started = canary.SelfTest(prepared, nonce, named=_names_hosts(), patience=patience)
+                problem, message = started.outcome()
+                if not started.timed_out:
+                    break
             return problem, started.not_started or message
 
         _nameless.discard(os.geteuid())

@@ -106,7 +106,13 @@ class Bwrap:
             if canary is not None:
                 from ...interrupts import uninterrupted
 
-                _known[key] = self._judged(found, *uninterrupted(canary.outcome))
+                said = uninterrupted(canary.outcome)
+                if canary.timed_out:
+                    self._begin(found, again=True)
+                    if (canary := _begun.pop(key, None)) is None:
+                        return _known[key]
+                    said = uninterrupted(canary.outcome)
+                _known[key] = self._judged(found, *said)
             return _known[key]
 
     def _starter(self) -> Starter:
@@ -146,7 +152,7 @@ class Bwrap:
         # Named by the program that uses us: its own user may own it, unless that is a stranger to root.
         return programs.examine(os.path.abspath(self._executable), owners=(0, os.geteuid()))
 
-    def _begin(self, found: Starter) -> None:
+    def _begin(self, found: Starter, *, again: bool = False) -> None:
         key = _key(found)
         if key in _known or key in _begun:
             return
@@ -155,7 +161,8 @@ class Bwrap:
         nonce = os.urandom(8).hex()
         plan = canary.plan(nonce)
         try:
-            _begun[key] = canary.SelfTest(launch(found, plan, lay_out(plan, Host()), canary.command()), nonce)
+            prepared = launch(found, plan, lay_out(plan, Host()), canary.command())
+            _begun[key] = canary.SelfTest(prepared, nonce, patience=canary.PATIENCE[again])
         except (OSError, StaddleError) as error:
             _known[key] = self._unusable(f"its self-test could not be started: {error}")
 
