@@ -116,7 +116,7 @@ for n in range(3000):
 
         def is_told() -> bool:
             told.extend(inside.attempts())
-            return any(a.outcome == "note" and "not told" in a.why for a in told)
+            return any(a.outcome == "note" and "not reported" in a.why for a in told)
 
         rounds = itertools.count()
         while not is_told():  # however slow the gateway is, there is more than it tells

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
         @property
         def write(self) -> tuple[str, ...]: ...
-        @property
-        def unprotect(self) -> tuple[str, ...]: ...
         def _set(self, name: str, value: object) -> None: ...
 
     Made = TypeVar("Made", bound=Grants)
@@ -86,6 +84,16 @@ _KEYS: dict[str, type] = {
     "rules": dict,
     "redact": object,
 }
+#: What the file of a project may say: it comes with the project, so it narrows a policy and never widens it.
+_NARROWS = ("deny", "env", "environment", "identity", "rules")
+_NARROWS_BY = {
+    "preset": ("agent",),
+    "network": ({"mode": "deny"},),
+    **dict.fromkeys(("sudo", "system", "toolchains", "nested"), (False,)),
+    "redact": (True,),
+}
+#: Limits that protect the host by default are not among them.
+_NARROWING_LIMITS = {"timeout", "cpu", "output", "file_size", "open_files", "max_lifetime", "idle"}
 #: The limits that a policy file may name.
 _LIMITS = tuple(name for name in Limits._fields if name != "defaults")
 _TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
@@ -111,6 +119,8 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
         why = f"it lies in the workspace {root!r} and is not its {PROJECT_FILE}"
         _refuse_beneath(where, top, name, why)
     data = _parsed(_content(name, place.path, is_projects=is_projects), name)
+    if is_projects:
+        _refuse_wider(data, name)
     values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     policy = _policy(make, data, name, values)
     context = PathContext(root or here)
@@ -118,10 +128,6 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
         # `compile` asks again: only then is it certain what relative paths are relative to.
         granted = host.find(context.at(written)).path
         _refuse_beneath(where, granted, name, f"it may be written: write grants {written!r}")
-    if is_projects and any(PROJECT_FILE in unprotected.lower() for unprotected in policy.unprotect):
-        raise _bad(
-            name, "unprotect", f"an agent could change {PROJECT_FILE} for the next run", "leave it out"
-        )
     policy._set("_source", where)
     return policy
 
@@ -197,6 +203,24 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
         raise _bad(name, "", f"it is not TOML: {error}") from None
     except RecursionError:
         raise _bad(name, "", "it is nested too deeply") from None
+
+
+def _refuse_wider(data: Mapping[str, Any], name: str) -> None:
+    """Refuse what the file of a project may not say. What no policy file may say is told elsewhere."""
+    for key, value in data.items():
+        limits = set(value) & set(_LIMITS) if key == "limits" and isinstance(value, dict) else set()
+        wider = key if key in _KEYS and key != "limits" and key not in _NARROWS else ""
+        if key in _NARROWS_BY and value in _NARROWS_BY[key]:
+            wider = ""
+        for limit in sorted(limits - _NARROWING_LIMITS):
+            wider = f"limits.{limit}"
+        if wider:
+            raise _bad(
+                name,
+                wider,
+                "a file in the workspace may narrow the policy, and this could widen it",
+                "put it in a policy file outside the workspace, or give an option",
+            )
 
 
 def _policy(

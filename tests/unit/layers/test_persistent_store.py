@@ -136,7 +136,7 @@ def test_anything_else_is_refused(field: str, wrong: Callable[[dict[str, object]
     file.write_text(json.dumps({**facts, field: wrong(facts)}))
     with pytest.raises(LayerError, match="cannot be read") as refused:
         session_record.read(directory())
-    assert "staddle rm fix" in refused.value.fix
+    assert "staddle rm --force fix" in refused.value.fix
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, "null", '{"format": 1}'])
@@ -171,7 +171,7 @@ def test_a_session_is_never_kept_in_its_own_workspace(state: Path) -> None:
 
 def test_a_place_that_others_can_write_is_refused(state: Path) -> None:
     (state / "staddle").chmod(0o777)
-    with pytest.raises(LayerError, match="ours alone"):
+    with pytest.raises(LayerError, match="staddle's alone"):
         session_record.make_home(None)
 
 

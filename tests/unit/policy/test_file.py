@@ -271,7 +271,10 @@ def test_a_file_in_the_workspace_is_refused(tmp_path: Path) -> None:
 def test_the_file_of_a_project_is_read_where_no_sandbox_can_write_it(tmp_path: Path) -> None:
     make(tmp_path, "ws/sub/", "other/", "link -> ws")
     file = tmp_path / "ws/staddle.toml"
-    file.write_text('deny = ["${WORKSPACE}/private"]')
+    file.write_text(
+        'preset = "agent"\ndeny = ["${WORKSPACE}/private"]\nnetwork = {mode = "deny"}\nsudo = false\n'
+        'limits = {timeout = "5m"}\nenv = {A = "1"}\n'
+    )
     for workspace in ("ws", "link"):
         policy = Policy.from_file(file, workspace=tmp_path / workspace)
         assert [os.path.basename(path) for path in policy.deny][-1] == "private"
@@ -288,8 +291,24 @@ def test_the_file_of_a_project_is_read_where_no_sandbox_can_write_it(tmp_path: P
         ('preset = "agent"', "ws/sub/staddle.toml", 0o644),
         ('preset = "agent"', "ws/other.toml", 0o644),
         ('preset = "agent"', "ws/staddle.toml", 0o664),
-        ('unprotect = ["staddle.toml"]', "ws/staddle.toml", 0o644),
-        ('write = ["${WORKSPACE}"]', "ws/staddle.toml", 0o644),
+        *(
+            (text, "ws/staddle.toml", 0o644)
+            for text in (
+                'unprotect = ["staddle.toml"]',
+                'write = ["${WORKSPACE}"]',
+                'read = ["/root"]',
+                'sockets = ["/run/docker.sock"]',
+                'pass_env = ["SECRET"]',
+                'home = "/root"',
+                'base = "/"',
+                'preset = "none"',
+                "nested = true",
+                "redact = false",
+                'network = {mode = "open"}',
+                'network = {allow = ["example.com:443"]}',
+                'limits = {memory = "100G"}',
+            )
+        ),
     ],
 )
 def test_another_file_of_a_project_is_not(tmp_path: Path, text: str, place: str, mode: int) -> None:
