@@ -242,6 +242,9 @@ def test_every_room_is_on_the_map() -> None:
     offenders = [
         f"src/staddle/{path}/ is not named in {PAGE.name}" for path in packages if f"`{path}/`" not in page
     ]
+    named = (ROOT / "CONTRIBUTING.md").read_text()
+    rooms = {path.split("/")[0] for path in packages}
+    offenders += [f"{room} is not named in CONTRIBUTING.md" for room in rooms if f"`{room}`" not in named]
     assert not offenders, lines(offenders)
 
 

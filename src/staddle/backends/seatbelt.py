@@ -67,7 +67,7 @@ class Seatbelt:
                 self.name,
                 usable=False,
                 why="sandbox-exec exists only on macOS",
-                fix="choose bwrap, systemd or landlock on Linux",
+                fix="choose namespaces, bwrap, systemd or landlock on Linux",
             )
         if not os.access(SANDBOX_EXEC, os.X_OK):
             return Probe(self.name, usable=False, why=f"{SANDBOX_EXEC} is missing", fix="restore it")
