@@ -50,9 +50,18 @@ def test_what_sudo_cannot_do_is_said(sb: Sandbox) -> None:
 def test_programs_and_background_processes_have_it_too(sb: Sandbox) -> None:
     assert sb.exec(["sudo", "id", "-u"]).stdout == "0\n"
     process = sb.start("sudo sh -c 'id -u; sleep 1000'")
-    assert "0" in process.wait_for_text("0")
+    assert "0" in process.wait_for_text("0", timeout=60)
     process.kill()
     process.wait()
+
+
+def test_who_asks_as_soon_as_it_runs_is_answered(sb: Sandbox) -> None:
+    """Also before the agent has seen that the program was started."""
+    for _ in range(60):
+        process = sb.start("sudo sh -c 'id -u; sleep 1000'")
+        process.wait_for_text("0", timeout=30)
+        process.kill()
+        process.wait()
 
 
 def test_a_command_of_sudo_ends_with_who_asked(sb: Sandbox) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, wrap
+from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, remove_kept, wrap
 from tests.support.waiting import until
 
 AS_ROOT = "mkdir -p /app/src /testbed /data /logs /home/x && echo 1 > /app/src/one && git init -q /repo"
@@ -89,6 +89,7 @@ def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             sb.run(AS_ROOT, user="root").check()
         with Sandbox(backend="namespaces", keep=name, policy=policy) as sb:
             assert sb.run("cat /app/src/one; sudo touch /app/two; ls /app").stdout == "1\nsrc\ntwo\n"
+        remove_kept(name)
 
 
 def test_the_policy_gives_it_to_the_user() -> None:

@@ -304,12 +304,11 @@ class SandboxAgent:
     def _allow_sudo(self, another: Callable[[Who], AnotherUser]) -> None:
         if self._sudo is None and isinstance(self._channel, InDirectory):
             become = another((0, 0, ())).become
-            starting = self._reports.values()
             self._sudo = SudoRequests(
                 self._channel.directory,
                 self._poll,
                 lambda spec: self._start(spec, None, become),
-                lambda pid: pid in self._ours() or any(pid == child.pid for child in starting),
+                lambda pid: pid in self._ours() or processes.is_starting(pid, self._reports),
                 self._ids,
             )
         self._main.send(agent_messages.encode(agent_messages.SUDO_READY))

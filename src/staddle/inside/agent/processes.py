@@ -10,6 +10,7 @@ import _socket
 import errno
 import fcntl
 import os
+import select
 import struct
 import sys
 
@@ -129,6 +130,16 @@ def available(fd: int) -> bytes:
         return os.read(fd, 4096)
     except BlockingIOError:
         return b""
+
+
+def is_starting(pid: int, reports: dict[int, Child]) -> bool:
+    """Whether a child has not become its program yet: its report has neither a word nor its end to read."""
+    for report, child in reports.items():
+        if child.pid == pid:
+            poll = select.poll()
+            poll.register(report, select.POLLIN)
+            return not poll.poll(0)
+    return False
 
 
 #: As a shell says it: not there, there but not to be run, and our own failure.
