@@ -37,7 +37,7 @@ NEEDED = {
 _SYSTEM = "python3,bubblewrap,iproute2,procps"
 _MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay")
 _SECONDS = 900
-NAMESPACES, BWRAP, NOTHING = "namespaces", "bwrap", "-"
+NAMESPACES, NOTHING = "namespaces", "-"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ for setting in $(cat /sysctls); do sysctl -qw $setting; done
 mkdir -p /home/box; chown 1000:1000 /home/box
 cd /
 echo AS root
-python3 /tried.py /root/project
+python3 /tried.py /srv/project
 echo AS user
 HOME=/home/box setpriv --reuid=1000 --regid=1000 --clear-groups python3 /tried.py /home/box/project
 exec /busybox reboot -f

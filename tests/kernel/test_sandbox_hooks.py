@@ -133,8 +133,9 @@ def test_the_audit_log_has_everything_and_no_secret(tmp_path: Path) -> None:
 def test_every_kind_of_target(tmp_path: Path) -> None:
     records: list[dict[str, Any]] = []
     with Sandbox(audit=records.append) as sb:
-        sb.run("true")
+        took = sb.run("true").duration
     assert [record["what"] for record in records] == ["opened", "command", "result", "closed"]
+    assert records[2]["duration"] == pytest.approx(took, abs=2e-6)
     with (tmp_path / "log").open("w") as file, Sandbox(audit=file) as sb:
         sb.run("true")
     assert problems_of(tmp_path / "log") == []

@@ -37,17 +37,14 @@ class ChannelBroken(Exception):
     """The connection ended before the reply: the request may have been executed."""
 
 
-class CommandServer:
-    """The keeper's side: it listens, and answers each connection in a thread of its own."""
+class Acceptor:
+    """A listening socket; each connection is served in a thread of its own, at most `most` at a time."""
 
-    def __init__(self, host: str, answer: Callable[[bytes], tuple[bytes, socket.socket | None]]) -> None:
-        self.token = secrets.token_bytes(32)
-        self._answer = answer
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
-        self.address: tuple[str, int] = (host, self._listening.getsockname()[1])
-        self._places = threading.BoundedSemaphore(2 * MOST_CONNECTIONS)
-        threading.Thread(target=self._accept, name="staddle-keeper-accept", daemon=True).start()
+    def __init__(self, listening: socket.socket, serve: Callable[[socket.socket], None], most: int) -> None:
+        self._listening, self._serve = listening, serve
+        self.port: int = listening.getsockname()[1]
+        self._places = threading.BoundedSemaphore(most)
+        threading.Thread(target=self._accept, name="staddle-fleet-accept", daemon=True).start()
 
     def close(self) -> None:
         """Take no more connections. Those that are open end with their peer, or with this process."""
@@ -71,30 +68,50 @@ class CommandServer:
                 continue
             try:
                 threading.Thread(
-                    target=self._serve, args=(peer,), name="staddle-keeper-peer", daemon=True
+                    target=self._run, args=(peer,), name="staddle-fleet-peer", daemon=True
                 ).start()
             except RuntimeError:  # no more threads
                 self._places.release()
                 peer.close()
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _run(self, peer: socket.socket) -> None:
         try:
             with peer:
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not self._is_ours(peer):
-                    return
-                while (request := received(peer)) is not None:
-                    reply, other = self._answer(request)
-                    if other is not None:
-                        with other:
-                            peer.sendall(framed(reply))
-                            relay(peer, other)
-                        return
-                    peer.sendall(framed(reply))
-        except OSError:
-            pass  # the driver is gone, or has given this call up
+                self._serve(peer)
         finally:
             self._places.release()
+
+
+class CommandServer:
+    """The keeper's side: it listens, and answers each connection in a thread of its own."""
+
+    def __init__(self, host: str, answer: Callable[[bytes], tuple[bytes, socket.socket | None]]) -> None:
+        self.token = secrets.token_bytes(32)
+        self._answer = answer
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, 0), family=family, backlog=MOST_CONNECTIONS)
+        self._acceptor = Acceptor(listening, self._serve, 2 * MOST_CONNECTIONS)
+        self.address: tuple[str, int] = (host, self._acceptor.port)
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._acceptor.close()
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not self._is_ours(peer):
+                return
+            while (request := received(peer)) is not None:
+                reply, other = self._answer(request)
+                if other is not None:
+                    with other:
+                        peer.sendall(framed(reply))
+                        relay(peer, other)
+                    return
+                peer.sendall(framed(reply))
+        except OSError:
+            pass  # the driver is gone, or has given this call up
 
     def _is_ours(self, peer: socket.socket) -> bool:
         """Whether the peer has the token; it is told that we have it."""
@@ -195,13 +212,13 @@ class CommandChannel:
         connection.close()
 
     def drop(self, connection: socket.socket) -> None:
-        """It is of no use any more: nobody knows what would be read from it next."""
+        """Close a connection whose next bytes are not known to begin a reply."""
         with self._lock:
             self._open.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """End all connections, also those that somebody waits for: they are told that it broke."""
+        """End all connections; a call that waits on one raises ChannelBroken."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

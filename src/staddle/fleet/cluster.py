@@ -176,7 +176,7 @@ class Cluster:
             self.tell("sandbox lost", keeper.node, sandbox.name, keeper.lost)
 
     def _kill(self, keeper: KeeperHandle) -> threading.Thread:
-        """Have Ray end a keeper. Without a head Ray waits for one, so nobody waits for this."""
+        """Have Ray end a keeper, in a thread of its own: without a head Ray waits for one."""
 
         def kill() -> None:
             try:

@@ -334,24 +334,14 @@ class FleetSession(_Thing):
         return self._path.partition(":")[2]
 
 
-class AsyncFleetSession(_Thing):
-    """A session, awaited."""
+class AsyncFleetSession(FleetSession):
+    """The same, awaited."""
 
-    @property
-    def _calls(self) -> Any:
-        return RemoteSession(self._sandbox, self._path)
-
-    run = awaited(RemoteSession.run)
-    interrupt = awaited(RemoteSession.interrupt)
-    restart = awaited(RemoteSession.restart)
+    run = awaited(RemoteSession.run)  # type: ignore[assignment]
+    interrupt = awaited(RemoteSession.interrupt)  # type: ignore[assignment]
+    restart = awaited(RemoteSession.restart)  # type: ignore[assignment]
     state = awaited(RemoteSession.state)
-    close = awaited(RemoteSession.close)
-    stream = refused("session.stream", *REFUSED_PARTS["Session.stream"])
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._path.partition(":")[2]
+    close = awaited(RemoteSession.close)  # type: ignore[assignment]
 
 
 class RemoteTerminal(_Thing):

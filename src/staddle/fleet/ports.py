@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pickle
 import socket
-import threading
-import time
 from collections.abc import Callable
 
 from staddle.errors import FleetError, InvalidCall, SandboxLost, StaddleError
 
-from .channel import ChannelBroken, CommandChannel, relay
+from .channel import Acceptor, ChannelBroken, CommandChannel, relay
 from .messages import TUNNEL
 
 #: Most connections to one port at a time.
@@ -40,46 +38,22 @@ def tunnel(channel: CommandChannel | None, name: str, port: int) -> socket.socke
     return connection
 
 
-class DriverPort:
+class DriverPort(Acceptor):
     """A port of 127.0.0.1: each connection to it is one to what `connect` returns. To be closed."""
 
     def __init__(self, port: int, connect: Callable[[], socket.socket]) -> None:
-        self._connect = connect
         try:
-            self._listening = socket.create_server(("127.0.0.1", port), backlog=_MOST)
+            listening = socket.create_server(("127.0.0.1", port), backlog=_MOST)
         except (OSError, OverflowError, TypeError) as error:
             raise InvalidCall(
                 f"port {port!r} of this machine cannot be had", why=str(error), fix="name another, or none"
             ) from None
-        self.port: int = self._listening.getsockname()[1]
-        self._places = threading.BoundedSemaphore(_MOST)
-        threading.Thread(target=self._accept, name="staddle-fleet-port", daemon=True).start()
 
-    def close(self) -> None:
-        """Take no more connections. Those that are open end with the sandbox."""
-        try:
-            self._listening.shutdown(socket.SHUT_RDWR)  # the thread that waits is told
-        except OSError:
-            pass  # closed already
-        self._listening.close()
-
-    def _accept(self) -> None:
-        while self._listening.fileno() >= 0:
+        def serve(peer: socket.socket) -> None:
             try:
-                peer, _ = self._listening.accept()
-            except OSError:
-                time.sleep(0.05)  # closed, or out of descriptors for a moment
-                continue
-            if not self._places.acquire(blocking=False):
-                peer.close()
-                continue
-            threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
+                with connect() as inside:
+                    relay(peer, inside)
+            except (OSError, StaddleError):
+                pass  # nothing listens inside: the peer's connection ends
 
-    def _serve(self, peer: socket.socket) -> None:
-        try:
-            with peer, self._connect() as inside:
-                relay(peer, inside)
-        except (OSError, StaddleError):
-            pass  # nothing listens inside: the peer's connection ends
-        finally:
-            self._places.release()
+        super().__init__(listening, serve, _MOST)

@@ -85,9 +85,10 @@ _KEYS: dict[str, type] = {
     "redact": object,
 }
 #: What the file of a project may say: it comes with the project, so it narrows a policy and never widens it.
-_NARROWS = ("deny", "env", "environment", "identity", "rules")
+_NARROWS = ("deny", "env", "identity", "rules")
 _NARROWS_BY = {
     "preset": ("agent",),
+    "environment": ("linux", "empty"),
     "network": ({"mode": "deny"},),
     **dict.fromkeys(("sudo", "system", "toolchains", "nested"), (False,)),
     "redact": (True,),

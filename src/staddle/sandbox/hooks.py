@@ -157,7 +157,7 @@ class Hooks:
         return CommandStart(spec.number, _shown(spec), session, user, cwd, spec.timeout, False)
 
     def _ended(self, log: AuditLog, spec: CapturedCommand, result: Result) -> None:
-        # On every command's path, just after a wait, when code is slow: few steps, no text of a float.
+        # On every command's path, just after a wait, when code is slow: few steps.
         of = result.__dict__
         number, status, usage, more = spec.number, of["exit_code"], of["usage"], ""
         if of["violations"]:
@@ -174,11 +174,10 @@ class Hooks:
             more += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes or ()])}'
         if of["why"]:
             more += f',"why":{log.spell(result.why)}'
-        took = f"{int(of['duration'] * 1_000_000) + 10_000_000}"  # a digit more: zeros at its front stay
         out = len(of["stdout_bytes"]) + of["stdout_bytes_dropped"]
         err = len(of["stderr_bytes"]) + of["stderr_bytes_dropped"]
         log.append(
-            f'"what":"result","id":{number},{ended},"duration":{took[1:-6]}.{took[-6:]}'
+            f'"what":"result","id":{number},{ended},"duration":{of["duration"]:.6f}'
             f',"stdout":{out},"stderr":{err}{more}'
         )
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from staddle.inside.agent.agent import SandboxAgent
 from staddle.inside.agent.processes import Child, SpawnSpec
+from staddle.inside.agent.spares import SpareProcesses
 from staddle.inside.agent.sudo import PIPE, NotUnderstood, SudoRequests, parse_su, parse_sudo
+from staddle.inside.agent.usage import Count
 
 
 def words(line: str) -> list[bytes]:
@@ -105,3 +108,11 @@ def test_a_process_of_our_own_is_never_asked_about(tmp_path: Path, ours: bool) -
         process.stdin.close()
     os.close(requests._pipe)
     os.close(directory)
+
+
+def test_processes_that_are_made_ahead_are_our_own() -> None:
+    """Nothing runs with their streams either: they are forks of the agent."""
+    agent = SandboxAgent.__new__(SandboxAgent)
+    agent._children, agent._spares = {}, SpareProcesses(None, Count(own_numbers=False))
+    agent._spares._template, agent._spares._waiting = 7, 8
+    assert {7, 8} <= agent._ours()

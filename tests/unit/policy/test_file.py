@@ -302,6 +302,7 @@ def test_the_file_of_a_project_is_read_where_no_sandbox_can_write_it(tmp_path: P
                 'home = "/root"',
                 'base = "/"',
                 'preset = "none"',
+                'environment = "inherit"',
                 "nested = true",
                 "redact = false",
                 'network = {mode = "open"}',

@@ -314,10 +314,10 @@ class SandboxAgent:
         self._main.send(agent_messages.encode(agent_messages.SUDO_READY))
 
     def _ours(self) -> set[int]:
-        """The shells and the file server: what is there when nothing runs."""
-        return {
-            pid for pid, child in self._children.items() if child.files is not None or child.is_file_server
-        }
+        """The shells, the file server and what is made ahead: what is there when nothing runs."""
+        children = self._children.items()
+        found = {pid for pid, child in children if child.files is not None or child.is_file_server}
+        return {*found, *self._spares.pids}
 
     def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
         """Exchange trees; with `alone` only if no process but waiting shells can be in them.

@@ -59,6 +59,11 @@ class SpareProcesses:
         self._control: _socket.socket | None = None
         self._socket: _socket.socket | None = None
 
+    @property
+    def pids(self) -> tuple[int, int]:
+        """The template and the process that waits; 0 for each that is not there."""
+        return self._template, self._waiting
+
     def take(self, spec: SpawnSpec) -> tuple[int, int] | None:
         """Have the waiting process become `spec`; returns as processes.start, or None if none waits."""
         self._asked += 1
@@ -143,7 +148,7 @@ class SpareProcesses:
     def end(self) -> None:
         """End the template and the process that waits; the agent reaps them. Begin to count programs anew."""
         self.settle()
-        for pid in (self._waiting, self._template):
+        for pid in self.pids:
             if pid:
                 _kill(pid)
         if self._control is not None:
