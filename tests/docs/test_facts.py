@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from pathlib import Path
+
+import pytest
 
 from staddle import Identity, Limits, Network, Policy, Reason, Sandbox, backends, wrap
 from staddle.backends import bwrap, landlock, seatbelt, systemd
@@ -12,14 +15,61 @@ from staddle.cli import _COMMANDS, OURS
 from staddle.cli.options import KEEP, RUNNING
 from staddle.enforcement import PROTECTIONS
 from staddle.jail.agents import AGENTS
+from staddle.jail.workspace import RETENTION
+from staddle.launch import running
 from staddle.launch.audit import KINDS as AUDIT_KINDS
+from staddle.limits import enforced
+from staddle.mounts import builder
+from staddle.network.gateway import connection, host_channel
+from staddle.network.host import approval_calls
 from staddle.network.host.gateway_process import GatewayBounds
 from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
+from staddle.policy.system import scratch
 from staddle.sandbox.open.settings import MODES
+from staddle.shell import idle
+from staddle.shell import protocol as bash
 
 TREE = Path(__file__).parents[2]
 DOCS = TREE / "docs"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+#: Words of a page with a number in them, the constant it is of, and what divides that.
+NUMBERS = (
+    ("base.md", "more than {:,} entries cannot contain a grant", "policy.base.MOST_ENTRIES", 1),
+    ("base.md", "more than {:.0f} GiB or", "files.unpack.UnpackBounds.bytes", GIB),
+    ("command-rules.md", "longer than {:.0f} KiB", "policy.command_rules.shell_parser.LONGEST", KIB),
+    ("environment.md", "A read of more than {:.0f} MiB is an error", "environment.local.MOST_READ", MIB),
+    ("files.md", "`read` and `read_bytes` stop at {:.0f} MiB", "sandbox.files.MOST_READ", MIB),
+    ("files.md", "does not answer for {:.0f} seconds is given up", "ipc.agent_client.PATIENCE", 1),
+    ("kept.md", "more than {:,} changes", "sandbox.workspace.persistent._MOST_TOUCHED", 1),
+    ("limits.md", "prints {:.0f} GiB beyond that is killed", "launch.output.FLOOD", GIB),
+    ("limits.md", "on a disk at most {:.0f} GiB", "limits.default_limits.MOST_ON_DISK", GIB),
+    ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
+    ("limits.md", "shorter than {:.2f} ms report `processes=0`", "shell.usage_meter._NO_FORK", 0.001),
+    ("limits-enforcement.md", "and {:.0f} MiB are added to the limit", "sandbox.open.limits._ROOM", MIB),
+    (
+        "limits-enforcement.md",
+        "every {:.0f} to 250 milliseconds",
+        "limits.supervisor._SHORTEST",
+        0.001,
+    ),
+    ("limits-enforcement.md", "5 to {:.0f} milliseconds", "limits.supervisor._LONGEST", 0.001),
+    ("mcp.md", "gives a process {:.0f} seconds to read", "mcp.command_tools.READ_WITHIN", 1),
+    ("network.md", "once each and at most {}", "network.host.gateway_log.MOST", 1),
+    ("network.md", "`on_connect_timeout` seconds ({:.0f};", "policy.network.PATIENCE", 1),
+    ("network.md", "More than {} open questions", "network.gateway.host_channel._MOST_QUESTIONS", 1),
+    ("network-rules.md", "a wildcard allows {} names", "network.namespace.from_policy.WILDCARD_SLOTS", 1),
+    ("policy.md", "a name over {} bytes", "policy.paths.LONGEST_NAME", 1),
+    ("policy.md", "a path over {} bytes", "policy.paths.LONGEST_PATH", 1),
+    ("policy-file.md", "more than {:.0f} MiB", "policy.file.LARGEST_FILE", MIB),
+    ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.spares._IDLE", 1),
+    ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
+    ("sessions.md", "With a limit below {} no sandbox", "shell.idle.LEAST", 1),
+    ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "launch.output.FLOOD", GIB),
+    ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),
+    ("world.md", "0 to {}", "policy.identity.LAST_ID", 1),
+    ("world.md", "at most {} characters", "policy.identity.LONGEST_HOST", 1),
+)
 #: Modules that an example for users may import. The pages below internals/ are for contributors.
 PUBLIC = {
     *("staddle", "staddle.display", "staddle.errors", "staddle.environment", "staddle.testing"),
@@ -64,6 +114,60 @@ def test_options_of_the_command_line() -> None:
 def test_commands_of_the_command_line() -> None:
     found = [name for row in rows("cli.md", "command") for name in code(row[0])]
     assert sorted(found) == sorted(_COMMANDS)
+
+
+@pytest.mark.parametrize(("page", "words", "name", "unit"), NUMBERS)
+def test_numbers_in_sentences(page: str, words: str, name: str, unit: float) -> None:
+    value = _constant(name)
+    sentence = words.format(value if unit == 1 else value / unit)
+    assert sentence in " ".join(text(page).split())
+
+
+def _constant(name: str) -> float:
+    """The value of a name below the package; the last part of its module is found by importing."""
+    module, _, last = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(f"staddle.{module}"), last)
+    except ModuleNotFoundError:
+        module, _, owner = module.rpartition(".")
+        return getattr(getattr(importlib.import_module(f"staddle.{module}"), owner), last)
+
+
+def test_sizes_of_private_directories() -> None:
+    sizes = {made.path: made.size for made in scratch("/home/user")}
+    assert {path: size // MIB for path, size in sizes.items()} == {
+        "/dev/shm": 1024, "/tmp": 1024, "/var/tmp": 1024, "/run": 64, "/home/user": 1024
+    }  # fmt: skip
+    page = " ".join(text("policy.md").split())
+    assert (
+        "`/tmp`, `/var/tmp` and `/dev/shm` (1 GiB each), `/run` (64 MiB), and the home `/home/user` (1 GiB)"
+        in page
+    )
+
+
+def test_retention_of_workspaces() -> None:
+    assert {state: seconds / 86400 for state, seconds in RETENTION.items()} == {"published": 1, "failed": 3}
+    assert "were published a day ago or failed three days ago" in " ".join(text("jail.md").split())
+
+
+def test_counts_in_words() -> None:
+    assert len(builder._DEVICES) == 6
+    assert "`/dev` with six devices" in " ".join(text("backends.md").split())
+    assert approval_calls._AT_ONCE == 8
+    assert "from threads of its own, eight at a time" in " ".join(text("network.md").split())
+    assert (host_channel._FRESH, host_channel._UNANSWERED) == (300, 10)
+    assert "when the answer is five minutes old (ten seconds, if" in " ".join(text("network.md").split())
+    assert connection._LOOKING == 5
+    assert "waits for an answer is ended after five seconds" in " ".join(text("network-rules.md").split())
+    assert running.GRACE == 5
+    assert "five seconds after SIGTERM, kills it" in " ".join(text("cli.md").split())
+    assert idle.PATIENCE == 60
+    assert "when there is no room for a minute" in " ".join(text("sessions.md").split())
+    assert enforced.RESERVE == 4
+    assert "each process may reserve four times the limit" in text("limits-enforcement.md")
+    assert bash.OLDEST == (4, 4)
+    for page in ("dependencies.md", "sessions.md"):
+        assert "4.4" in text(page)
 
 
 def test_exit_status() -> None:
