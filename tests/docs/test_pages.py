@@ -76,3 +76,16 @@ def test_messages_of_troubleshooting_are_in_the_code() -> None:
     source = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in (TREE / "src").rglob("*.py"))
     lost = [words for words in quoted if not all(part in source for part in words.split("; "))]
     assert not lost
+
+
+def test_samples_of_doctor_are_its_words() -> None:
+    """Output in a page is not executed: its lines are compared with the texts that the code prints."""
+    source = "".join(re.sub(r'"\s*f?"', "", path.read_text()) for path in (TREE / "src").rglob("*.py"))
+    samples = {
+        "install.md": ("enforces ", " protections", "systemd does not run this machine: ", "PID 1 is "),
+        "containers.md": ("sandboxes lack here:", "with these options they have everything:"),
+    }
+    for page, words in samples.items():
+        assert not [part for part in words if part not in source or part not in text(page)]
+    block = text("containers.md").partition("sandboxes lack here:\n")[2].partition("\n\n")[0]
+    assert not [line for line in block.splitlines() if line.strip() not in source]
