@@ -99,6 +99,21 @@ def test_when_all_spares_were_killed_another_one_is_made(place: Path) -> None:
     assert take(place, "cat file") == "old"
 
 
+def test_when_the_shell_of_a_spare_was_killed_another_one_is_taken(place: Path) -> None:
+    # As when memory is needed: PID 1 of the sandbox lives, and its shell does not.
+    servers = [server for server in client._servers.values() if not server.ended]
+
+    def shells() -> list[int]:
+        cloners = [pid for server in servers for pid in _children(server._process.pid)]
+        found = [pid for cloner in cloners for spare in _children(cloner) for pid in _children(spare)]
+        return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "bash\n"]
+
+    until(shells)
+    for pid in shells():
+        os.kill(pid, signal.SIGKILL)
+    assert take(place, "cat file") == "old"
+
+
 def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

@@ -124,7 +124,7 @@ def _live(
         shell = agent.start_shell(config.bash, config.environment, b"/")
         agent.confirm()
         doing = "while its workspace was mounted"
-        extra_fds = _await_workspace(socket, trees, lambda: os.write(shell[1][1], _THERE % config.directory))
+        extra_fds = _await_workspace(socket, trees, lambda: _wake(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"
         if config.memory or config.processes:
             agent.watch = LimitTally(_supervisor(config, agent), extra_fds.pop(0))
@@ -168,6 +168,14 @@ def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[
         trees.tidy()
     there()
     return given
+
+
+def _wake(control: int, text: bytes) -> None:
+    """Tell the shell that its workspace is there."""
+    try:
+        os.write(control, text)
+    except BrokenPipeError:
+        os._exit(1)  # it was killed while it waited: without a message from us, another spare is taken
 
 
 def _received(socket: _socket.socket) -> tuple[bytes, list[int]]:
