@@ -1,7 +1,7 @@
 """Limits that the kernel holds, in real control groups of this machine, beneath one of our own.
 
 What versions there are is the machine's: here the controllers are of version 1, and version 2
-ends, freezes and counts. The names of the tests say what holds, whichever does it.
+could end, freeze and count. The names of the tests say what holds, whichever does it.
 """
 
 from __future__ import annotations
@@ -61,6 +61,18 @@ os._exit(0)
 def no_other_groups() -> None:
     """Those of sandboxes that an earlier test of this process has kept ready."""
     host_cgroups.close()
+
+
+def stopping_by(how: str) -> cgroup_layout.CgroupSupport:
+    """The support of this machine, with another one of the two versions that ends and freezes."""
+    facts = host_cgroups.observe()
+    if how == "first version":
+        kept = [item for item in facts.hierarchies if item.version == 1]
+    else:
+        kept = [item for item in facts.hierarchies if not item.controllers & {"freezer", "cpuacct"}]
+    found = cgroup_layout.decide(facts.replace(hierarchies=tuple(kept)))
+    assert ("freezer" in found.controllers) == (how == "first version")
+    return found
 
 
 def cpu(usage: Usage) -> float:
@@ -173,10 +185,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
     print('ready', flush=True)
     time.sleep(60)
     """
-    facts = host_cgroups.observe()
-    if how == "first version":
-        facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
-    whole = CgroupTree(cgroup_layout.decide(facts))
+    whole = CgroupTree(stopping_by(how))
     try:
         group = whole.group(Limits(processes=200))
         with started(group, stubborn) as child:
@@ -194,10 +203,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["unified", "first version"])
 def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
-    facts = host_cgroups.observe()
-    if how == "first version":
-        facts = facts.replace(hierarchies=tuple(item for item in facts.hierarchies if item.version == 1))
-    whole = CgroupTree(cgroup_layout.decide(facts))
+    whole = CgroupTree(stopping_by(how))
     try:
         group = whole.group(Limits())
         with started(group, "for at in range(2000): print(at, flush=True); time.sleep(0.005)") as child:
@@ -275,6 +281,33 @@ def test_somebody_without_any_right_puts_itself_in_by_a_door_that_was_opened_for
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+def test_who_puts_itself_in_does_not_wait_for_others_that_are_being_started() -> None:
+    """In version 1, by the file of threads; that the whole process is in is seen above."""
+    with limited(Limits(processes=20)) as group:
+        cgroup_fds = group.cgroup_fds()
+        try:
+            names = [os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2] for fd in cgroup_fds]
+        finally:
+            for fd in cgroup_fds:
+                os.close(fd)
+    versions = {place.version for place in means().places}
+    assert set(names) == {{1: "tasks", 2: "cgroup.procs"}[version] for version in versions}
+
+
+def test_a_group_that_is_gone_has_used_what_it_had_used() -> None:
+    with family() as whole:
+        group = whole.group(Limits())
+        meter = GroupMeter(group)
+        ran(group, "while time.process_time() < 0.05: pass")
+        before = meter.total(1.0)
+        meter.begin()
+        assert group.close()
+        used, after = meter.end(0.0), meter.total(1.0)
+        assert (used.user, used.system) == (0.0, 0.0)
+        assert cpu(after) >= cpu(before) > 0
+        meter.park()
+
+
 def test_a_program_has_one_family_and_a_fork_of_it_none() -> None:
     made = host_cgroups.group(Limits(processes=5))
     assert made is not None
@@ -338,6 +371,38 @@ time.sleep(60)
         assert all(path.is_dir() for path in paths)
         child.kill()
     assert until(lambda: not any(path.exists() for path in paths))
+
+
+@pytest.mark.parametrize("how", ["unified", "first version"])
+def test_when_the_program_is_killed_what_it_had_stopped_ends(how: str) -> None:
+    """In version 1 not even SIGKILL ends a process that is stopped there."""
+    code = f"""
+import os, sys, time; sys.path.insert(0, {str(SRC)!r})
+from staddle import Limits
+from staddle.linux import cgroups, process
+from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport
+from staddle.limits.cgroup_tree import CgroupTree
+tree = CgroupTree({stopping_by(how)!r})
+group = tree.group(Limits())
+cgroup_fds = group.cgroup_fds()
+if (pid := os.fork()) == 0:
+    process.death_signal(process.SIGKILL)
+    tree.let_go()
+    cgroups.enter(cgroup_fds)
+    time.sleep(60)
+while group.members() != {{pid}}:
+    time.sleep(0.001)
+assert group.freeze()
+print(pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        stopped = int(child.stdout.readline())
+        assert Path(f"/proc/{stopped}").exists()
+        child.kill()
+    assert until(lambda: not Path(f"/proc/{stopped}").exists())
+    assert until(lambda: not leftovers(child.pid))
 
 
 def test_groups_of_a_program_that_has_ended_are_removed_and_nobody_elses() -> None:

@@ -569,8 +569,9 @@ def test_a_commit_leaves_a_paused_sandbox_paused(tmp_path: Path) -> None:
         assert until(lambda: counter.output().stdout != before)
 
 
-def test_a_paused_sandbox_can_be_closed() -> None:
-    sb = limited(memory="256M")
+@pytest.mark.parametrize("limits", [{}, {"memory": "256M"}], ids=["defaults", "limited"])
+def test_a_paused_sandbox_can_be_closed(limits: dict[str, object]) -> None:
+    sb = limited(**limits)
     sb.start("sleep 60")
     sb.pause()
     sb.close()

@@ -108,7 +108,11 @@ class CgroupSupport(Value):
 def decide(facts: CgroupFacts, wanted: frozenset[str] = frozenset(HOLDING)) -> CgroupSupport:
     """The places to use for the controllers in `wanted`, and what cannot be had."""
     second = _second_version(facts)
-    places = _first_version(facts, IN_SECOND if second else frozenset())
+    places = _first_version(facts, frozenset())
+    if second and _do_without(second, places):
+        second = []
+    elif second:
+        places = _first_version(facts, IN_SECOND)
     missing = wanted - frozenset().union(*(place.controllers for place in (*places, *second)))
     asked = facts.manager if missing & facts.manageable else ""
     if asked:
@@ -130,7 +134,22 @@ def _first_version(facts: CgroupFacts, not_needed: frozenset[str]) -> list[Cgrou
             useful = (hierarchy.controllers & USEFUL[1]) - not_needed
             if useful:
                 found.append(CgroupParent(1, hierarchy.own, useful))
-    return found
+    # What was stopped ends when it goes on: in leftovers of others, too, that is done first.
+    return sorted(found, key=lambda place: "freezer" not in place.controllers)
+
+
+def _do_without(second: list[CgroupParent], first: list[CgroupParent]) -> bool:
+    """Whether version 2 would hold no limit, and version 1 stops and measures as well.
+
+    A process enters a group of version 1 at once; for one of version 2 the kernel first waits until no
+    process is being started anywhere, some 10 ms. Not where to measure the processors is to share them.
+    """
+    measuring = [place.controllers for place in first if place.controllers & IN_SECOND]
+    return (
+        frozenset().union(*measuring) >= IN_SECOND
+        and not any(place.controllers for place in second)
+        and not any("cpu" in controllers for controllers in measuring)
+    )
 
 
 def _second_version(facts: CgroupFacts) -> list[CgroupParent]:

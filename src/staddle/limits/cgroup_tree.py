@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PREFIX = "staddle-"
 _SHELL = "/bin/sh"
-#: Everything in ours is ended first where the kernel can do that; else it has ended with us already.
+#: Everything in ours is ended first where the kernel can do that; else it has ended with us already, but for
+#: what was stopped in version 1: that ends when it goes on.
 _AFTERWARDS = """
 read line
 turn=0
@@ -32,6 +33,7 @@ while [ $turn -lt 100 ]; do
   left=
   for own in "$@"; do
     [ -e "$own/cgroup.kill" ] && echo 1 >"$own/cgroup.kill"
+    for state in "$own"/*/freezer.state; do [ -e "$state" ] && echo THAWED >"$state"; done
     rmdir "$own"/*/ "$own"
     [ -d "$own" ] && left=yes
   done

@@ -100,13 +100,14 @@ class SandboxCgroups:
         """Descriptors by which a process that has them puts itself in: see `linux.cgroups.enter`.
 
         To be handed to the sandbox's first process, and used in each of its children before
-        they exec. The kernel moves a process when no other is starting anywhere: that can take
-        some milliseconds, but a shell that is started ahead has done it when it is needed.
+        they exec. In version 2 the kernel moves a process when no other is starting anywhere: that can
+        take some milliseconds, but a shell that is started ahead has done it when it is needed.
         """
         found: list[int] = []
         try:
-            for path in self._directories.values():
-                found.append(os.open(f"{path}/{cgroups.MEMBERS}", os.O_WRONLY | os.O_CLOEXEC))
+            for place, path in self._directories.items():
+                name = cgroups.THREADS if place.version == 1 else cgroups.MEMBERS
+                found.append(os.open(f"{path}/{name}", os.O_WRONLY | os.O_CLOEXEC))
         except BaseException:
             for fd in found:
                 os.close(fd)
@@ -171,7 +172,7 @@ class SandboxCgroups:
     def close(self) -> bool:
         """End what is left in it and remove it; whether that was possible. A second time does nothing."""
         self.prewarmed_meter = None
-        if not self._directories:
+        if self._remove():  # mostly: nothing is left in it, which need not be looked for then
             return True
         try:
             if self.members():

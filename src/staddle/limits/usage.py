@@ -137,7 +137,10 @@ class GroupMeter:
                 return int(words[3]) / source.unit, int(words[5]) / source.unit
             except (OSError, IndexError):
                 return self._before  # the group is gone
-        return (self._read("user") or 0) / source.unit, (self._read("system") or 0) / source.unit
+        user, system = self._read("user"), self._read("system")
+        if user is None or system is None:
+            return self._before  # the group is gone
+        return user / source.unit, system / source.unit
 
     def _note_memory(self) -> int | None:
         """The most memory since this was last asked; where the kernel cannot tell, at least what it is now.

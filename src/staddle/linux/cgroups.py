@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 #: The file that lists the processes of a cgroup; a pid that is written to it is moved there.
 MEMBERS = "cgroup.procs"
+#: In version 1, the file that lists the threads. One that writes 0 there moves itself alone; for `MEMBERS`
+#: the kernel first waits until no process on the machine is being started, some 10 ms.
+THREADS = "tasks"
 #: As long as anything we read in a group may be: these are numbers and a few words.
 _LONGEST = 1 << 16
 
@@ -129,8 +132,9 @@ def table(text: str) -> dict[str, int]:
 def enter(cgroup_fds: Sequence[int]) -> None:
     """Move this process into the groups whose files of members are open for writing as `cgroup_fds`.
 
-    The kernel asks for the rights of who opened them, so that a process which could not
-    even see the groups can be let in. The descriptors are closed.
+    It must have one thread, as every fork has at first: of version 1 these are the files of threads. The
+    kernel asks for the rights of who opened them, so that a process which could not even see the groups can
+    be let in. The descriptors are closed.
     """
     try:
         for cgroup_fd in cgroup_fds:

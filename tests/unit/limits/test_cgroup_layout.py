@@ -112,14 +112,43 @@ def test_controllers_mounted_together_are_one_place() -> None:
     )
 
 
-def test_the_hybrid_layout_limits_with_the_first_and_ends_with_the_second() -> None:
-    empty = Hierarchy(2, frozenset({"hugetlb"}), f"{ROOT}/unified/x", writable=True)
-    names = ("memory", "cpu", "pids", "freezer", "cpuacct")
-    means = decide(CgroupFacts((empty, *(first(name) for name in names)), systemd=True))
+EMPTY = Hierarchy(2, frozenset({"hugetlb"}), f"{ROOT}/unified/x", writable=True)
+
+
+@pytest.mark.parametrize("missing", ["freezer", "cpuacct"])
+def test_the_hybrid_layout_limits_with_the_first_and_ends_with_the_second(missing: str) -> None:
+    names = {"memory", "cpu", "pids", "freezer", "cpuacct"} - {missing}
+    means = decide(CgroupFacts((EMPTY, *(first(name) for name in sorted(names))), systemd=True))
     assert held(means) == HELD
     assert means.version("pids") == 1
     assert [place.base for place in means.places if place.version == 2] == [f"{ROOT}/unified/x"]
     assert not means.controllers & {"freezer", "cpuacct"}, "the second version does this"
+
+
+def test_the_second_is_left_out_where_the_first_stops_and_measures_as_well() -> None:
+    names = ("memory", "cpu", "pids", "freezer", "cpuacct")
+    means = decide(CgroupFacts((EMPTY, *(first(name) for name in names)), systemd=True))
+    assert {place.version for place in means.places} == {1}, (
+        "it takes the kernel 10 ms to enter one of the second"
+    )
+    assert means.controllers == set(names)
+    assert means.places[0].controllers == {"freezer"}, "what is left of others is thawed before it is ended"
+    for_memory = means.reduced(frozenset({"memory"}))
+    assert for_memory.controllers == {"memory", "freezer", "cpuacct"}
+
+
+def test_a_share_of_the_processors_is_not_taken_to_measure_them() -> None:
+    both = Hierarchy(1, frozenset({"cpu", "cpuacct"}), f"{ROOT}/cpu", writable=True)
+    means = decide(CgroupFacts((EMPTY, both, first("memory"), first("freezer"))))
+    assert means.reduced(frozenset({"memory"})).controllers == {"memory"}
+    assert {place.version for place in means.places} == {1, 2}
+
+
+def test_the_second_is_used_where_it_holds_a_limit() -> None:
+    pids = unified(f"{ROOT}/unified", writable=True, enabled=frozenset({"pids"}))
+    means = decide(CgroupFacts((pids, first("memory"), first("freezer"), first("cpuacct"))))
+    assert means.version("pids") == 2
+    assert not means.controllers & {"freezer", "cpuacct"}
 
 
 def test_groups_of_the_first_version_that_are_somebody_elses_are_left_alone() -> None:
