@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import signal
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +64,11 @@ LONG = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", type=int, default=0, metavar="N", help="run the tests in N forks")
+    parser.addoption("--collected", metavar="FILE", help="make this file when the tests are collected")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
@@ -84,6 +89,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Ten thousand tests are in memory: nobody who looks for garbage, or forks, need look at them.
     gc.collect()
     gc.freeze()
+    if file := session.config.getoption("collected"):
+        Path(file).touch()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,19 +99,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(LONG)))
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, groups as they are here, in our order: marks for xdist's own are not read."""
-    if config.getoption("dist") != "loadfile":
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> object:
+    """With `--workers`, one group after the other goes to the next worker that is free."""
+    count = session.config.getoption("workers")
+    if not count or session.testsfailed or session.config.option.collectonly:
         return None
-    from xdist.scheduler import LoadScopeScheduling
+    from tests.support.workers import Workers
 
-    class InGroups(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    config.option.loadscopereorder = False
-    return InGroups(config, log)
+    Workers(session, count, group_of).run()
+    return True
 
 
 def group_of(test: str) -> str:
