@@ -330,6 +330,7 @@ def test_endless_items_and_an_early_end(fleet: Fleet) -> None:
 def test_tenants_and_room(nodes: Nodes) -> None:
     limits = FleetLimits(per_node=2, tenant=2, waiting=1)
     with Fleet(limits=limits, lease=120) as small:
+        assert until(lambda: small.status()["capacity"] == 6)
         first, second = (small.create(tenant="a") for _ in range(2))
         with pytest.raises(FleetBusy):
             small.create(tenant="a", timeout=0.2)

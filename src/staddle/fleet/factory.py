@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +153,7 @@ class SandboxFactory:
                 try:
                     grant = await step(Within(asked, timeout))
                 except BaseException as error:
-                    withdraw(asked, self.cluster)
+                    placement.withdraw(asked)
                     if isinstance(error, TimeoutError) and not isinstance(error, StaddleError):
                         raise FleetBusy(
                             f"no sandbox of the fleet became free in {timeout:g} seconds",
@@ -216,17 +215,6 @@ class SandboxFactory:
                 why="it is not one of these",
             )
         await target.ask("restore", number)
-
-
-def withdraw(asked: Future[Reservation], cluster: Cluster) -> None:
-    """Give a request up; what it was granted at that moment is given back."""
-
-    def give_back(done: Future[Reservation]) -> None:
-        if done.exception() is None:
-            cluster.placement.release(done.result())
-
-    if not asked.cancel():
-        asked.add_done_callback(give_back)
 
 
 def _key(options: Mapping[str, Any], tree: SentTree | None, base: ContentRefs | None) -> str:

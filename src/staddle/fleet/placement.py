@@ -82,8 +82,8 @@ class Reservation:
     serial: int
 
 
-@dataclass
-class _Request:
+@dataclass(eq=False)
+class _Request:  # compared by identity: several may ask for the same
     tenant: str
     content: str
     only: str
@@ -171,6 +171,26 @@ class Placement:
             self._queues.setdefault((tenant, only), deque()).append(_Request(tenant, content, only, future))
             self._waiting += 1
             return future
+
+    def withdraw(self, asked: Future[Reservation]) -> None:
+        """Give a request up: it no longer waits, and what it was granted at that moment is given back."""
+
+        def give_back(done: Future[Reservation]) -> None:
+            if done.exception() is None:
+                self.release(done.result())
+
+        with self._lock:
+            for key, queue in self._queues.items():
+                request = next((request for request in queue if request.future is asked), None)
+                if request is not None:
+                    queue.remove(request)
+                    self._waiting -= 1
+                    if not queue:
+                        del self._queues[key]
+                    break
+            if not asked.cancel():
+                asked.add_done_callback(give_back)
+            self._serve()  # those behind it may have room
 
     def is_valid(self, grant: Reservation) -> bool:
         """Whether it was neither given back nor lost with its node."""

@@ -119,6 +119,30 @@ def test_a_request_that_was_given_up_takes_no_room() -> None:
     assert last.result().node == "n0"
 
 
+def test_a_request_that_was_withdrawn_does_not_wait() -> None:
+    fleet = placement(1, tenant=1, waiting=1)
+    first = fleet.ask("a").result()
+    late = fleet.ask("a")
+    fleet.withdraw(late)
+    assert late.cancelled()
+    assert fleet.waiting == 0
+    other = fleet.ask("b")  # not refused: nothing waits
+    fleet.withdraw(other)
+    fleet.release(first)
+    assert fleet.ask("a").done()
+
+
+def test_what_was_granted_is_given_back_when_it_is_withdrawn() -> None:
+    fleet = placement(1)
+    first = fleet.ask()
+    second = fleet.ask()
+    fleet.withdraw(first)
+    assert second.done()
+    fleet.withdraw(second)
+    assert not fleet.grants
+    assert fleet.nodes["n0"].used == 0
+
+
 @pytest.mark.parametrize(
     "wrong", [{"per_node": 0}, {"tenant": True}, {"tenants": {"a": -1}}, {"waiting": -1}]
 )
@@ -143,6 +167,8 @@ def test_nothing_is_ever_overbooked(seed: int) -> None:
                 held = [each for each in held if each is not lost]
         elif what < 0.6:
             asked.append(fleet.ask(f"t{dice.randrange(4)}"))
+        elif what < 0.7 and asked:
+            fleet.withdraw(asked.pop(dice.randrange(len(asked))))
         elif held:
             fleet.release(held.pop(dice.randrange(len(held))))
         for future in [each for each in asked if each.done()]:
