@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
+from staddle.ipc.descriptors import close_all
 from staddle.limits import cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree, tidy
+from staddle.limits.prewarm import PrewarmedCgroups
 from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import GroupMeter, Usage
 from staddle.linux import cgroups, process, userns
@@ -306,6 +308,26 @@ def test_a_group_that_is_gone_has_used_what_it_had_used() -> None:
         assert (used.user, used.system) == (0.0, 0.0)
         assert cpu(after) >= cpu(before) > 0
         meter.park()
+
+
+def test_groups_of_a_sandbox_that_ended_while_it_waited_are_removed_and_no_others() -> None:
+    with family() as whole:
+        cgroups_ahead = PrewarmedCgroups(whole, spares=1)
+        close_all(cgroups_ahead.cgroup_fds())  # of two, which nobody enters
+        before = list(cgroups_ahead._waiting)
+        cgroup_fds = cgroups_ahead.cgroup_fds()
+        pid = os.fork()
+        if pid == 0:
+            cgroups.enter(cgroup_fds)
+            os._exit(0)
+        close_all(cgroup_fds)
+        os.waitpid(pid, 0)
+        lost = cgroups_ahead._waiting[-1]
+        assert until(lambda: not lost.members())
+        cgroups_ahead.restock()
+        assert cgroups_ahead._waiting == before
+        assert lost.at("pids") is None, "it is removed"
+        cgroups_ahead.close()
 
 
 def test_a_program_has_one_family_and_a_fork_of_it_none() -> None:

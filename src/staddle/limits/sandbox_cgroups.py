@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 
+from ..background import do_later
 from ..errors import LaunchFailed
 from ..linux import cgroups, process
 from . import cgroup_files
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 #: How long a group may take to freeze, or its processes to end, in seconds.
 _PATIENCE = 5.0
+#: How long a group that is stopped only to end what is in it may take to freeze.
+_SHORT_PATIENCE = 0.1
+#: How long processes may take to end with the sandbox's first one, before they are looked for.
+_GRACE, _LONG_GRACE = 0.01, 0.25
 _KILL, _FREEZE, _EVENTS = "cgroup.kill", "cgroup.freeze", "cgroup.events"
 
 
@@ -44,6 +49,7 @@ class SandboxCgroups:
         self.prewarmed_meter: GroupMeter | None = None
         #: The most memory that a meter has seen.
         self.highest = 0
+        self._is_frozen = False
 
     def at(self, controller: str) -> tuple[int, str] | None:
         """The version and directory of the group that has `controller`; "" is any of version 2."""
@@ -126,25 +132,29 @@ class SandboxCgroups:
 
     # ---------------------------------------------------------------- pausing, ending
 
-    def freeze(self) -> bool:
+    def freeze(self, patience: float = _PATIENCE) -> bool:
         """Stop everything in it where it stands; whether it did in time. If not, it goes on.
 
         Nothing inside can resist, but a process that waits for a disk stands still only afterwards.
         """
         if self._unified and _exists(self._unified, _FREEZE):
             cgroups.write(self._unified, _FREEZE, "1")
-            frozen = _until(lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1)
+            frozen = _until(
+                lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1, patience
+            )
         elif (freezer := self.at("freezer")) is not None:
             cgroups.write(freezer[1], "freezer.state", "FROZEN")
-            frozen = _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN")
+            frozen = _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN", patience)
         else:
             return False
+        self._is_frozen = frozen
         if not frozen:
             self.thaw()
         return frozen
 
     def thaw(self) -> None:
         """Let it go on."""
+        self._is_frozen = False
         if self._unified and _exists(self._unified, _FREEZE):
             cgroups.write(self._unified, _FREEZE, "0")
         elif (freezer := self.at("freezer")) is not None:
@@ -161,18 +171,21 @@ class SandboxCgroups:
             cgroups.write(self._unified, _KILL, "1")
             return
         end = time.monotonic() + _PATIENCE
+        pause = 0.001
         while (left := self.members() - {0}) and time.monotonic() < end:
-            # Frozen, none of them can end and leave its number to a stranger, nor start another.
-            frozen = self.freeze()
+            # Frozen, none of them can end and leave its number to a stranger, nor start another. But not
+            # at first: who is ending already does not freeze.
+            frozen = pause > 0.001 and self.freeze(_SHORT_PATIENCE)
             for pid in self.members() - {0} if frozen else left:
                 _kill_member(pid, self._directories.values())
             self.thaw()
-            time.sleep(0.001)
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
 
     def close(self) -> bool:
         """End what is left in it and remove it; whether that was possible. A second time does nothing."""
         self.prewarmed_meter = None
-        if self._remove():  # mostly: nothing is left in it, which need not be looked for then
+        if _until(self._remove, _GRACE):
             return True
         try:
             if self.members():
@@ -180,6 +193,25 @@ class SandboxCgroups:
         except OSError:
             pass  # what is still in it keeps it from being removed, and that is told
         return _until(self._remove)
+
+    def close_later(self) -> None:
+        """Close it while no caller waits, and other such work does not wait for processes that are ending.
+
+        They end with the sandbox's first one, after some milliseconds in which their view is unmounted.
+        """
+        self.prewarmed_meter = None
+        end = time.monotonic() + (0 if self._is_frozen else _LONG_GRACE)
+
+        def close() -> None:
+            if self._remove():
+                return
+            if time.monotonic() > end:
+                self.close()
+                return
+            time.sleep(0.001)
+            do_later(close)
+
+        do_later(close)
 
     def leave(self) -> None:
         """Remove it if it is empty; else it stays until the program ends."""

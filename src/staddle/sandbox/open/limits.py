@@ -221,7 +221,7 @@ class SandboxLimits:
             if self._held_by.is_asked:
                 self._group.close()
             else:
-                do_later(self._group.close)  # its processes end with the agent anyway
+                self._group.close_later()  # its processes end with the agent anyway
         self._close_files()
 
     def _close_files(self) -> None:
