@@ -1,9 +1,13 @@
-"""Programs run in processes made ahead: as confined as others, not seen, not counted, and dispensable."""
+"""Programs are started by a process confined ahead: as confined as others, not counted, and dispensable.
+
+That process is not seen inside, and nothing depends on it: what happens to it happens to no program.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,10 +19,13 @@ import os
 keep = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp", "Sig", "Umask")
 for line in open("/proc/self/status"):
     if line.startswith(keep) and not line.startswith("SigQ"):
-        print(line.strip())
+        name, value = line.split(":", 1)
+        if name == "SigIgn":  # but the two of the C library's own, which its posix_spawn sets to that
+            value = hex(int(value, 16) & ~(3 << 31))
+        print(name, value.strip())
 for name in ("cgroup", "limits", "uid_map", "gid_map", "oom_score_adj"):
     print(name, open(f"/proc/self/{name}").read())
-print(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd(), sorted(os.listdir("/proc/self/fd"))[:3])
+print(os.getpgrp() == os.getsid(0) == os.getpid(), os.getcwd(), sorted(os.listdir("/proc/self/fd"))[:3])
 print(sorted(os.environ))
 """
 
@@ -30,9 +37,8 @@ def sb() -> Iterator[Sandbox]:
 
 
 def _is_ahead(sb: Sandbox) -> bool:
-    """Whether the next program has a process already: its number is lower than that of a newer one."""
-    newer = int(sb.run("sh -c 'echo $$'").stdout)
-    return int(sb.exec(["sh", "-c", "echo $$"]).stdout) < newer
+    """Whether the starter starts the next program: the agent is the parent of others."""
+    return sb.exec(["sh", "-c", "echo $PPID"]).stdout != "1\n"
 
 
 def _made_ahead(sb: Sandbox) -> bool:
@@ -43,7 +49,7 @@ def _made_ahead(sb: Sandbox) -> bool:
     return False
 
 
-def test_the_process_of_a_program_is_made_before_it_is_asked_for(sb: Sandbox) -> None:
+def test_the_starter_is_made_for_the_second_program(sb: Sandbox) -> None:
     assert not _is_ahead(sb), "the first program of a sandbox may be its only one"
     assert _made_ahead(sb)
 
@@ -55,7 +61,7 @@ def test_it_is_confined_as_one_that_was_not_made_ahead(sb: Sandbox) -> None:
     after = sb.exec(["python3", "-I", "-c", _SELF])
     assert before.ok
     assert before.stdout == after.stdout
-    assert {"Seccomp:\t2", "NoNewPrivs:\t1"} <= {*after.stdout.splitlines()}
+    assert {"Seccomp 2", "NoNewPrivs 1"} <= {*after.stdout.splitlines()}
 
 
 def test_directory_environment_streams_and_errors_are_the_program_s_own(sb: Sandbox) -> None:
@@ -80,6 +86,7 @@ def test_it_is_not_seen_inside_and_is_not_counted(sb: Sandbox) -> None:
     assert _made_ahead(sb)
     for _ in range(5):
         assert sb.exec(["/bin/true"]).usage.processes == 1
+        assert sb.exec(["sh", "-c", "/bin/true; /bin/true"]).usage.processes == 3
         assert sb.run("/bin/true; /bin/true").usage.processes == 2
     assert sb.run(count).stdout == seen
 
@@ -111,3 +118,59 @@ def test_a_program_that_signals_everything_takes_nothing_from_the_next(sb: Sandb
         told = sb.exec(["echo", "here"], timeout=5)
         assert told.stdout == "here\n" or (signal == "STOP" and told.reason == "timeout")
     assert sb.exec(["echo", "here"]).stdout == "here\n"
+
+
+def test_what_a_program_used_is_counted_once(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    script = "import os; os.write(1, b'x' * 50_000); sum(range(3_000_000))"
+    told = sb.exec(["python3", "-I", "-S", "-c", script])
+    assert told.usage.user > 0.01
+    assert 50_000 <= told.usage.written < 60_000
+    before = sb.usage.written
+    sb.exec(["true"])
+    time.sleep(6)  # until the starter has ended
+    assert sb.usage.written - before < 10_000
+
+
+def test_a_program_is_ended_with_what_has_lost_its_parent(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    orphan = "(setsid sleep 1234 &) ; sleep 1235"
+    assert sb.exec(["sh", "-c", orphan], timeout=0.5).reason == "timeout"
+    assert sb.run("pgrep -f 'sleep 123[45]'").stdout == ""
+
+
+def test_what_a_program_leaves_running_goes_on(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    assert sb.exec(["sh", "-c", "setsid sleep 1234 >/dev/null 2>&1 &"]).ok
+    assert sb.run("pgrep -f 'sleep 1234'").stdout != ""
+    assert sb.exec(["echo", "here"]).stdout == "here\n"
+    assert _made_ahead(sb)
+
+
+def test_programs_at_the_same_time_do_not_wait_for_each_other(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    with ThreadPoolExecutor(3) as pool:
+        slow = pool.submit(sb.exec, ["sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7"])
+        assert sb.exec(["echo", "here"], timeout=60).stdout == "here\n"
+        assert sb.exec(["touch", "go"]).ok
+        assert slow.result(60).exit_code == 7
+
+
+@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+def test_a_program_whose_starter_is_gone_is_waited_for_by_the_agent(sb: Sandbox, signal: str) -> None:
+    for code in range(1, 4):
+        assert _made_ahead(sb)
+        told = sb.exec(["sh", "-c", f"kill -{signal} $PPID; sleep 0.1; exit {code}"], timeout=60)
+        assert (told.exit_code, told.reason) == (code, "exited")
+        sb.exec(["true"])
+
+
+def test_a_pause_while_a_program_runs_ends_nothing(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(sb.exec, ["sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7"])
+        time.sleep(0.3)
+        sb.pause()
+        sb.resume()
+        sb.files.write("go", "")
+        assert slow.result(60).exit_code == 7

@@ -77,7 +77,7 @@ class SandboxTemplate:
             started=confinement.started,
             another=confinement.another,
             ids=(config.uid, config.gid),
-            enter=confinement.enter_ahead,
+            confine_ahead=confinement.confine_ahead,
         )
         self.trees.on_fork = self.agent.leave_out_one
 

@@ -99,14 +99,18 @@ class AgentClient:
         stdio: tuple[int, int, int] | None = None,
         terminal: tuple[int, int] | None = None,
         whole: bool = False,
+        waits: bool = False,
         who: Who | None = None,
     ) -> SpawnedProcess:
         """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
 
         With `whole`, what it leaves behind is ended with it. With `who`, it is another user of the sandbox.
+        `waits`: the caller waits for its end, on descriptors.
         """
         rows, columns = terminal or (0, 0)
-        kind = agent_messages.SPAWN_WHOLE if whole else agent_messages.SPAWN
+        kind = agent_messages.EXECUTE if waits else agent_messages.SPAWN
+        if whole:
+            kind = agent_messages.SPAWN_WHOLE
         request = agent_messages.encode(
             kind if who is None else agent_messages.SPAWN_AS,
             tuple(os.fsencode(word) for word in argv),

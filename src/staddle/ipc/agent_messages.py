@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHELL = b"S"  # program, environment, directory
 SHELL_AS = b"Q"  # the same, and as whom
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
+EXECUTE = b"X"  # the same; the host program waits for its end, and a process of ours may stand above it
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_AS = b"R"  # the same, and as whom
 SWAP = (
@@ -50,8 +51,10 @@ RENEW = b"n"  # new pipes for what a shell prints
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
 PING = b"i"  # serial; comes back at once, to wake up the reader of the socket
-# From the agent to a process that waits for its program (spares.py).
-BECOME = b"B"  # argv, environment, directory; its three streams, and a pipe on which it reports a failure
+# Between the agent and the process that starts programs (starter.py).
+BECOME = b"B"  # argv, environment, directory; its three streams
+BECAME = b"Y"  # the process; 0 if it could not be started
+FINISHED = b"y"  # status as waitpid gives it, whether the starter takes another, what the program used
 # From the agent, on the main socket, and after AGAIN on that of the shell.
 OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd
 # From the agent, on the main socket.
@@ -82,7 +85,10 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SPAWN: (([bytes], [bytes], bytes, int, int), (0, 3)),
     SPAWN_WHOLE: (([bytes], [bytes], bytes, int, int), (3,)),
     SPAWN_AS: (([bytes], [bytes], bytes, int, int, _WHO), (0, 3)),
-    BECOME: (([bytes], [bytes], bytes), (4,)),
+    EXECUTE: (([bytes], [bytes], bytes, int, int), (3,)),
+    BECOME: (([bytes], [bytes], bytes), (3,)),
+    BECAME: ((int,), (0,)),
+    FINISHED: ((int, int, (int,) * 5), (0,)),
     SIGNAL: ((int, int), (0,)),
     ATTACH: ((), (0,)),
     RENEW: ((), (0,)),

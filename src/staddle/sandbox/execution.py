@@ -208,7 +208,7 @@ class Execution:
             self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._known.add(self)
             self._spawned: SpawnedProcess = agent.spawn(
-                argv, environment, directory, stdio=self._streams.theirs, whole=whole, who=who
+                argv, environment, directory, stdio=self._streams.theirs, whole=whole, waits=True, who=who
             )
             self._streams.started()
             self._epoll = select.epoll()

@@ -142,6 +142,8 @@ class UsageMeter:
             outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
             return
         used = outcome.usage or self._used(outcome, spent)
+        if outcome.usage:  # those of a program are not the next command's
+            self._sandbox.counted += used.processes or 0
         if self._group is not None and self._limits is not None:
             if self._was_shell_alone and not outcome.exit_code and self._memory is not None:
                 # For a moment: the groups are read before the next command that is not.

@@ -12,7 +12,7 @@ import pytest
 
 from staddle.inside.agent.agent import SandboxAgent
 from staddle.inside.agent.processes import Child, SpawnSpec
-from staddle.inside.agent.spares import SpareProcesses
+from staddle.inside.agent.starter import ProgramStarter
 from staddle.inside.agent.sudo import PIPE, NotUnderstood, SudoRequests, parse_su, parse_sudo
 from staddle.inside.agent.usage import Count
 
@@ -110,9 +110,10 @@ def test_a_process_of_our_own_is_never_asked_about(tmp_path: Path, ours: bool) -
     os.close(directory)
 
 
-def test_processes_that_are_made_ahead_are_our_own() -> None:
-    """Nothing runs with their streams either: they are forks of the agent."""
+def test_the_starter_of_programs_is_our_own() -> None:
+    """Nothing runs with its streams either: it is a fork of the agent."""
     agent = SandboxAgent.__new__(SandboxAgent)
-    agent._children, agent._spares = {}, SpareProcesses(None, Count(own_numbers=False))
-    agent._spares._template, agent._spares._waiting = 7, 8
-    assert {7, 8} <= agent._ours()
+    agent._children = {}
+    agent._starter = ProgramStarter(None, Count(own_numbers=False), select.poll())
+    agent._starter.pid = 7
+    assert 7 in agent._ours()

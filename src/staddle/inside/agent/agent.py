@@ -28,7 +28,7 @@ from ...linux import process
 from . import process_tree, processes, usage
 from .processes import Child, QueuedSocket, available, end_others, terminal
 from .shell_files import SHELL_OPTIONS, ChannelFiles, InDirectory, greeting
-from .spares import SpareProcesses
+from .starter import ProgramStarter
 from .sudo import SudoRequests
 
 TYPE_CHECKING = False
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from .own_namespaces import AgentNetwork
     from .processes import Become
     from .shell_files import Channel
-    from .spares import Enter
 
 #: When nothing was asked for this long, in milliseconds, there is time for what can wait.
 _IDLE = 100
@@ -66,20 +65,20 @@ class SandboxAgent:
         started: Callable[[int], None] = lambda _: None,
         another: Callable[[Who], AnotherUser] | None = None,
         ids: tuple[int, int] = (0, 0),
-        enter: Enter | None = None,
+        confine_ahead: Callable[[], None] | None = None,
     ) -> None:
         """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
         in the sandbox's cgroups or not.
 
         `started` is called with each child, which may wait for that. `another` returns the same two for
-        another user of the sandbox, its root for one. `enter` is for processes that are made ahead.
+        another user of the sandbox, its root for one. `confine_ahead` is for the starter of programs.
 
         `user` is whose the terminals are, if not ours, and `ids` are who that is inside. `swap` puts trees
         in the place of the present ones, and `tidy` follows when there is time; see mount_swap.Trees.
         """
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
-        self._ids, self._enter = ids, enter
+        self._ids, self._confine_ahead = ids, confine_ahead
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # to be closed when there is nothing else to do
         self._shells = 0
@@ -101,9 +100,8 @@ class SandboxAgent:
         self._sockets[socket.fileno()] = None
         self._pause = process_tree.Pause(os.getpid())
         self._count = usage.Count(own_numbers=os.getpid() == 1)
-        self._spares = SpareProcesses(self._enter, self._count)
-        self._count.settle = self._spares.settle
         self._poll = select.poll()
+        self._starter = ProgramStarter(self._confine_ahead, self._count, self._poll)
         # An interrupt for a child that is not its program yet must not be taken for an error of ours.
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         process.block_signals((process.SIGCHLD,))
@@ -180,7 +178,7 @@ class SandboxAgent:
         for fd in self._sockets:
             self._poll.register(fd, select.POLLIN)
         while True:
-            wait = _IDLE if self._later else self._spares.patience()
+            wait = _IDLE if self._later else self._starter.patience()
             ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
             if self._later and (not ready or len(self._later) > _MOST_LATER):
                 self._tidy()
@@ -190,6 +188,8 @@ class SandboxAgent:
                 if fd == self._signals:
                     process.read_signals(fd)
                     self._reap()
+                elif fd == self._starter.fileno():
+                    self._tell_end(self._starter.heard())
                 elif fd in self._reports:
                     self._heard_start(fd)
                 elif fd in self._wishes:
@@ -224,11 +224,8 @@ class SandboxAgent:
             else:
                 self._ask(message)
         except (OSError, Malformed, ValueError) as error:
-            socket.send(
-                agent_messages.encode(
-                    agent_messages.REFUSED, str(error).encode("utf-8", "backslashreplace")[:2048]
-                )
-            )
+            why = str(error).encode("utf-8", "backslashreplace")[:2048]
+            socket.send(agent_messages.encode(agent_messages.REFUSED, why))
         finally:
             message.close()
         self._watch(socket)
@@ -250,14 +247,14 @@ class SandboxAgent:
 
     def _ask(self, message: agent_messages.Message) -> None:
         """Serve a request of the main socket."""
-        self._spares.end_before(message.kind)
+        self._starter.end_before(message.kind)
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
         elif message.kind == agent_messages.SHELL_AS and self._another is not None:
             program, environment, directory, who = message.fields
             become = self._another(who).become
             self.announce(*self.start_shell(program, environment, directory, become))
-        elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE):
+        elif message.kind in (agent_messages.SPAWN, agent_messages.SPAWN_WHOLE, agent_messages.EXECUTE):
             self._spawn(message, self._become)
         elif message.kind == agent_messages.SPAWN_AS and self._another is not None:
             self._spawn(message, self._another(message.fields[5]).become)
@@ -282,9 +279,8 @@ class SandboxAgent:
                 pass  # there is no process
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.END_OTHERS:
-            self._main.send(
-                agent_messages.encode(agent_messages.OTHERS_ENDED, end_others(self._children, self._ours()))
-            )
+            ended = end_others(self._children, self._ours())
+            self._main.send(agent_messages.encode(agent_messages.OTHERS_ENDED, ended))
         elif message.kind == agent_messages.PAUSE:
             mark = self._pause.begin() if message.fields[0] else self._pause.end()
             self._main.send(agent_messages.encode(agent_messages.PAUSED, *mark))
@@ -314,10 +310,10 @@ class SandboxAgent:
         self._main.send(agent_messages.encode(agent_messages.SUDO_READY))
 
     def _ours(self) -> set[int]:
-        """The shells, the file server and what is made ahead: what is there when nothing runs."""
+        """The shells, the file server and the starter: what is there when nothing runs."""
         children = self._children.items()
         found = {pid for pid, child in children if child.files is not None or child.is_file_server}
-        return {*found, *self._spares.pids}
+        return {*found, self._starter.pid}
 
     def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
         """Exchange trees; with `alone` only if no process but waiting shells can be in them.
@@ -326,9 +322,8 @@ class SandboxAgent:
         """
         others = {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()} if alone else ()
         if others:
-            return agent_messages.encode(
-                agent_messages.BUSY, b"%d processes run in the sandbox" % len(others)
-            )
+            why = b"%d processes run in the sandbox" % len(others)
+            return agent_messages.encode(agent_messages.BUSY, why)
         trees: list[int] = []
 
         def come() -> dict[str, int]:
@@ -365,15 +360,15 @@ class SandboxAgent:
             spec = processes.SpawnSpec(
                 argv, environment, directory, stdio, terminal=bool(master), whole=whole
             )
-            ahead = message.kind == agent_messages.SPAWN and not master
-            child, theirs = self._start(spec, None, become, ahead=ahead)
+            starts = message.kind == agent_messages.EXECUTE
+            child, theirs = self._start(spec, None, become, starts=starts)
             child.is_ours = whole
             self._main.send(
                 agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(), *master)
             )
             theirs.close()
-            if ahead and not self._spares.took:
-                self._spares.refill()
+            if starts:
+                self._starter.refill()
         finally:
             for fd in made:
                 os.close(fd)
@@ -424,12 +419,11 @@ class SandboxAgent:
     # ---------------------------------------------------------------- children
 
     def _start(
-        self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become, *, ahead: bool = False
+        self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become, *, starts: bool = False
     ) -> tuple[Child, _socket.socket]:
-        """Start a child, one that was made `ahead` if there is one; (it, the other end of its socket)."""
-        return self._add(
-            lambda: (self._spares.take(spec) if ahead else None) or processes.start(spec, become), files
-        )
+        """Start a child, with `starts` by the starter if that waits; (it, the other end of its socket)."""
+        pid = self._starter.take(spec, self._children) if starts else 0
+        return self._add(lambda: (pid, -1) if pid else processes.start(spec, become), files)
 
     def _add(
         self, start: Callable[[], tuple[int, int]], files: ChannelFiles | None
@@ -441,9 +435,14 @@ class SandboxAgent:
             ours.close()
             theirs.close()
             raise
+        self._count.mark(pid, pid - 1)
         child = Child(pid, QueuedSocket(ours), files)
-        self._children[pid] = self._reports[report] = self._sockets[ours.fileno()] = child
-        self._poll.register(report, select.POLLIN)
+        self._children[pid] = self._sockets[ours.fileno()] = child
+        if report >= 0:
+            self._reports[report] = child
+            self._poll.register(report, select.POLLIN)
+        else:
+            child.above = self._starter.pid
         self._poll.register(ours.fileno(), select.POLLIN)
         self._started(pid)
         return child, theirs
@@ -460,18 +459,22 @@ class SandboxAgent:
 
     def _reap(self) -> None:
         while (ended := self._count.reap()) is not None:
-            pid, status, spent = ended
-            child = self._children.pop(pid, None)
-            if child is None:
-                self._spares.gone(pid)
-                continue
-            for report in [fd for fd, whose in self._reports.items() if whose is child]:
-                self._heard_start(report)
-            child.ended = True
-            said = agent_messages.encode(agent_messages.ENDED, status, child.why, child.errno, spent)
-            child.socket.send(said)
-            self._watch(child.socket)
-        self._spares.refill()  # now that the host program has its answers
+            if os.WIFSTOPPED(ended[1]):
+                self._starter.stopped(ended[0])
+            else:
+                self._tell_end(ended)
+
+    def _tell_end(self, ended: tuple[int, int, agent_messages.UsageCounts] | None) -> None:
+        """Tell the host program of the end of a process, if it has asked for that: number, status, usage."""
+        child = self._children.pop(ended[0], None) if ended else None
+        if child is None or ended is None:
+            return
+        for report in [fd for fd, whose in self._reports.items() if whose is child]:
+            self._heard_start(report)
+        child.ended, child.above = True, 0
+        _, status, spent = ended
+        child.socket.send(agent_messages.encode(agent_messages.ENDED, status, child.why, child.errno, spent))
+        self._watch(child.socket)
 
     def _let_go(self, child: Child) -> None:
         """End a process, with everything below it, whose socket the host program has closed."""

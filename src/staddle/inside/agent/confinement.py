@@ -11,22 +11,22 @@ import errno
 import os
 
 from ...ipc.exec_spec import ExecSpec
+from ...ipc.status import CONFINEMENT, NotStarted
 from ...limits import process_attributes
 from ...linux import cgroups, process, userns
 from ...linux.syscalls import call
-from ..confine import become_command, confine, enter_directory, load_filter, run_confined
+from ..confine import become_command, confine
 from . import verify
 from .one_id import pretend_owners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import NoReturn
 
     from ...ipc.agent_messages import Who
-    from .processes import Become
 
 _DONE = b"!"
+_FEW_FILES = 32
 
 
 class ProcessConfinement:
@@ -97,23 +97,18 @@ class ProcessConfinement:
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._last, kept=self._rights)
 
-    def enter_ahead(self) -> tuple[Callable[[], None], Become]:
-        """The same in three steps: enter and be confined, but for the system call filter, which forbids the
-        clone; (load that and look, exec), to be called by a clone of this process.
+    def confine_ahead(self) -> None:
+        """Be confined as `become` has it, and go on: so are the programs that this process starts.
+
+        NotStarted where they may open so few files that this process could not work.
         """
         self._enter(self._rights)
-        unfiltered = ExecSpec((), (), b"/", rlimits=self._rlimits)
-        open_files = confine(unfiltered, None, guardian=0, kept=self._rights)
-
-        def confine_ahead() -> None:
-            load_filter(self._spec((), (), b"/"))
-            self._last()
-
-        def become(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
-            enter_directory(directory)
-            run_confined(self._spec(argv, environment, directory), open_files)
-
-        return confine_ahead, become
+        open_files = confine(self._spec((), (), b"/"), None, guardian=0, kept=self._rights)
+        self._last()
+        if open_files:
+            if min(open_files) < _FEW_FILES:
+                raise NotStarted(CONFINEMENT, "too few files may be open")
+            process.set_rlimits({process.RLIMIT_NOFILE: open_files})
 
     def confine(self, grouped: bool) -> None:
         """Be confined in the same way, and go on as we are; open files are not limited.

@@ -45,13 +45,15 @@ class ProcessEntry:
         self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
 
 
+#: Processes of our own that stand above others, and cannot be seen.
+HIDDEN: set[int] = set()
 #: The table as it was last read: by it `signal` knows whom a number means.
 _seen: dict[int, ProcessEntry] = {}
 
 
 def table() -> dict[int, ProcessEntry]:
-    """All processes that can be seen."""
-    found = {}
+    """All processes that can be seen. Those of HIDDEN are in it as if they were dead: nobody signals them."""
+    found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
     for name in os.listdir("/proc"):
         if name.isdigit() and (entry := _entry(int(name))) is not None:
             found[int(name)] = entry
@@ -89,6 +91,11 @@ def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
                 found.add(pid)
                 waiting.append(pid)
     return found
+
+
+def children() -> list[int]:
+    """The children of this process that can be seen, ended or not."""
+    return [pid for pid, entry in table().items() if entry.parent == os.getpid()]
 
 
 def of_run(

@@ -48,6 +48,7 @@ class Child:
         self.again: tuple[bytes, tuple[bytes, ...], bytes, Become | None] = (b"", (), b"", None)
         self.is_file_server = False  # a process of ours: a swap of trees need not wait for it
         self.is_ours = False  # our process of a SPAWN_WHOLE, with the program below it
+        self.above = 0  # the starter, if it stands above it: what has lost its parent is there
         self.ended = False
         self.doomed: dict[
             int, process_tree.ProcessEntry
@@ -58,7 +59,7 @@ class Child:
         """Send it a signal, if it has not ended; `everything` that it has started, too."""
         if self.ended:
             return
-        more = process_tree.below(self.pid, process_tree.table()) if everything or self.is_ours else ()
+        more = self._below() if everything or self.is_ours else set()
         if everything and number in _ENDING:
             self.doomed |= process_tree.seen(more)
         process_tree.signal(
@@ -68,10 +69,11 @@ class Child:
     def end(self) -> None:
         """End it, if its socket was closed: everything below it, and what was told to end before."""
         if not self.ended:
-            process_tree.signal(
-                (*process_tree.below(self.pid, process_tree.table()), self.pid), process.SIGKILL
-            )
+            process_tree.signal((*self._below(), self.pid), process.SIGKILL)
         process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # maybe orphans by now
+
+    def _below(self) -> set[int]:
+        return process_tree.below(self.above or self.pid, process_tree.table()) - {self.pid}
 
 
 class QueuedSocket:
@@ -321,6 +323,15 @@ def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, b
         process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
         process_tree.kill_all(others)
     return names
+
+
+def is_child(pid: int) -> bool:
+    """Whether this process is to wait for `pid`, which may have ended."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _runs(pid: int) -> bool:

@@ -32,7 +32,7 @@ _MODULES = (
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
     *(
-        "staddle.inside.agent.spares",
+        "staddle.inside.agent.starter",
         "staddle.inside.agent.sudo",
         "staddle.inside.agent.agent",
         "staddle.inside.agent.standalone",

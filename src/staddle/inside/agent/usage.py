@@ -8,15 +8,13 @@ looked up. Processes are counted by their numbers, which a pid namespace gives o
 from __future__ import annotations
 
 import os
-import resource  # noqa: F401 - os.wait4 loads it, and where we are then no file of ours can be read
+import resource
 
 from ...linux.process import pidfd_open, split_stat
 from . import process_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ...ipc.agent_messages import UsageCounts
 
 _TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
@@ -31,50 +29,54 @@ class Count:
         self._last = last_pid() if own_numbers else 0
         self._started = 0
         self._left_out = 0
-        #: Called before processes are counted: some of ours may be on their way.
-        self.settle: Callable[[], None] = lambda: None
         self._marks: dict[int, tuple[int, int]] = {}
+        #: Processes of our own that wait for the sandbox's: what those used was added when they ended.
+        self.ours: set[int] = set()
         self._ended = (0, 0, 0, 0)
-        # Our own usage, with that of all we have waited for. Soon it cannot be opened, but still be read.
-        self._own = _opened("/proc/self/io")
+        self._moved = IoCounters()
 
     def reap(self) -> tuple[int, int, UsageCounts] | None:
-        """A child that has ended: its number, its status, and what it used; None when there is none now."""
-        before = _read(self._own)
+        """A child that has ended: its number, its status, and what it used; None when there is none now.
+
+        Also one that was stopped, which has used nothing.
+        """
+        self._moved.begin()
         try:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG | os.WUNTRACED)
         except ChildProcessError:
             return None
         if not pid:
             return None
-        # What it moved is ours now, beside that one look.
-        (read, written), (less, wrote) = _moved(_read(self._own)), _moved(before)
-        moved = max(0, read - less - len(before)), written - wrote
-        spent = (int(used.ru_utime * 1e6), int(used.ru_stime * 1e6), *moved)
-        self._ended = _sum(self._ended, spent)
+        if pid in self.ours or os.WIFSTOPPED(status):
+            if not os.WIFSTOPPED(status):
+                self.ours.discard(pid)
+            return pid, status, (0,) * 6
+        return pid, status, self.add(pid, (*times(used), *self._moved.since(), used.ru_maxrss << 10))
+
+    def add(self, pid: int, spent: tuple[int, int, int, int, int]) -> UsageCounts:
+        """A process of the sandbox has ended that used this; with the number of processes it started."""
+        self._ended = _sum(self._ended, spent[:4])
         count = self._since(*self._marks.pop(pid, (pid - 1, self._left_out))) if self._own_numbers else -1
-        return pid, status, (*spent, used.ru_maxrss << 10, count)
+        return (*spent, count)
 
     def leave_out_one(self) -> None:
         """A process that we are about to start is of our own."""
         self._started -= 1
         self._left_out += 1
 
-    def mark(self, pid: int, newest: int | None = None) -> None:
+    def mark(self, pid: int, newest: int) -> None:
         """`pid` is a program of the sandbox from now on; `newest` was the last number before it."""
         if self._own_numbers:
-            self._marks[pid] = last_pid() - 1 if newest is None else newest, self._left_out
+            self._marks[pid] = newest, self._left_out
 
     def _since(self, newest: int, left_out: int) -> int:
         """The processes of the sandbox that were started since a mark."""
-        self.settle()
         return passed(newest, self._look(), self._most) - (self._left_out - left_out)
 
     def started(self) -> int:
         """The count of processes and threads started until now, -1 where it cannot be known."""
         if not self._own_numbers:
             return -1
-        self.settle()
         self._look()
         return self._started
 
@@ -96,6 +98,28 @@ class Count:
         return now
 
 
+class IoCounters:
+    """Bytes that this process, and those it has waited for, read and wrote between two moments."""
+
+    def __init__(self) -> None:
+        self.fd = _opened("/proc/self/io")  # soon it cannot be opened, but still be read
+        self._before = b""
+
+    def begin(self) -> None:
+        """Begin to count."""
+        self._before = _read(self.fd)
+
+    def since(self) -> tuple[int, int]:
+        """Bytes read and written since then, beside that one look."""
+        (read, written), (less, wrote) = _moved(_read(self.fd)), _moved(self._before)
+        return max(0, read - less - len(self._before)), written - wrote
+
+
+def times(used: resource.struct_rusage) -> tuple[int, int]:
+    """Microseconds of CPU time, user and system."""
+    return int(used.ru_utime * 1e6), int(used.ru_stime * 1e6)
+
+
 def handle(pid: int) -> tuple[int, ...]:
     """By which the host program finds a child of ours; none where that is forbidden to us."""
     try:
@@ -106,7 +130,7 @@ def handle(pid: int) -> tuple[int, ...]:
 
 def last_pid() -> int:
     """The number that was given to the newest process of this pid namespace."""
-    return int(_contents("/proc/loadavg").split()[-1])
+    return int(_contents("/proc/loadavg").rpartition(b" ")[2])
 
 
 def passed(before: int, after: int, most: int) -> int:
