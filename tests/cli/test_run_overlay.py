@@ -52,6 +52,7 @@ def test_a_command_that_changes_nothing_is_told_nothing(place: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
 
 
+@pytest.mark.same_for_everyone
 def test_changes_are_shown_and_committed_by_choice(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--diff", "-c", SCRIPT)
     assert "+two" in done.stderr

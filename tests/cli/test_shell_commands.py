@@ -59,6 +59,7 @@ def typed(*lines: str, words: tuple[str, ...] = ("--mode", "overlay")) -> subpro
 # From a pipe
 
 
+@pytest.mark.same_for_everyone
 def test_a_moment_is_remembered_and_gone_back_to() -> None:
     script = """
 x=1; f() { echo fun; }; cd /tmp; shopt -s nullglob; set -u
@@ -84,6 +85,7 @@ exit 4
     assert lines[11:] == ["restored second", "everything is as at the start", "none /workspace", "a"]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("backend", [name for name in backends.candidates() if name != "systemd"])
 def test_on_every_backend(backend: str) -> None:
     script = (
@@ -104,6 +106,7 @@ def test_what_came_before_a_command_is_done_before_it(project: Path) -> None:
     assert done.stdout.endswith("after\n")
 
 
+@pytest.mark.same_for_everyone
 def test_changes_are_shown_and_committed_where_the_shell_is(project: Path) -> None:
     done = shell("mkdir sub; cd sub; echo x > f; echo y > g\n%diff f\n%commit f\n%diff nothing\n%commit\n")
     assert "A /workspace/sub/f" in done.stdout
@@ -181,6 +184,7 @@ def test_as_json() -> None:
 # At a terminal
 
 
+@pytest.mark.same_for_everyone
 def test_at_the_prompt_of_a_terminal(project: Path) -> None:
     done = typed(
         "x=1; cd /tmp; echo one > /workspace/n",

@@ -96,6 +96,7 @@ LIKE_BASH: list[tuple[list[str], str]] = [
 ]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(("words", "given"), LIKE_BASH, ids=lambda value: " ".join(value)[:40])
 def test_it_does_what_bash_does(words: list[str], given: str, broker: ShellBroker, workspace: Path) -> None:
     script = workspace / "script"

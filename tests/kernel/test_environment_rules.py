@@ -69,6 +69,7 @@ def test_without_the_parser_no_environment_with_rules_is_made(
     assert LocalEnvironment(tmp_path).exec_command("true").exit_code == 0
 
 
+@pytest.mark.same_for_everyone
 def test_rules_of_a_policy_hold_wherever_a_command_comes_in(tmp_path: Path) -> None:
     policy = Policy.agent().with_rules(RULES)
     with Sandbox(tmp_path, policy) as sb:
@@ -110,6 +111,7 @@ def test_rules_of_a_policy_hold_for_awaited_commands(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
+@pytest.mark.same_for_everyone
 def test_a_rule_of_a_policy_file_holds_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('[rules]\ndeny = [{command = "touch", owner = "write_file"}]\nready_made = ["git"]\n')

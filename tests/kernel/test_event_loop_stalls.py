@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.waiting import PATIENCE
 
 #: Prints the most CPU time, in ms, that one callback of the loop took, and how many threads opened
@@ -59,6 +61,7 @@ print(worst * 1000, most)
 """
 
 
+@pytest.mark.same_for_everyone
 def test_no_callback_takes_long_and_the_first_sandbox_is_opened_alone(tmp_path: Path) -> None:
     program = tmp_path / "meter.py"
     program.write_text(METER)

@@ -145,6 +145,7 @@ def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(start: Start, s
     assert done.refused == ()
 
 
+@pytest.mark.same_for_everyone
 @each_way
 def test_its_own_servers_work_beside_the_gateway(start: Start) -> None:
     script = (
@@ -191,6 +192,7 @@ def test_a_view_of_very_many_mounts_has_it_too(server: int, tmp_path: Path) -> N
     assert done.out == "hello from outside\n60\n", done.err
 
 
+@pytest.mark.same_for_everyone
 @each_way
 def test_a_storm_of_refusals_is_bounded_and_delays_nobody(start: Start) -> None:
     script = "for i in $(seq 300); do (echo > /dev/tcp/192.0.2.$((i % 250))/$i) 2>/dev/null; done; echo done"

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from staddle.linux.process_tree import descendants
 from tests.support.in_a_child import python
 from tests.support.staddle_command import environment
@@ -21,6 +23,7 @@ def limited(soft: int, hard: int, code: str) -> str:
     return python(LIMIT.format(soft=soft, hard=hard) + code, timeout=110)
 
 
+@pytest.mark.same_for_everyone
 def test_more_sandboxes_at_once_than_have_room_wait_for_each_other() -> None:
     said = limited(
         *(256, 256),
@@ -107,6 +110,7 @@ for number, sb in enumerate(sandboxes):
 """
 
 
+@pytest.mark.same_for_everyone
 def test_more_sandboxes_are_open_than_descriptors_are_allowed() -> None:
     """Idle ones have none in this process. All are alive, keep their state, and work as before."""
     said = limited(
@@ -133,6 +137,7 @@ print(PARKED._holders, holders.returncode)
     assert said.split("\n") == ["True", "True", "1 True True", "True 23", "7", "[] 1"]
 
 
+@pytest.mark.same_for_everyone
 def test_a_killed_holder_loses_what_it_held_and_nothing_else() -> None:
     said = limited(
         *(80, 80),
@@ -156,6 +161,7 @@ print(Sandbox().run("echo another").stdout)
     assert rest.split("\n") == ["False 23", "another"]
 
 
+@pytest.mark.same_for_everyone
 def test_parked_sandboxes_end_with_a_host_program_that_is_killed() -> None:
     code = LIMIT.format(soft=80, hard=80) + PARKED + "print(holders() != [], flush=True); time.sleep(600)"
     words = [sys.executable, "-c", "import os, time\n" + code]

@@ -197,6 +197,7 @@ def environment(environment_of_the_host: Path, indexes: Indexes, monkeypatch: py
     return made
 
 
+@pytest.mark.same_for_everyone
 def test_pip_installs_beside_an_activated_environment_of_the_host(
     environment: Path, indexes: Indexes, workspace: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_pip_installs_beside_an_activated_environment_of_the_host(
     assert sorted((path, path.lstat().st_mtime_ns) for path in environment.rglob("*")) == before
 
 
+@pytest.mark.same_for_everyone
 def test_a_single_command_installs_beside_an_environment_of_the_host(
     environment: Path, indexes: Indexes
 ) -> None:
@@ -279,6 +281,7 @@ def test_a_link_in_an_environment_shows_nothing_that_is_hidden(
     assert done.stdout == "#!/home/user/.venv/bin/python\nsecret-of-the-host\n"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_a_package_is_compiled_inside_and_writes_nowhere_else(
     indexes: Indexes, workspace: Path, tmp_path: Path

@@ -55,6 +55,7 @@ def test_no_more_than_its_size_and_who_waits_gets_the_next() -> None:
         timer.join()
 
 
+@pytest.mark.same_for_everyone
 def test_many_threads_share_it() -> None:
     used: list[str] = []
 
@@ -73,6 +74,7 @@ def test_many_threads_share_it() -> None:
     assert sorted(used, key=int) == [str(number) for number in range(12)]
 
 
+@pytest.mark.same_for_everyone
 def test_idle_ones_are_closed_down_to_the_minimum() -> None:
     with Pool(4, minimum=1, idle=600.0, backend="native") as pool:
         assert until(lambda: pool.warm == 1)

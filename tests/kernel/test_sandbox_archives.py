@@ -142,6 +142,7 @@ REFUSED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.same_for_everyone
 def test_what_is_refused_changes_nothing(place: Place) -> None:
     sandbox = place.sandbox
     sandbox.run("echo mine > file; mkdir dir; ln -s dir link")
@@ -182,6 +183,7 @@ def test_a_source_that_fails_leaves_nothing(place: Place) -> None:
     assert place.sandbox.files.list() == []
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("habitat", ["namespaces"])
 def test_large_trees_go_through_without_being_in_memory(habitat: str, tmp_path: Path) -> None:
     with opened(habitat, tmp_path) as sandbox:

@@ -115,6 +115,7 @@ def test_a_bomb_of_many_processes_is_gone_with_its_sandbox() -> None:
 # ---------------------------------------------------------------- what is used up
 
 
+@pytest.mark.same_for_everyone
 def test_output_without_end_is_ended_and_told_so() -> None:
     with limited(output="64K") as sb:
         result = sb.run("yes", timeout=60)
@@ -125,6 +126,7 @@ def test_output_without_end_is_ended_and_told_so() -> None:
         assert sb.run("echo alive").stdout == "alive\n"
 
 
+@pytest.mark.same_for_everyone
 def test_output_that_somebody_takes_is_not_too_much() -> None:
     with limited(output="64K") as sb:
         heard = 0

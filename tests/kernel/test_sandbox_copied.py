@@ -110,6 +110,7 @@ def test_dropped_changes_are_gone(sandbox: Sandbox, project: Path) -> None:
     assert sandbox.run("ls; cat ../file").stdout == "deep\nlater\nother name\nof the host\n"
 
 
+@pytest.mark.same_for_everyone
 def test_a_restore_ends_what_runs(sandbox: Sandbox) -> None:
     snapshot = sandbox.snapshot()
     started = sandbox.start("sleep 1000 & echo $! > future; wait")
@@ -143,6 +144,7 @@ def test_a_snapshot_is_of_files_and_shells_and_a_fork_goes_on(sandbox: Sandbox, 
     assert (project / "file").read_text() == "of the host\nmore\n"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("onto", ["namespaces", "same"])
 def test_a_snapshot_can_be_saved_and_gone_on_from(
     sandbox: Sandbox, project: Path, tmp_path: Path, backend: str, onto: str
@@ -164,6 +166,7 @@ def test_a_snapshot_can_be_saved_and_gone_on_from(
     os.chmod(project / "sub/deep", 0o755)
 
 
+@pytest.mark.same_for_everyone
 def test_a_snapshot_of_layers_can_be_gone_on_from(sandbox: Sandbox, project: Path, tmp_path: Path) -> None:
     with Sandbox(project) as layered:
         layered.run(f"x=1; {WORK}; rm -r 'other name'; rm -r ../sub/deep; mkdir deep; echo 1 > deep/er")
@@ -180,6 +183,7 @@ def test_a_snapshot_of_layers_can_be_gone_on_from(sandbox: Sandbox, project: Pat
     assert sorted(os.listdir(project / "sub")) == ["deep", "new"]
 
 
+@pytest.mark.same_for_everyone
 def test_snapshots_of_layers_and_of_copies_can_be_restored_in_the_other(
     sandbox: Sandbox, project: Path
 ) -> None:
@@ -198,6 +202,7 @@ def test_snapshots_of_layers_and_of_copies_can_be_restored_in_the_other(
     assert picture(project) == before
 
 
+@pytest.mark.same_for_everyone
 def test_what_runs_meanwhile_goes_on(sandbox: Sandbox) -> None:
     process = sandbox.start("while sleep .05; do echo tick >> log; done")
     assert until(lambda: bool(sandbox.run("cat log 2>/dev/null").stdout))

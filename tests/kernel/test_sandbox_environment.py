@@ -221,6 +221,7 @@ def test_what_runs_in_the_background_ends_with_the_command(world: World) -> None
     assert gone(name)
 
 
+@pytest.mark.same_for_everyone
 def test_a_cancellation_is_not_a_timeout(world: World) -> None:
     env, cancel, name = world.environment(), threading.Event(), unique_seconds()
     as_soon_as(lambda: len(with_argument(name)) >= 2, cancel.set)
@@ -236,6 +237,7 @@ def test_a_cancellation_is_not_a_timeout(world: World) -> None:
     assert env.glob("*") == []
 
 
+@pytest.mark.same_for_everyone
 def test_a_cancelled_task_is_over_only_when_its_command_is_dead(world: World) -> None:
     env, name = AsyncLocalEnvironment(world.environment()), unique_seconds()
 
@@ -298,6 +300,7 @@ def test_bad_arguments_are_refused(world: World) -> None:
         env.exec_command_with_limit("true", env={"A=B": "x"})
 
 
+@pytest.mark.same_for_everyone
 def test_many_commands_at_once(world: World) -> None:
     env = world.environment()
     with ThreadPoolExecutor(4) as pool:

@@ -17,6 +17,7 @@ from tests.support.waiting import until
 __all__ = ["place"]
 
 
+@pytest.mark.same_for_everyone
 def test_a_part_of_a_file(place: Place) -> None:
     files = place.sandbox.files
     files.write("digits", "0123456789")
@@ -97,6 +98,7 @@ def test_a_copy_is_whole(place: Place) -> None:
         files.copy("missing", "x")
 
 
+@pytest.mark.same_for_everyone
 def test_many_files_at_once(place: Place) -> None:
     files = place.sandbox.files
     contents = {f"many/{number % 10}/{number}": f"content {number}" for number in range(500)}
@@ -126,6 +128,7 @@ def test_edit_replaces_what_is_there_once(place: Place) -> None:
             files.edit("code.py", old, "x")
 
 
+@pytest.mark.same_for_everyone
 def test_grep_finds_lines(place: Place) -> None:
     files = place.sandbox.files
     files.write_many({"src/a.py": "import os\nprint(1)\n", "src/b.txt": "import nothing\n", "c": "a: b\n"})
@@ -159,6 +162,7 @@ def test_up_and_down(place: Place, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "local", "outside", "work"]
 
 
+@pytest.mark.same_for_everyone
 def test_a_watch_sees_what_changes(place: Place) -> None:
     files, stop = place.sandbox.files, threading.Event()
     files.write("there", "before")

@@ -177,6 +177,7 @@ print(hits > 20)
     assert told == "True"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError", "ConnectionResetError"])
 def test_a_sandbox_is_the_one_that_was_asked_for(tmp_path: Path, kind: str) -> None:
     """An answer to who was interrupted is never taken for one to somebody else; and nothing piles up."""
@@ -223,6 +224,7 @@ print(hits > 15, len(os.listdir("/proc/self/fd")) < 90)
     assert told == "True True"
 
 
+@pytest.mark.same_for_everyone
 def test_a_storm_of_interrupts_while_sandboxes_are_opened_leaves_no_zombie(tmp_path: Path) -> None:
     said = child(
         """

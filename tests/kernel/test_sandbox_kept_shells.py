@@ -46,6 +46,7 @@ def file_of(name: str) -> Path:
     return Path(session_record.directory_of(name), FILE)
 
 
+@pytest.mark.same_for_everyone
 def test_variables_functions_directory_and_options_come_back(name: str, project: Path) -> None:
     with Sandbox(project, keep=name) as sb:
         sb.run(STATE).check()
@@ -65,6 +66,7 @@ def test_variables_functions_directory_and_options_come_back(name: str, project:
         )
 
 
+@pytest.mark.same_for_everyone
 def test_variables_of_the_policy_are_the_next_ones_and_not_in_the_file(name: str, project: Path) -> None:
     def with_token(value: str) -> Policy:
         return Policy.agent().with_env(TOKEN=value, OTHER="o")
@@ -104,6 +106,7 @@ def test_a_command_that_runs_at_the_end_does_not_hold_it_up(name: str, project: 
         assert sb.run("echo ${x-none}").stdout == "none\n"
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("content", ["", "{", '{"format": 1}', '{"format": 9}', '{"format": 1, "now": 3}'])
 def test_a_file_that_cannot_be_read_is_no_state(name: str, project: Path, content: str) -> None:
     with Sandbox(project, keep=name) as sb:
@@ -120,6 +123,7 @@ def test_a_state_that_ends_every_shell_does_not_lock_the_sandbox(name: str, proj
         assert sb.exec(["true"]).ok
 
 
+@pytest.mark.same_for_everyone
 def test_snapshots_have_the_shells_of_their_moment(name: str, project: Path, tmp_path: Path) -> None:
     with Sandbox(project, keep=name) as sb:
         sb.run("x=1")

@@ -380,6 +380,7 @@ def test_many_snapshots_and_forks_of_forks(sandbox: Sandbox) -> None:
         fork.close()
 
 
+@pytest.mark.same_for_everyone
 def test_a_snapshot_after_every_command_never_ends(sandbox: Sandbox) -> None:
     """Layers and descriptors do not grow with the number of snapshots."""
     workspace = sandbox._now().workspace
@@ -552,6 +553,7 @@ def test_a_fork_bomb_is_ended_too(project: Path) -> None:
         assert sandbox.run("echo fine").stdout == "fine\n"
 
 
+@pytest.mark.same_for_everyone
 def test_snapshots_without_a_moments_rest_need_few_descriptors(project: Path) -> None:
     """An agent lets go of former mounts when there is time. There may be none."""
     script = """

@@ -292,6 +292,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(
     saved: Path, tmp_path: Path, old: bytes | None
@@ -322,6 +323,7 @@ def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(
     assert number > 5
 
 
+@pytest.mark.same_for_everyone
 def test_a_kill_while_loading_leaves_nothing(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_what_a_thread_has_not_begun_is_undone_all_the_same() -> None:
     awaited(main)
 
 
+@pytest.mark.same_for_everyone
 @everywhere
 def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:
     """The pipes of the shell are new for each command, because of the job: it begins in a thread."""
@@ -171,6 +172,7 @@ def test_an_agent_that_was_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyP
     bounded(main)
 
 
+@pytest.mark.same_for_everyone
 @stopped
 @everywhere
 def test_a_program_whose_agent_does_not_answer(backend: str) -> None:
@@ -220,6 +222,7 @@ def test_a_close_ends_though_the_agent_is_stopped(backend: str, busy: bool) -> N
     bounded(main)
 
 
+@pytest.mark.same_for_everyone
 @stopped
 @everywhere
 def test_a_task_is_cancelled_though_the_agent_is_stopped(backend: str) -> None:
@@ -256,6 +259,7 @@ def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
     awaited(main)
 
 
+@pytest.mark.same_for_everyone
 @stopped
 @everywhere
 def test_a_run_that_is_not_driven_does_not_keep_its_session_from_closing(backend: str) -> None:

@@ -236,11 +236,13 @@ def permitted(profile: str) -> list[Benign]:
 CASES = [(profile, benign) for profile in seccomp.PROFILES for benign in permitted(profile)]
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("benign", everywhere + with_namespaces, ids=lambda benign: benign.__name__)
 def test_it_works_without_a_filter(benign: Benign) -> None:
     under(None, benign)
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     ("profile", "benign"), CASES, ids=[f"{case[0]}-{case[1].__name__}" for case in CASES]
 )
@@ -276,6 +278,7 @@ def test_debuggers_of_python_itself_see_threads() -> None:
     assert under("landlock-nosuid", run) == 0
 
 
+@pytest.mark.same_for_everyone
 @pytest.mark.skipif(syscalls.architecture() != "x86_64", reason="the registers of x86_64")
 @pytest.mark.parametrize("profile", [None, *seccomp.PROFILES])
 def test_a_tracer_can_answer_a_call_in_the_kernels_place(profile: str | None) -> None:

@@ -112,6 +112,7 @@ def test_it_goes_on_where_nothing_can_be_merged(
         held.close()
 
 
+@pytest.mark.same_for_everyone
 def test_a_thousand_freezes_cost_each_as_much_as_the_first(
     made: Store, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
