@@ -62,7 +62,7 @@ NUMBERS = (
     ("policy.md", "a name over {} bytes", "policy.paths.LONGEST_NAME", 1),
     ("policy.md", "a path over {} bytes", "policy.paths.LONGEST_PATH", 1),
     ("policy-file.md", "more than {:.0f} MiB", "policy.file.LARGEST_FILE", MIB),
-    ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.spares._IDLE", 1),
+    ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
     ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
     ("sessions.md", "With a limit below {} no sandbox", "shell.idle.LEAST", 1),
     ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "launch.output.FLOOD", GIB),
