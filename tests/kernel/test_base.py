@@ -12,7 +12,7 @@ import pytest
 
 from staddle import Identity, Policy, PolicyNotEnforceable, Sandbox, wrap
 from staddle.bases.store import import_image
-from staddle.errors import CommandNotFound
+from staddle.errors import CommandNotFound, PolicyError
 from staddle.policy import base
 from tests.support.roots import small_root
 from tests.unit.bases.images import docker_save, file, layer, oci
@@ -71,6 +71,61 @@ def test_a_single_command_runs_on_it_and_grants_are_on_top(root: Path, tmp_path:
 def test_its_user_may_be_root(root: Path) -> None:
     with Sandbox(base=root, identity=Identity(uid=0)) as sb:
         assert sb.run("id -un; echo ~; touch ~/x; ls ~").stdout == "root\n/root\nx\n"
+
+
+@pytest.fixture
+def with_app(root: Path, tmp_path: Path) -> Path:
+    """A base with an application, which only its owner may look into, in a directory of the same kind."""
+    base = tmp_path / "closed/base"
+    shutil.copytree(root, base, symlinks=True)
+    (base / "app/src").mkdir(parents=True)
+    (base / "app/main").write_text("as it was\n")
+    (base / "app/src/part").write_text("as it was\n")
+    (base / "app/main").chmod(0o600)
+    for path in (base / "app/src", base / "app", base.parent):
+        path.chmod(0o700)
+    return base
+
+
+def _writes_its_app(sb: Sandbox, user: str | None) -> None:
+    assert sb.run("cat /app/main", user=user).stdout == "as it was\n"
+    script = "echo 1 > /app/main; echo 2 >> /app/src/part; echo 3 > /app/new; touch /data /usr/bin/x"
+    assert sb.run(script, user=user).ok
+    told = sb.run("cat /app/main /app/src/part /app/new; ls /app", user=user)
+    assert told.stdout == "1\nas it was\n2\n3\nmain\nnew\nsrc\n"
+
+
+@pytest.mark.parametrize("session_is_root", [False, True])
+def test_root_writes_what_a_base_has(with_app: Path, session_is_root: bool) -> None:
+    with Sandbox(base=with_app, identity=Identity(uid=0) if session_is_root else Identity()) as sb:
+        _writes_its_app(sb, None if session_is_root else "root")
+        snapshot = sb.snapshot()
+        sb.run("echo 4 > /app/main", user=None if session_is_root else "root")
+        sb.restore(snapshot)
+        assert sb.run("cat /app/new").stdout == "3\n"
+    assert (with_app / "app/main").read_text() == "as it was\n"
+    assert sorted(os.listdir(with_app / "app")) == ["main", "src"]
+
+
+@pytest.mark.needs_root
+def test_root_writes_a_base_of_another_owner(with_app: Path) -> None:
+    for place, _, files in os.walk(with_app):
+        for name in (place, *(os.path.join(place, inner) for inner in files)):
+            os.chown(name, 4321, 4321, follow_symlinks=False)
+    with Sandbox(base=with_app) as sb:
+        _writes_its_app(sb, "root")
+        assert not sb.run("echo 5 > /app/main").ok, "the user of the sandbox is not its root"
+
+
+def test_a_workspace_in_the_place_of_what_a_base_has(with_app: Path, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/mine").write_text("from the host\n")
+    with Sandbox(tmp_path / "project", base=with_app, workspace_at="/app") as sb:
+        told = sb.run("readlink /app; ls; cat /app/mine; touch /app/new").stdout
+        assert told == "/workspace\nmine\nfrom the host\n"
+        assert sb.run("ls /app; touch /data", user="root").stdout == "mine\nnew\n"
+    with pytest.raises(PolicyError, match="/app is shown from outside there"):
+        Sandbox(tmp_path / "project", base=with_app, workspace_at="/app/src")
 
 
 def test_links_of_a_hostile_base_lead_to_nothing_of_the_host(root: Path, tmp_path: Path) -> None:

@@ -240,8 +240,9 @@ class _SharedViews:
 
     def __init__(self, plan: Plan, operations: Sequence[Operation], bash: str) -> None:
         self.plan, self.bash = plan, bash
-        self.plain = shared_view.share(operations)
-        self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home))
+        base = plan.base if os.geteuid() == 0 else ""
+        self.plain = shared_view.share(operations, base=base)
+        self.layered = shared_view.share(operations, (*_LAYERED, plan.identity.home), base)
         self._configs: dict[tuple[bool, str | None, CgroupSupport | None], records.ForkServerConfig] = {}
 
     def config(self, home: HomeTree | None, cgroups: CgroupSupport | None) -> records.ForkServerConfig:

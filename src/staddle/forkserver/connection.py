@@ -19,6 +19,7 @@ from ..linux import idmaps, open_files
 from ..linux.fileio import memory_file
 from ..mounts.host import not_built, open_named, take
 from ..mounts.operations import Bind, decode_operations, encode_operations
+from ..mounts.shared_view import BASE
 from ..policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -378,8 +379,11 @@ def _borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> li
 
 
 def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
-    """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program."""
-    unprivileged_uid = config.base + config.whose
+    """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program.
+
+    The owner of a base that is below layers is the sandbox's root.
+    """
+    unprivileged_uid = config.base + (0 if operation.path == BASE and config.uid else config.whose)
     try:
         return take(
             operation, lambda owner, group: idmaps.translation(owner, group, unprivileged_uid), private=True

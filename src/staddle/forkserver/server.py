@@ -83,6 +83,7 @@ class ForkServer:
     ) -> None:
         self._config, self._cloner = config, cloner
         self._socket, self._old_root = socket, old_root
+        self._host = server_mounts.HostDirectories(config, old_root)
         self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # clones in the making
         self._stores: set[bytes] = {own_namespaces.layer_store(config)} if config.skeleton else set()
         self._held: dict[bytes, int] = {}
@@ -143,7 +144,7 @@ class ForkServer:
             self._tidy()
 
     def _send_trees(self, request: SandboxRequest, borrowed: list[int], sockets: list[int]) -> None:
-        trees = server_mounts.take_all(request, self._old_root, borrowed, self._is_volatile)
+        trees = server_mounts.take_all(request, self._host, borrowed, self._is_volatile)
         try:
             _pass_on(sockets, trees)
         finally:
@@ -162,7 +163,7 @@ class ForkServer:
         trees: list[int] = []
         try:
             try:
-                trees = server_mounts.take_all(request, self._old_root, borrowed, self._is_volatile)
+                trees = server_mounts.take_all(request, self._host, borrowed, self._is_volatile)
             finally:
                 spare = spare or self._made()
         except BaseException:

@@ -21,7 +21,7 @@ from ..linux.openat2 import open_beneath
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
 from ..mounts.operations import Bind, decode_operations
-from ..mounts.shared_view import ASIDE, BORROWED, OLD_ROOT
+from ..mounts.shared_view import ASIDE, BASE, BORROWED, OLD_ROOT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,12 +74,35 @@ def _receive_trees(socket: _socket.socket, operations: tuple[object, ...]) -> di
     return taken
 
 
+class HostDirectories:
+    """Directories of the host, by their paths there."""
+
+    def __init__(self, config: ForkServerConfig, old_root: int) -> None:
+        """Find those of a base in the template, where it has one."""
+        self._old_root = old_root
+        operations = decode_operations(config.template)
+        bases = [op.outside for op in operations if isinstance(op, Bind) and op.path == BASE]
+        self._base = os.fsencode(bases[0]) if bases else b""
+
+    def open(self, path: bytes) -> int:
+        """The directory at `path`, opened."""
+        if path == ROOT_OF_TEMPLATE:
+            return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        if not self._base or not path.startswith(self._base + b"/"):
+            return open_beneath(self._old_root, os.fsdecode(path[1:]) or ".", os.O_PATH)
+        place = os.open(BASE, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            return open_beneath(place, os.fsdecode(path[len(self._base) + 1 :]), os.O_PATH)
+        finally:
+            os.close(place)
+
+
 class Moved(Exception):
     """Another directory is at this path: the host's mounts have changed since the fork server was started."""
 
 
 def take_all(
-    request: SandboxRequest, old_root: int, borrowed: list[int], is_volatile: Callable[[bytes], bool]
+    request: SandboxRequest, host: HostDirectories, borrowed: list[int], is_volatile: Callable[[bytes], bool]
 ) -> list[int]:
     """The mounts that are asked for, attached nowhere: the workspace first, then further trees.
 
@@ -91,14 +114,14 @@ def take_all(
         if request.workspace:
             tree = borrowed.pop(0) if borrowed else None
             if request.upper:
-                base = _found(request, old_root) if tree is None else tree
+                base = _found(request, host) if tree is None else tree
                 above = (request.upper, request.work, is_volatile(request.upper))
-                found.append(_layered(above, request.lowers, base, old_root, tree))
+                found.append(_layered(above, request.lowers, base, host, tree))
             else:
-                found.append(_taken(request, old_root) if tree is None else tree)
+                found.append(_taken(request, host) if tree is None else tree)
         for _, upper, work, lowers in request.trees:
             above = (upper, work, is_volatile(upper))
-            found.append(_layered(above, lowers.split(b"\0"), None, old_root, None))
+            found.append(_layered(above, lowers.split(b"\0"), None, host, None))
         return found
     except BaseException:
         for fd in found:
@@ -110,7 +133,7 @@ def _layered(
     top: tuple[bytes, bytes, bool],
     lowers: Sequence[bytes],
     base: int | None,
-    old_root: int,
+    host: HostDirectories,
     borrowed: int | None,
 ) -> int:
     """An overlay of layers of the host, and of `base` below them, which is closed.
@@ -121,7 +144,7 @@ def _layered(
     opened = [] if base is None else [base]
     try:
         for path in (*lowers, upper, work):
-            opened.append(_beneath(old_root, path))
+            opened.append(host.open(path))
         *below, above, aside = opened if base is None else [*opened[1:-2], base, *opened[-2:]]
         if borrowed is None:
             return overlay.overlay(below, above, aside, volatile=volatile)
@@ -151,10 +174,10 @@ def tidy() -> None:
         mounts.umount(BORROWED)
 
 
-def _found(request: SandboxRequest, old_root: int) -> int:
+def _found(request: SandboxRequest, host: HostDirectories) -> int:
     """The workspace on the host, opened. Moved if it is another directory now."""
     try:
-        source = _beneath(old_root, request.workspace)
+        source = host.open(request.workspace)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
             raise Moved from None
@@ -166,9 +189,9 @@ def _found(request: SandboxRequest, old_root: int) -> int:
     return source
 
 
-def _taken(request: SandboxRequest, old_root: int) -> int:
+def _taken(request: SandboxRequest, host: HostDirectories) -> int:
     """A clone of the workspace's mount, read-only unless it is granted for writing."""
-    source = _found(request, old_root)
+    source = _found(request, host)
     try:
         tree = mounts.clone_tree(source)
     finally:
@@ -181,9 +204,3 @@ def _taken(request: SandboxRequest, old_root: int) -> int:
         os.close(tree)
         raise
     return tree
-
-
-def _beneath(old_root: int, path: bytes) -> int:
-    if path == ROOT_OF_TEMPLATE:
-        return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    return open_beneath(old_root, os.fsdecode(path[1:]) or ".", os.O_PATH)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ASIDE = CONTROL = "/dev/.staddle"
 OLD_ROOT = f"{ASIDE}/host"
 BORROWED = f"{ASIDE}/lent"
+#: A base whole, for the layers of root's sandboxes: on the host their root could not reach or change it.
+BASE = f"{ASIDE}/base"
 #: Where the host's /proc goes when a sandbox has its own.
 OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
@@ -47,14 +49,19 @@ class SharedView(Value):
     skeleton: tuple[Operation, ...] = ()
 
 
-def share(operations: Sequence[Operation], layered: Collection[str] = ()) -> SharedView:
-    """Split a view. The first operation is the root; `layered` are the places that are to be of the world."""
+def share(operations: Sequence[Operation], layered: Collection[str] = (), base: str = "") -> SharedView:
+    """Split a view. The first operation is the root; `layered` are the places that are to be of the world.
+
+    The directory `base` is at BASE.
+    """
     root, *rest = operations
     devices = [operation for operation in rest if isinstance(operation, Devices)]  # ASIDE is in there
     template: list[Operation] = [root, *devices, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
     template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, BORROWED, OLD_PROCESSES)]
     if not any(covers(ROOT_HOME, operation.path) for operation in rest):
         template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
+    if base:
+        template.append(Bind(BASE, False, _OURS, source=base))
     own: list[Operation] = []
     workspace: list[Operation] = []
     roots: list[str] = []

@@ -160,14 +160,17 @@ _EVERYBODY = 0o005
 _LARGEST, _MOST = 16 << 20, 256 << 20
 
 
-def build(place: str, view: Sequence[Operation], owner: int | None, host: str = "") -> None:
+def build(
+    place: str, view: Sequence[Operation], owner: int | None, host: str = "", *, whole: bool = False
+) -> None:
     """Make the skeleton in the empty directory `place`.
 
     `view` is what the sandbox sees without a root: of /etc it is copied, and for what is shown
     in root's home and in /var there are places. Everything belongs to `owner`, if that is not us. Only what
-    everybody may read is looked at, whoever we are. `host` is where the host's root is.
+    everybody may read is looked at, whoever we are. `host` is where the host's root is. With `whole` it is
+    that of a base, and all of its directories are repeated.
     """
-    made = _Skeleton(place, owner, host)
+    made = _Skeleton(place, owner, host, whole=whole)
     # What the host's root has below its home, and everybody sees without a root, everybody goes on to see.
     is_shown = any(operation.path.startswith(f"{ROOT_HOME}/") for operation in view)
     for root in OWN:
@@ -229,8 +232,10 @@ def repeated(source: str, place: str, owner: int) -> str:
 class _Skeleton:
     """One in the making."""
 
-    def __init__(self, place: str, owner: int | None, host: str) -> None:
+    def __init__(self, place: str, owner: int | None, host: str, *, whole: bool = False) -> None:
+        """With `whole`, what not everybody may look into is repeated as well."""
         self._place, self._owner, self._host = place, owner, host
+        self._whole = whole
         self._room = _MOST
         self._umask = _umask()
 
@@ -375,7 +380,7 @@ class _Skeleton:
     def _below(self, path: str) -> list[str]:
         source = self._host + path
         try:
-            if os.stat(source).st_mode & _EVERYBODY == _EVERYBODY:
+            if self._whole or os.stat(source).st_mode & _EVERYBODY == _EVERYBODY:
                 with os.scandir(source) as entries:
                     return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except OSError:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import time
 
+from ..display import shown
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
+from .base import ORIGIN
 from .compiler import asking, compile
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Literal, TypeVar
 
-    from .plan import Guard, Hidden, Plan
+    from .plan import Guard, Hidden, Plan, Text
     from .policy import Policy
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch)
@@ -83,13 +85,23 @@ def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
 
 
 def seen_at(plan: Plan, path: str) -> Plan:
-    """The plan of a session whose workspace is seen at another path, too: by a link, where it starts."""
-    if any(covers(grant.path, path) or covers(path, grant.path) for grant in plan.grants):
-        raise PolicyError(
-            f"workspace_at is {path!r}", why="the policy grants something there", fix="choose another path"
-        )
+    """The plan of a session whose workspace is seen at another path, too: by a link, where it starts.
+
+    What a base has there is not seen, as below a mount.
+    """
+
+    def is_hidden(entry: Grant | Link | Text) -> bool:
+        return entry.origin == ORIGIN and covers(path, entry.path)
+
+    grants = tuple(grant for grant in plan.grants if not is_hidden(grant))
+    for grant in grants:
+        if covers(grant.path, path) or covers(path, grant.path):
+            why = f"{shown(grant.path)} is shown from outside there ({grant.origin})"
+            raise PolicyError(f"workspace_at is {path!r}", why=why, fix="choose another path")
+    links = (link for link in plan.links if not is_hidden(link))
+    texts = tuple(text for text in plan.texts if not is_hidden(text))
     link = Link(path, WORKSPACE_PATH, "workspace_at")
-    return plan.replace(links=_by_path((*plan.links, link)), cwd=path)
+    return plan.replace(grants=grants, links=_by_path((*links, link)), texts=texts, cwd=path)
 
 
 def _compile(

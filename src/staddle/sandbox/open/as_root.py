@@ -104,28 +104,18 @@ def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
     from ...packages.system_layer import mounted_below
 
     store = workspace.stack.store
-    if plan.base and store.owner is not None and not _is_open(plan.base):
-        return {}  # the uid that mounts layers cannot reach it: it stays read-only
     owner = root_of(store.owner, plan.identity.uid)
     view = layout_of(plan).operations
     with _building:
         parts = _skeleton(store, owner, view, plan.base, always=plan.identity.uid == 0)
     with open("/proc/self/mountinfo", "rb") as file:
         closed = mounted_below([part.host for part in parts if part.host], file.read())
+    links = {link.path for link in plan.links}  # in the place of a directory of a base
     return {
         part.root: [part.skeleton, *([part.host] if part.host else [])]
         for part in parts
-        if (part.host not in closed or not part.host) and part.root != plan.identity.home
+        if (part.host not in closed or not part.host) and part.root not in {plan.identity.home, *links}
     }
-
-
-def _is_open(path: str) -> bool:
-    """Whether everybody may pass through all of `path`."""
-    while path != "/":
-        if not os.stat(path).st_mode & 0o001:
-            return False
-        path = os.path.dirname(path)
-    return True
 
 
 def _skeleton(
@@ -140,7 +130,7 @@ def _skeleton(
     from ...packages import system_layer
 
     def make(half: str) -> None:
-        system_layer.build(half, view, owner, host)
+        system_layer.build(half, view, owner, host, whole=bool(host))
         os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
 
     state = [_changed(host + path) for path in _STATE]
