@@ -53,7 +53,7 @@ END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
 PING = b"i"  # serial; comes back at once, to wake up the reader of the socket
 # Between the agent and the process that starts programs (starter.py).
 BECOME = b"B"  # argv, environment, directory; its three streams
-BECAME = b"Y"  # the process; 0 if it could not be started
+BECAME = b"Y"  # the process; 0 if it could not be started, and at first: the starter is ready
 FINISHED = b"y"  # status as waitpid gives it, whether the starter takes another, what the program used
 # From the agent, on the main socket, and after AGAIN on that of the shell.
 OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd

@@ -52,6 +52,7 @@ class ProgramStarter:
         self._asked = self._failures = 0
         self._used_at = 0.0
         self._socket: _socket.socket | None = None
+        self._is_ready = False  # whether it has said that it is confined, and waits
         #: Its number, and that of the program below it; 0 for none.
         self.pid = self.program = 0
 
@@ -66,7 +67,9 @@ class ProgramStarter:
         """
         self._asked += 1
         self._used_at = time.monotonic()
-        if self._socket is None or self.program:
+        if not self._is_ready and self._has_said(0):
+            self.heard()
+        if self._socket is None or self.program or not self._is_ready:
             return 0
         newest = usage.last_pid()
         fields = spec.argv, spec.environment, spec.directory
@@ -100,11 +103,14 @@ class ProgramStarter:
             self._make(self._confine)
 
     def heard(self) -> tuple[int, int, UsageCounts] | None:
-        """Its program has ended: number, status and usage of that. None if it has ended itself.
+        """Its program has ended: number, status and usage of that. None if it is ready, or has ended itself.
 
         Then its program is a child of the agent's, unless the starter took its status with it.
         """
         message, pid = self._receive(0), self.program
+        if not self._is_ready and message is not None and message.kind == agent_messages.BECAME:
+            self._is_ready = True
+            return None
         if message is None or message.kind != agent_messages.FINISHED or not pid:
             self._fail()
             return (pid, process.SIGKILL, (0,) * 6) if pid and not processes.is_child(pid) else None
@@ -142,22 +148,27 @@ class ProgramStarter:
         self._forget()
         self._asked = 0
 
-    def _receive(self, patience: int) -> agent_messages.Message | None:
+    def _has_said(self, patience: int) -> bool:
         if self._socket is None:
-            return None
+            return False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(patience))
+
+    def _receive(self, patience: int) -> agent_messages.Message | None:
         try:
-            return agent_messages.receive_message(self._socket) if poll.poll(patience) else None
+            if self._socket is not None and self._has_said(patience):
+                return agent_messages.receive_message(self._socket)
         except (Malformed, OSError):
-            return None
+            pass
+        return None
 
     def _forget(self) -> None:
         if self._socket is not None:
             self._poll.unregister(self._socket.fileno())
             self._socket.close()
         process_tree.HIDDEN.discard(self.pid)
-        self._socket, self.pid, self.program = None, 0, 0
+        self._socket, self.pid, self.program, self._is_ready = None, 0, 0, False
 
     def _fail(self) -> None:
         self._failures += 1
@@ -209,6 +220,7 @@ def _serve(confine: Callable[[], None], socket: _socket.socket) -> NoReturn:
     confine()
     process.dumpable(False)  # becoming another user may have changed it
     process.close_from(3, keep=(socket.fileno(), moved.fd))
+    agent_messages.send_message(socket, agent_messages.encode(agent_messages.BECAME, 0))
     while message := agent_messages.receive_message(socket, bodies=True):
         moved.begin()
         argv, environment, directory = message.fields
