@@ -141,6 +141,16 @@ def test_every_kind_of_target(tmp_path: Path) -> None:
     assert problems_of(tmp_path / "log") == []
 
 
+@pytest.mark.parametrize("command", ["true", "sleep 1", "i=0; while ((i++ < 400000)); do :; done"])
+def test_times_in_the_log_are_those_of_the_result(command: str) -> None:
+    records: list[dict[str, Any]] = []
+    with Sandbox(audit=records.append) as sb:
+        result = sb.run(command)
+    assert records[2]["duration"] == pytest.approx(result.duration, abs=2e-6)
+    assert records[2]["user_time"] == pytest.approx(result.usage.user, abs=2e-6)
+    assert abs(records[2]["at"] - records[1]["at"] - result.duration) < 0.5
+
+
 def test_without_a_line_nothing_starts(tmp_path: Path) -> None:
     with pytest.raises(AuditFailed):
         Sandbox(audit="/dev/full")

@@ -48,16 +48,26 @@ _LONGEST = 4 << 20
 class AuditLog:
     """A log that is open. Safe to use from any thread; lines are in the order of their numbers."""
 
-    def __init__(self, put: Callable[[str], object], secrets: Secrets | None, fd: int = -1) -> None:
-        """Called by `open`. `put` takes one line; `fd` is the log's own file, if it has one."""
+    def __init__(
+        self,
+        put: Callable[[str], object] | None,
+        secrets: Secrets | None,
+        fd: int = -1,
+        path: str = "",
+    ) -> None:
+        """Called by `open`. `put` takes one line; None: it goes to `fd`, the log's own file at `path`."""
         self.name = os.urandom(8).hex()
-        self._put, self._fd = put, fd
+        self._put, self._fd, self._path = put, fd, path
+        self._is_torn = False  # half a line is the last one
         self._texts = None if secrets is None or not secrets.values else secrets.text
         #: A value as JSON has it, without secrets, and not too long.
         self.spell = _speller(self._plain, is_simple=self._texts is None)
-        self._head = f'{{"log":"{self.name}","n":'
+        #: Whether a text of up to MOST_LETTERS is only to be quoted: no secret is known.
+        self.is_simple = self._texts is None
         self._lock = threading.RLock()  # a handler of a signal may write a line, too
         self._number = 0
+        self._head = f'{{"log":"{self.name}","n":'
+        self._next = f'{self._head}1,"at":'  # the next line up to its time
         self._closed = False
 
     @classmethod
@@ -69,8 +79,8 @@ class AuditLog:
         A sandbox can write those, or a commit may replace what is in them.
         """
         if isinstance(target, str | os.PathLike):
-            fd = _opened(os.fspath(target), outside)
-            return cls(_to_file(fd, os.fspath(target)), secrets, fd)
+            path = os.fspath(target)
+            return cls(None, secrets, _opened(path, outside), path)
         if callable(target):
             return cls(_to_function(target), secrets)
         if hasattr(target, "write"):
@@ -97,11 +107,22 @@ class AuditLog:
         with self._lock:
             if self._closed:
                 return
-            number = self._number + 1
-            # The text of a whole number, cut: that of a float takes longer, on every command's path.
+            # On every command's path, just after a wait, when code is slow: few steps, and no number but
+            # whole ones. (To write a float takes as long as to write the line.)
             now = f"{time.time_ns()}"
-            self._put(f'{self._head}{number},"at":{now[:-9]}.{now[-9:-3]},{fields}}}\n')
-            self._number = number
+            line = f"{self._next}{now[:-9]}.{now[-9:-3]},{fields}}}\n"
+            if self._put is not None:
+                self._put(line)
+            else:
+                data = line.encode() if not self._is_torn else f"\n{line}".encode()
+                try:
+                    self._is_torn = os.write(self._fd, data) < len(data)
+                except OSError as error:
+                    raise _not_written(self._path, error.strerror or str(error)) from error
+                if self._is_torn:
+                    raise _not_written(self._path, "there is no room")
+            self._number = number = self._number + 1
+            self._next = f'{self._head}{number + 1},"at":'
 
     def try_write(self, what: str, **facts: object) -> None:
         """Write one line where no error can be raised. If it cannot be written, its number is missing."""
@@ -111,6 +132,7 @@ class AuditLog:
                 self.write(what, **facts)
             except Exception:
                 self._number = number + 1
+                self._next = f'{self._head}{number + 2},"at":'
 
     def close(self, **facts: object) -> None:
         """Write the last line, and close the file. A second time does nothing."""
@@ -194,25 +216,6 @@ def _to_function(function: Callable[[dict[str, Any]], object]) -> Callable[[str]
     # The line is ours: there is nothing to skip, before it or after it.
     scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder().scan_once  # type: ignore[attr-defined]
     return lambda line: function(scan(line, 0)[0])
-
-
-def _to_file(fd: int, path: str) -> Callable[[str], object]:
-    is_torn = False
-
-    def put(text: str) -> None:
-        nonlocal is_torn
-        line = text.encode()
-        if is_torn:  # after half a line: this one begins on its own
-            line = b"\n" + line
-        try:
-            done = os.write(fd, line)
-        except OSError as error:
-            raise _not_written(path, error.strerror or str(error)) from error
-        is_torn = done < len(line)
-        if is_torn:
-            raise _not_written(path, "there is no room")
-
-    return put
 
 
 def _to_stream(stream: Any) -> Callable[[str], object]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 from itertools import count
+from json.encoder import encode_basestring_ascii as quoted
 
-from ..launch.audit import AuditLog
+from ..launch.audit import MOST_LETTERS, AuditLog
 from .open.hook_settings import CommandStart
 from .result import Reason
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .open.settings import SandboxSettings
     from .result import Result
 
+_EXITED = Reason.exited
 #: What a line contains about a command that succeeded.
 _SUCCEEDED = '"ok":true,"exit_code":0,"reason":"exited"'
 
@@ -48,7 +50,16 @@ class Hooks:
         secrets: Secrets | None,
     ) -> None:
         self._hooks = settings
+        # On every command's path, just after a wait, when code is slow: no step is one too many.
+        #: Tell that a command is about to start.
+        self.begin: Callable[[CapturedCommand, str], None] = (
+            self._begun if settings.on_command is None else self._begun_and_told
+        )
         self._is_told = settings.on_result is not None or settings.on_violation is not None
+        #: Tell that it is over: what it was refused, then its result.
+        self.end: Callable[[CapturedCommand, Result], None] = (
+            self._ended_and_told if self._is_told else self._ended
+        )
         self._secrets = secrets
         self._numbers = count(1)
         self._log: AuditLog | None = None
@@ -69,30 +80,25 @@ class Hooks:
 
     # ------------------------------------------------------------ commands
 
-    def begin(self, spec: CapturedCommand, session: str) -> None:
-        """Tell that a command is about to start."""
+    def _begun_and_told(self, spec: CapturedCommand, session: str) -> None:
         self._begun(spec, session)
         if self._hooks.on_command is not None:
             self._hooks.on_command(self._start(spec, session))
 
     async def begin_awaited(self, spec: CapturedCommand, session: str) -> None:
-        """The same; a hook that is a coroutine function is awaited."""
+        """As `begin`; a hook that is a coroutine function is awaited."""
         self._begun(spec, session)
         if self._hooks.on_command is not None:
             await _seen(self._hooks.on_command(self._start(spec, session)))
 
-    def end(self, spec: CapturedCommand, result: Result) -> None:
-        """Tell that it is over: what it was refused, then its result."""
-        if self._log is not None:
-            self._ended(self._log, spec, result)
-        if self._is_told:
-            for hook, value in self._told(result):
-                hook(value)
+    def _ended_and_told(self, spec: CapturedCommand, result: Result) -> None:
+        self._ended(spec, result)
+        for hook, value in self._told(result):
+            hook(value)
 
     async def end_awaited(self, spec: CapturedCommand, result: Result) -> None:
-        """The same; hooks that are coroutine functions are awaited."""
-        if self._log is not None:
-            self._ended(self._log, spec, result)
+        """As `end`; hooks that are coroutine functions are awaited."""
+        self._ended(spec, result)
         if self._is_told:
             for hook, value in self._told(result):
                 await _seen(hook(value))
@@ -133,17 +139,19 @@ class Hooks:
 
     def _begun(self, spec: CapturedCommand, session: str) -> None:
         spec.number = number = next(self._numbers)
-        log = self._log
+        log, command = self._log, spec.command
         if log is None:
             return
         named = self._sessions.get(session)
         if named is None:
             named = self._sessions[session] = log.spell(session)
-        command = log.spell(spec.command if spec.secrets is None else _shown(spec))
-        more = ""
+        if log.is_simple and spec.secrets is None and type(command) is str and len(command) <= MOST_LETTERS:
+            text = quoted(command)
+        else:
+            text = log.spell(_shown(spec))
         if spec.account is not None or spec.cwd is not None or spec.env:
-            more = self._more(log, spec)
-        log.append(f'"what":"command","id":{number},"session":{named},"command":{command}{more}')
+            text += self._more(log, spec)
+        log.append(f'"what":"command","id":{number},"session":{named},"command":{text}')
 
     def _more(self, log: AuditLog, spec: CapturedCommand) -> str:
         """Fields that most commands do not have."""
@@ -156,20 +164,27 @@ class Hooks:
         cwd = None if spec.cwd is None else str(spec.cwd)
         return CommandStart(spec.number, _shown(spec), session, user, cwd, spec.timeout, False)
 
-    def _ended(self, log: AuditLog, spec: CapturedCommand, result: Result) -> None:
-        # On every command's path, just after a wait, when code is slow: few steps.
+    def _ended(self, spec: CapturedCommand, result: Result) -> None:
+        log = self._log
+        if log is None:
+            return
         of = result.__dict__
-        number, status, usage, more = spec.number, of["exit_code"], of["usage"], ""
+        usage, time, more = of["usage"], of["duration"], ""
+        spent, memory = usage.user, usage.memory
         if of["violations"]:
             for event in result.violations:
-                self._record_refusal(event, number)
+                self._record_refusal(event, spec.number)
         ended = _SUCCEEDED
-        if status or of["reason"] is not Reason.exited:
-            ended = f'"ok":{"true" if result.ok else "false"},"exit_code":{status},"reason":"{result.reason}"'
-        if usage.user is not None:
-            more = f',"user_time":{usage.user:.6f}' if usage.user else ',"user_time":0.0'
-        if usage.memory is not None:
-            more += f',"memory":{usage.memory}'
+        if of["exit_code"] or of["reason"] is not _EXITED:
+            ok = "true" if result.ok else "false"
+            ended = f'"ok":{ok},"exit_code":{result.exit_code},"reason":"{result.reason}"'
+        # By whole numbers below a second: the text of a float takes as long as to write the line.
+        lasted = f"0.{f'{int(time * 1e6) + 1000000}'[1:]}" if 0 <= time < 1 else f"{time:.6f}"
+        if spent is not None:
+            digits = f"0.{f'{int(spent * 1e6) + 1000000}'[1:]}" if 0 <= spent < 1 else f"{spent:.6f}"
+            more = f',"user_time":{digits}'
+        if memory is not None:
+            more += f',"memory":{memory}'
         if of["changes"]:
             more += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes or ()])}'
         if of["why"]:
@@ -177,7 +192,7 @@ class Hooks:
         out = len(of["stdout_bytes"]) + of["stdout_bytes_dropped"]
         err = len(of["stderr_bytes"]) + of["stderr_bytes_dropped"]
         log.append(
-            f'"what":"result","id":{number},{ended},"duration":{of["duration"]:.6f}'
+            f'"what":"result","id":{spec.number},{ended},"duration":{lasted}'
             f',"stdout":{out},"stderr":{err}{more}'
         )
 
