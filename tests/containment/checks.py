@@ -76,15 +76,14 @@ def start(
     """The same, as it ended."""
 
     def take_terminal() -> None:
-        if stdin is not None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     return subprocess.run(
         [*around, sys.executable, "-m", "tests.containment.session", json.dumps(arguments)],
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         capture_output=True,
         start_new_session=True,
-        preexec_fn=take_terminal,
+        preexec_fn=None if stdin is None else take_terminal,  # with one, all of our memory is copied
         env={**os.environ, "PYTHONPATH": f"{source}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
         timeout=session.SECONDS * 2,
         check=False,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .checks import SOURCE
-from .conftest import HALF_WRITTEN
 from .switches import Edit
+
+#: What another interpreter is about to write.
+HALF_WRITTEN = re.compile(r".*\.pyc\..*")
 
 
 @contextlib.contextmanager
@@ -23,15 +25,24 @@ def edited(edits: Sequence[Edit]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="mutated-") as place:
         os.chmod(place, 0o755)
         target = Path(place) / "src"
-        shutil.copytree(SOURCE, target, ignore=HALF_WRITTEN, copy_function=_linked)
+        named = {path.parent for edit in edits for path in (SOURCE / "staddle").glob(edit.file)}
+        _shadow(SOURCE, target, named)
         for edit in edits:
             edit.apply(target)
         yield target
 
 
-def _linked(source: str, target: str) -> None:
-    """The same file, where that can be: what is edited is made anew."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def _shadow(source: Path, target: Path, named: set[Path]) -> None:
+    """Make `target` stand for `source`: links, but for directories on the way to those `named`.
+
+    A thousand links to files, and their removal, took as long as to run most of the checks.
+    """
+    target.mkdir()
+    for entry in os.scandir(source):
+        path, copy = Path(entry.path), target / entry.name
+        if any(each.is_relative_to(path) for each in named) or (
+            entry.name == "__pycache__" and source in named
+        ):
+            _shadow(path, copy, named)
+        elif not HALF_WRITTEN.fullmatch(entry.name):
+            copy.symlink_to(path)

@@ -23,7 +23,7 @@ from .checks import BATCH, gaps_of, verdict
 from .conftest import copy_in
 from .mutated import edited
 from .probes import ATTACKS, TERMINAL
-from .switches import ALONE, SWITCHES, Switch
+from .switches import ALONE, SWITCHES, Edit, Switch
 
 WHO = "root" if os.geteuid() == 0 else "user"
 #: In these, what is denied lies where the backend can hold it.
@@ -93,6 +93,22 @@ def test_nothing_is_red_with_every_protection_on(backend: str) -> None:
     made = untouched(backend)
     red = {name: verdict(made, name) for name in BATCH if ATTACKS[name].protection not in gaps_of(made)}
     assert {name: found for name, found in red.items() if found != "refused"} == {}
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("backend", [backend for backend in HERE if backend != "session as root"])
+def test_control_a_copy_in_which_only_a_comment_is_another_starts(backend: str) -> None:
+    arguments = {
+        "backend": backend,
+        "deny_below": DENY_BELOW.get(backend, "work"),
+        "attacks": [],
+        "twins": [],
+    }
+    said = "def main() -> None:\n"
+    with edited([Edit("inside/__main__.py", said, f"{said}    # the same\n")]) as source:
+        made = parsed(checks.start(arguments, around=namespaces.same_user(), source=source))
+    assert made is not None
+    assert "start" in made["answers"]
 
 
 @pytest.mark.parametrize(("backend", "name"), cases(HERE, WHO))
