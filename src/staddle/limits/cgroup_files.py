@@ -94,6 +94,11 @@ class CounterFile(Value):
 
 #: What was used, by version. The processor's time of version 2 is there with or without its controller.
 SOURCES: dict[str, dict[int, CounterFile]] = {
+    "cpu": {
+        1: CounterFile("cpuacct", "cpuacct.usage", unit=10**9),
+        2: CounterFile("", "cpu.stat", "usage_usec", 10**6),
+    },
+    # Version 1 counts these by ticks of its clock, so that a short command has none.
     "user": {
         1: CounterFile("cpuacct", "cpuacct.usage_user", unit=10**9),
         2: CounterFile("", "cpu.stat", "user_usec", 10**6),

@@ -79,6 +79,8 @@ class GroupMeter:
         self._group = group
         self._open: dict[str, tuple[int, cgroup_files.CounterFile] | None] = {}
         self._before = (0.0, 0.0)
+        #: Of version 1: what was counted for the user and the system until now, and the ticks of each then.
+        self._counted, self._ticks = (0.0, 0.0), (0, 0)
         self._memory: int | None = None
         self._peak = 0
 
@@ -132,7 +134,7 @@ class GroupMeter:
     # ---------------------------------------------------------------- reading
 
     def _cpu(self) -> tuple[float, float]:
-        known = self._known("user")
+        known = self._known("cpu")
         if known is None:
             return 0.0, 0.0
         fd, source = known
@@ -142,10 +144,20 @@ class GroupMeter:
                 return int(words[3]) / source.unit, int(words[5]) / source.unit
             except (OSError, IndexError):
                 return self._before  # the group is gone
-        user, system = self._read("user"), self._read("system")
-        if user is None or system is None:
-            return self._before  # the group is gone
-        return user / source.unit, system / source.unit
+        total = self._read("cpu")
+        if total is not None:  # else the group is gone
+            self._count(total / source.unit)
+        return self._counted
+
+    def _count(self, total: float) -> None:
+        """Divide what was used since the last time by the ticks of version 1, as version 2 itself does."""
+        user, system = self._counted
+        more, share = total - user - system, 1.0
+        if more > _NOTHING:
+            before, self._ticks = self._ticks, (self._read("user") or 0, self._read("system") or 0)
+            ticks = self._ticks[0] - before[0], self._ticks[1] - before[1]
+            share = ticks[0] / sum(ticks) if sum(ticks) else 1.0
+        self._counted = user + more * share, system + more * (1.0 - share)
 
     def _note_memory(self) -> int | None:
         """The most memory since this was last asked; where the kernel cannot tell, at least what it is now.
