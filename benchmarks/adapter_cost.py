@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -94,7 +95,44 @@ async def call_of(name: str) -> Call:
         executor = StaddleCodeExecutor()
         await executor.start()
         return lambda: executor.execute_code_blocks([CodeBlock("true", "bash")], CancellationToken())
+    if name == "acp":
+        from staddle.adapters.acp import StaddleAcpClient
+
+        client = StaddleAcpClient(tempfile.mkdtemp())
+
+        async def in_a_terminal() -> None:
+            made = await client.create_terminal("cost", "true", [])
+            await client.wait_for_terminal_exit("cost", made.terminal_id)
+            await client.release_terminal("cost", made.terminal_id)
+
+        return in_a_terminal
+    if name == "harbor":
+        return await _harbor()
     return _threaded(_plain(name))
+
+
+async def _harbor() -> Call:
+    import logging
+
+    from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy
+    from harbor.models.trial.paths import TrialPaths
+
+    from staddle.adapters.harbor import StaddleHarborEnvironment
+
+    top = Path(tempfile.mkdtemp())
+    (top / "environment").mkdir()
+    (top / "environment" / "Dockerfile").write_text("FROM scratch\n")
+    environment = StaddleHarborEnvironment(
+        environment_dir=top / "environment",
+        environment_name="cost",
+        session_id="cost__1",
+        trial_paths=TrialPaths(trial_dir=top / "trial"),
+        task_env_config=EnvironmentConfig(),
+        logger=logging.getLogger("cost"),
+        network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
+    )
+    await environment.start(force_build=False)
+    return lambda: environment.exec("true")
 
 
 def _plain(name: str) -> Callable[[], Any]:
@@ -111,6 +149,11 @@ def _plain(name: str) -> Callable[[], Any]:
 
         environment = StaddleEnvironment()
         return lambda: environment.execute({"command": "true"})
+    if name == "smolagents":
+        from staddle.adapters.smolagents import StaddlePythonExecutor
+
+        executor = StaddlePythonExecutor()
+        return lambda: executor("1")
     sandbox = Sandbox()
     if name == "langchain":
         from staddle.adapters.langchain import StaddleShellTool
@@ -139,11 +182,13 @@ def _threaded(call: Callable[[], Any]) -> Call:
 
 async def measured(name: str) -> dict[str, float]:
     """Milliseconds of staddle, and of the adapter over it: the median, and nine of ten."""
-    from staddle import AsyncSandbox, Sandbox
+    from staddle import AsyncSandbox, Interpreter, Sandbox
 
     for owner in (Sandbox, AsyncSandbox):
         for method in ("exec", "run"):
             metered(owner, method)
+    if name == "smolagents":  # a cell is its command
+        metered(Interpreter, "run")
     call = await call_of(name)
     for _ in range(10):
         await call()
@@ -164,7 +209,7 @@ async def measured(name: str) -> dict[str, float]:
 
 NAMES = (
     *("inspect_ai", "pydantic_ai", "deepagents", "langchain", "openai_agents", "swerex", "mini_swe_agent"),
-    *("google_adk", "autogen", "crewai", "llama_index"),
+    *("google_adk", "autogen", "crewai", "llama_index", "acp", "harbor", "smolagents"),
 )
 
 
