@@ -278,7 +278,7 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     plan = mask_host_sockets(plan)
     chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
-    if chosen.name == "landlock" and (limits.defaults or limits.memory or limits.processes):
+    if chosen.name == "landlock" and (limits.defaults or limits.memory or limits.cpu or limits.processes):
         from .limits.enforced import of_landlock
 
         held, gaps = of_landlock(limits)

@@ -30,8 +30,13 @@ def instructions(
     command: Sequence[str],
     scopes: Iterable[str] = (),
     more: Iterable[tuple[str, int, int]] = (),
+    *,
+    keeps_processors: bool = False,
 ) -> ExecSpec:
-    """Limits, and `more` of them as `rlimits` has them; Landlock's `scopes`, the filter, exec."""
+    """Limits, and `more` of them as `rlimits` has them; Landlock's `scopes`, the filter, exec.
+
+    `keeps_processors`: see `seccomp.program`.
+    """
     return ExecSpec(
         argv=tuple(os.fsencode(word) for word in command),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
@@ -39,7 +44,7 @@ def instructions(
         rlimits=tuple((resource, most, most) for _, resource, most in (*rlimits(plan.limits), *more)),
         # Nothing outside can be named from inside; these hold where the network is shared.
         scoped=landlock.bits(scopes, "scope"),
-        filter=program(filter_profile(plan)),
+        filter=program(filter_profile(plan), keeps_processors=keeps_processors),
     )
 
 

@@ -299,7 +299,13 @@ def spec(
         unprivileged_uid=-1 if unprivileged_uid is None else unprivileged_uid,
         foreign=namespace_spec.foreign((*_ALWAYS, *namespaces(plan))),
         command=encode_instructions(
-            instructions(plan, command, scopes(plan), () if limited is None else limited.rlimits)
+            instructions(
+                plan,
+                command,
+                scopes(plan),
+                () if limited is None else limited.rlimits,
+                keeps_processors=_keeps_processors(plan),
+            )
         ),
         network=gateways.rows(plan) if gateway else (),
         gateway=gateway,
@@ -316,6 +322,15 @@ def _processors(plan: Plan) -> int:
     from ..limits.process_attributes import cpu_count
 
     return cpu_count(plan.limits.cpu)
+
+
+def _keeps_processors(plan: Plan) -> bool:
+    """Whether the processors that it is on stand in for a control group."""
+    if plan.limits.cpu is None:
+        return False
+    from ..limits.enforced import keeps_processors, usable
+
+    return keeps_processors(plan.limits, usable())
 
 
 def namespaces(plan: Plan) -> tuple[str, ...]:

@@ -281,7 +281,7 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
     from ..backends.launching import filter_profile, rlimits
     from ..backends.namespaces import host_name, scopes
     from ..limits import process_attributes
-    from ..limits.enforced import stand_ins
+    from ..limits.enforced import keeps_processors, session_cgroups, stand_ins
     from ..mounts.operations import sized
 
     base, count = _ids() if os.geteuid() == 0 else (-1, 1)
@@ -300,7 +300,10 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
         reach=encoded_network(network_spec(plan.network, asks=bool(plan.asks))),
         scoped=landlock.bits(scopes(plan), "scope"),
         rlimits=tuple((resource, most, most) for _, resource, most in limits),
-        filter=program(filter_profile(plan)),
+        filter=program(
+            filter_profile(plan),
+            keeps_processors=keeps_processors(plan.limits, session_cgroups(plan.limits)),
+        ),
         bash=os.fsencode(bash),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
         directory=quoted(os.fsencode(plan.cwd)),

@@ -12,6 +12,7 @@ import os
 import stat
 
 from ..ipc.status import CONFINEMENT, NotStarted
+from ..limits.process_attributes import narrow_cpus
 from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset
 from ..linux.openat2 import open_without_symlinks
@@ -123,6 +124,8 @@ def confine(
     limits = {resource: (soft, hard) for resource, soft, hard in spec.rlimits}
     open_files = limits.pop(process.RLIMIT_NOFILE, None)
     _checked("limits cannot be set", process.set_rlimits, limits)
+    if spec.processors:
+        _checked("its CPUs cannot be chosen", narrow_cpus, spec.processors)
     _checked("no_new_privs cannot be set", process.no_new_privs)
     if any(held & ~kept for held in process.capabilities()):
         _checked("capabilities cannot be dropped", process.drop_capabilities)

@@ -58,6 +58,8 @@ class ExecSpec(Value):
     scratch: tuple[bytes, ...] = ()
     #: (resource, soft, hard); -1 is no limit.
     rlimits: tuple[tuple[int, int, int], ...] = ()
+    #: How many processors it is on; 0 is all.
+    processors: int = 0
     #: Landlock: what is denied unless a rule allows it.
     handled_fs: int = 0
     handled_net: int = 0

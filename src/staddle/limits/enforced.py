@@ -17,6 +17,7 @@ from . import default_limits, host_cgroups
 from .cgroup_files import LIMIT_OF
 from .cgroup_layout import HOLDING, CgroupSupport
 from .disk import in_memory
+from .process_attributes import cpu_count, is_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ _STAND_IN = {
 }
 
 
+_BY_PROCESSORS = EnforcedLimit("cpu", "a number of CPUs that it cannot change (CPU affinity)")
 _DISK = {
     "memory": EnforcedLimit("disk", "the size of the sandbox's own file system"),
     "directory": EnforcedLimit(
@@ -195,6 +197,8 @@ def enforced_limits(
             holds.append(EnforcedLimit(name, f"a control group (version {version})"))
         elif inside and name in _STAND_IN:
             holds.append(EnforcedLimit(name, _STAND_IN[name], exact=name == "processes"))
+        elif inside and name == "cpu" and is_whole(value):
+            holds.append(_BY_PROCESSORS)
         else:
             gaps.append(_gap(name, means))
     return tuple(holds), tuple(gaps)
@@ -261,6 +265,8 @@ def of_landlock(limits: Limits) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, .
         for name, value in limits.as_dict().items()
         if value is not None and name not in limits.defaults and (name in _ALWAYS or name in OF_LANDLOCK)
     ]
+    if limits.cpu is not None and is_whole(limits.cpu):
+        held.append(_BY_PROCESSORS)
     more, gaps = enforced_defaults(limits, CgroupSupport(()), by=OF_LANDLOCK)
     return (*held, *more), gaps
 
@@ -279,8 +285,17 @@ def of_command(
     return (*held, *more), gaps
 
 
+def keeps_processors(limits: Limits, means: CgroupSupport) -> bool:
+    """Whether a process must stay on the processors that it is given: no control group limits it."""
+    if limits.cpu is None or means.version("cpu"):
+        return False
+    return cpu_count(limits.cpu) < len(os.sched_getaffinity(0))
+
+
 def _gap(name: str, means: CgroupSupport) -> Gap:
     why, fix = means.reason(_CONTROLLER[name])
+    if name == "cpu":
+        fix = f"{fix}; or use a whole number of cores" if fix else "use a whole number of cores"
     return Gap(
         f"limits.{name}",
         why or f"there is no control group to limit {name} with",

@@ -1,9 +1,11 @@
-"""CPU affinity and OOM score of a process: hints to the kernel and to programs, not limits.
+"""CPU affinity and OOM score of a process: hints to the kernel and to programs.
 
 A command is given as many processors as its limit lets it use, for `nproc` and every program that asks how
 many there are. The limit itself is held by a control group. A program that starts a thread for each of 64
 processors, and may use one of them, is slow and says nothing; so it is shown what it has. It can ask
 the kernel for the others again, and gains nothing by it.
+
+Without a control group, processors that it cannot choose are the limit, if that is a whole number of them.
 
 When memory is used up, the kernel takes the largest process, by what is its own. Where files in memory use
 up the machine's, all may be small, and the sandbox's first process, with which all others end, would be as
@@ -23,6 +25,11 @@ def cpu_count(cpu: float | None) -> int:
     if cpu is None:
         return 0
     return max(1, int(cpu) + (cpu > int(cpu)))
+
+
+def is_whole(cpu: float) -> bool:
+    """Whether being on some of the processors is as good as a limit of `cpu`."""
+    return cpu == int(cpu) or cpu >= len(os.sched_getaffinity(0))
 
 
 def narrow_cpus(number: int) -> None:

@@ -181,6 +181,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "rt_sigqueueinfo": (138, 129),
     "rt_sigreturn": (139, 15),
     "rt_tgsigqueueinfo": (240, 297),
+    "sched_setaffinity": (122, 203),
     "seccomp": (277, 317),
     "semctl": (191, 66),
     "semget": (190, 64),

@@ -116,6 +116,18 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="root",  # an ordinary user's programs are no real-time processes
     ),
+    "processors that stand in for a limit: no others": HostSwitch(
+        Edit("linux/seccomp/__init__.py", " + whole if keeps_processors else whole", " and whole"),
+        "tests/kernel/test_cpu_affinity.py",
+        "a_command_stays",
+        starts=True,
+    ),
+    "processors that stand in for a limit: on landlock, not all": HostSwitch(
+        Edit("inside/confine.py", "    if spec.processors:\n", "    if False:\n"),
+        "tests/kernel/test_cpu_affinity.py",
+        "a_command_stays and landlock",
+        starts=True,
+    ),
     "default limit on memory": HostSwitch(
         Edit("limits/default_limits.py", 'if "memory" in limits.defaults:', "if False:"),
         "tests/kernel/test_default_limits.py",

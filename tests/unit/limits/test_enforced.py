@@ -32,13 +32,20 @@ def test_with_control_groups_all_of_them_hold_exactly() -> None:
     assert next(item.by for item in holds if item.limit == "memory") == "a control group (version 2)"
 
 
-def test_without_them_a_process_of_ours_stands_in_for_all_but_the_processors() -> None:
-    holds, gaps = enforced_limits(EVERYTHING, NONE, inside=True, layer="memory")
+def test_without_them_a_process_of_ours_stands_in_for_all_but_parts_of_a_processor() -> None:
+    holds, gaps = enforced_limits(EVERYTHING.replace(cpu=0.5), NONE, inside=True, layer="memory")
     assert [gap.protection for gap in gaps] == ["limits.cpu"]
+    assert "a whole number of cores" in gaps[0].fix
     by = {item.limit: item for item in holds}
     assert "supervisor" in by["memory"].by
     assert not by["memory"].exact
     assert "RLIMIT_NPROC" in by["processes"].by
+
+
+def test_without_them_whole_processors_are_held_by_being_on_no_others() -> None:
+    holds, gaps = enforced_limits(Limits(cpu=1), NONE, inside=True, layer="memory")
+    assert not gaps
+    assert "CPU affinity" in next(item.by for item in holds if item.limit == "cpu")
 
 
 def test_without_either_there_are_gaps_that_say_why() -> None:
@@ -63,7 +70,7 @@ def test_disk_is_held_where_the_layer_is_ours(layer: str, exact: bool) -> None:
 
 def test_a_gap_has_the_hosts_own_reason() -> None:
     read_only = Hierarchy(2, frozenset({"cpu"}), "/x", writable=True, read_only=True)
-    _, gaps = enforced_limits(Limits(cpu=1), decide(CgroupFacts((read_only,))), inside=True, layer="memory")
+    _, gaps = enforced_limits(Limits(cpu=0.5), decide(CgroupFacts((read_only,))), inside=True, layer="memory")
     assert "read-only" in gaps[0].why
 
 

@@ -16,6 +16,7 @@ from _socket import AF_INET, AF_INET6, inet_ntop
 from ...enforcement import Gap, Step
 from ...errors import PolicyNotEnforceable
 from ...launch.contract import Launch
+from ...limits.process_attributes import cpu_count, is_whole
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...linux.idmaps import FIRST_UNUSED, id_for_sandbox
@@ -130,7 +131,8 @@ class Landlock:
                 (os.fsencode(rule.path), kernel.bits(rule.rights & kept, "fs"), int(rule.optional))
                 for rule in granted
             ),
-            filter=seccomp.program(landlock_profile(plan)),
+            processors=cpu_count(plan.limits.cpu),
+            filter=seccomp.program(landlock_profile(plan), keeps_processors=_keeps_processors(plan)),
             brokered=1,
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
@@ -405,10 +407,25 @@ def _of_the_kernel(abi: int) -> Iterator[Gap]:
         yield Gap("parent", f"{newer}: if our launcher is killed, what the command started may live on", fix)
 
 
+def _keeps_processors(plan: Plan) -> bool:
+    if plan.limits.cpu is None:
+        return False
+    from ...limits.cgroup_layout import CgroupSupport
+    from ...limits.enforced import keeps_processors
+
+    return keeps_processors(plan.limits, CgroupSupport(()))
+
+
 def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
     yield from gateways.nobody_asks("Landlock", plan)
     yield from common.identity("Landlock", plan)
-    yield from common.limits("Landlock", plan, ("cpu", "disk"))
+    yield from common.limits("Landlock", plan, ("disk",))
+    if plan.limits.cpu is not None and not is_whole(plan.limits.cpu):
+        yield Gap(
+            "limits.cpu",
+            "Landlock cannot limit the use of a part of a CPU",
+            "use a whole number of cores, or leave limits.cpu out",
+        )
     writable = Ancestry({grant.path for grant in plan.grants if grant.access == "write"})
     below = [item.path for item in plan.hidden if writable.at_or_above(item.path) is not None]
     if below:

@@ -47,12 +47,30 @@ WAIT_KILLABLE = 1 << 5
 
 _SET_MODE_FILTER = 1
 _INSTRUCTION = 8  # bytes of a struct sock_filter
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # classic BPF: a word at an offset; a constant; the answer
+_ERRNO = 0x0005_0000
 
 
-def program(profile: str, machine: str | None = None) -> bytes:
-    """The compiled filter of `profile`, ready to be loaded."""
-    with open(prebuilt_path(profile, machine or syscalls.architecture()), "rb") as file:
-        return file.read()
+def program(profile: str, machine: str | None = None, *, keeps_processors: bool = False) -> bytes:
+    """The compiled filter of `profile`, ready to be loaded.
+
+    With `keeps_processors` nobody chooses the processors that a process is on: they stand in for a limit.
+    """
+    machine = machine or syscalls.architecture()
+    with open(prebuilt_path(profile, machine), "rb") as file:
+        whole = file.read()
+    return _refusing("sched_setaffinity", machine) + whole if keeps_processors else whole
+
+
+def _refusing(name: str, machine: str) -> bytes:
+    """Instructions to put before a program, whose jumps are all relative: they refuse one call (EPERM)."""
+    number = syscalls.number(name, machine)
+    instructions = (
+        (_LOAD, 0, 0, 0),  # the number is what seccomp_data begins with
+        (_EQUAL, 0, 1, number),
+        (_RETURN, 0, 0, _ERRNO | errno.EPERM),
+    )
+    return b"".join(struct.pack("<HBBI", *each) for each in instructions)
 
 
 def prebuilt_path(profile: str, machine: str) -> str:
