@@ -24,3 +24,10 @@ class Event(Value):
     rule: str
     allow: str = ""
     who: str = ""
+
+    def __str__(self) -> str:
+        """The event in a sentence, as a person reads it."""
+        from .display import shown
+
+        told = f"{self.kind}: {shown(self.what)}: {shown(self.rule)}"
+        return told + (f"; allow it with {shown(self.allow)}" if self.allow else "")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,7 @@ def test_an_option_of_something_else_is_told_where_it_belongs() -> None:
         ("network", "with_network"),
         ("envs", "env="),
         ("worspace", "did you mean 'workspace'"),
+        ("netwrk", "'network' belongs to a policy"),
     ):
         with pytest.raises(TypeError, match=said):
             Sandbox(**{name: 1})  # type: ignore[arg-type]
@@ -112,17 +115,64 @@ def test_a_pool_can_be_awaited() -> None:
     asyncio.run(work())
 
 
+def _refused(call: Callable[[], object]) -> str:
+    with pytest.raises(TypeError) as error:
+        call()
+    return str(error.value)
+
+
+def test_an_option_that_a_command_does_not_have_is_told_with_the_one_that_was_meant() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        wrong: dict[str, Any] = {"timeot": 1}
+        calls: tuple[Callable[[], object], ...] = (
+            lambda: sb.run("true", **wrong),
+            lambda: sb.run("true", user="root", **wrong),
+            lambda: sb.exec(["true"], **wrong),
+            lambda: sb.stream("true", **wrong),
+            lambda: sb.start("true", **wrong),
+            lambda: sb.session("s").run("true", **wrong),
+        )
+        for call in calls:
+            assert _refused(call) == "a command has no 'timeot'; did you mean 'timeout'?"
+        assert "sb.start" in _refused(lambda: sb.run("true", background=True))  # type: ignore[call-arg]
+        assert "with_limits" in _refused(lambda: sb.exec(["true"], memory="1G"))  # type: ignore[call-arg]
+        assert "sb.run()" in _refused(lambda: sb.start("true", stdin="x"))  # type: ignore[call-arg]
+        assert not sb.processes()
+
+    async def work() -> None:
+        async with AsyncSandbox(backend="namespaces") as awaited:
+            for call in (awaited.run, lambda word, **o: awaited.exec([word], **o), awaited.start):
+                with pytest.raises(TypeError, match="did you mean 'timeout'"):
+                    await call("true", timeot=1)
+
+    asyncio.run(work())
+
+
+def test_changes_and_events_are_short_to_read() -> None:
+    with Sandbox(backend="namespaces") as sb:
+        sb.run("echo 1 > f")
+        assert list(map(str, sb.diff())) == ["added /workspace/f"]
+        sb.run("mv f g")
+        assert list(map(str, sb.diff())) == ["added /workspace/g"]
+        event = sb.run("curl -s http://192.0.2.1/").violations[-1]
+        assert str(event).startswith("refused: network: the network is denied by the policy")
+
+
 def test_a_denied_network_is_told() -> None:
     with Sandbox(backend="namespaces") as sb:
         for line in (
             "curl -sS --max-time 20 https://example.com",
             "python3 -c 'import urllib.request as u; u.urlopen(\"http://example.com\")'",
             "python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'",
+            "curl -s http://192.0.2.1/",
+            "curl -s https://example.com > /dev/null 2>&1",
+            "wget -q http://example.com",
         ):
             got = sb.run(line)
             assert not got.ok
             assert "the network is denied" in got.why, got.stderr
             assert "Network.packages()" in got.violations[-1].allow
         assert sb.run("false").why == ""
+        assert sb.run("curl -s http://127.0.0.1:1/").why == ""
         assert sb.run("echo 'Could not resolve host'").why == ""
         assert "the network is denied" in sb.exec(["curl", "-sS", "http://example.com"]).why

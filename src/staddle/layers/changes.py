@@ -63,6 +63,15 @@ class Change(Value):
     conflict: str = ""
     elsewhere: bool = False
 
+    def __str__(self) -> str:
+        """Kind and path, as a person reads them: `modified /workspace/f`."""
+        from ..display import shown
+
+        told = f"{self.kind} {shown(self.path)}"
+        if self.old_path:
+            told += f" (from {shown(self.old_path)})"
+        return told + (f": {self.conflict}" if self.conflict else "")
+
     def below(self, at: str) -> Change:
         """The same change, with its paths below the directory `at`."""
         moved = self.replace(

@@ -7,7 +7,7 @@ from ..policy.limits import LONGEST_TIMEOUT, parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
     from threading import Event
     from typing import IO, Any, TypedDict
@@ -53,6 +53,14 @@ if TYPE_CHECKING:
 
 #: The default of every `timeout`: what the policy says. None is no end.
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
+
+
+def refuse_unknown(given: Iterable[str]) -> None:
+    """TypeError for an option that no command has, with the one that was meant or where it belongs."""
+    for name in given:
+        from .open.hints import unknown_command_option
+
+        raise TypeError(unknown_command_option(name))
 
 
 def shown(command: object) -> str | tuple[str, ...]:

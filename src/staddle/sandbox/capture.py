@@ -185,8 +185,11 @@ class CapturedCommand(CommandSpec):
         streamed: bool = False,
         program: bool = False,
         secrets: Secrets | None = None,
+        **unknown: object,
     ) -> None:
         """Check the arguments. With `program` it runs without a shell; `secrets` are hidden."""
+        if unknown:
+            arguments.refuse_unknown(unknown)
         self.command = command
         self.text = b"" if program else command_bytes(command)
         self.account: Account | None = None  # whose it is, if not the session's user's

@@ -141,6 +141,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def run(self, command: str, *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
 
+        Options: timeout, cwd, env, stdin, merge, check, output_limit, spill, on_stdout, on_stderr, cancel.
         With `user`, a name or a number, a shell of its own runs it, as that user of the sandbox: where the
         session is, with its exported variables. The session keeps its state.
         """
@@ -163,9 +164,10 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
 
-        It has the session's exported variables, and takes the options of `run`. A program that
-        is not there ends with 127, one that cannot be run with 126. While a command runs in the
-        session, it does not wait for that, and finds the directory and variables of before it.
+        It has the session's exported variables. Options: timeout, cwd, env, stdin, merge, check,
+        output_limit, spill, on_stdout, on_stderr, cancel. A program that is not there ends with 127, one that
+        cannot be run with 126. While a command runs in the session, it does not wait for that, and finds
+        the directory and variables of before it.
         """
         words = arguments.arguments(argv)
         return self._executed(words, words, options, spawn.account(self._now(), user))

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
-    from typing import Self
+    from typing import Never, Self
     from weakref import ReferenceType
 
     from ..launch.redaction import Secrets
@@ -101,6 +101,7 @@ class Session:
         merge: bool = False,
         output_limit: int | str | None = FROM_POLICY,
         cancel: threading.Event | None = None,
+        **unknown: Never,
     ) -> Result:
         """Run `command` in the shell and wait for its end. A command that fails is a result.
 
@@ -127,6 +128,7 @@ class Session:
             merge=merge,
             output_limit=output_limit,
             secrets=self._secrets,
+            **unknown,
         )
         me, hooks = self._entering(), self._hooks
         try:
@@ -158,6 +160,7 @@ class Session:
         spill: str | PathLike[str] | None = None,
         merge: bool = False,
         output_limit: int | str | None = FROM_POLICY,
+        **unknown: Never,
     ) -> Stream:
         """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
         spec = CapturedCommand(
@@ -172,6 +175,7 @@ class Session:
             output_limit=output_limit,
             streamed=True,
             secrets=self._secrets,
+            **unknown,
         )
         me, hooks = self._entering(), self._hooks
         try:

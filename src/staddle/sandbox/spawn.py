@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
 _PROMPT = r"\u@\h:\w\$ "
+#: All that `start` takes besides.
+START_OPTIONS = frozenset({"merge", "timeout", "on_stdout", "on_stderr"})
 
 
 def account(inside: OpenSandbox, user: object) -> Account | None:
@@ -87,6 +89,8 @@ def background(
     **following: Unpack[StartOptions],
 ) -> Process:
     """Start a program, or a text for a shell of its own, in the background. `start`: as hooks were told."""
+    if not following.keys() <= START_OPTIONS:
+        arguments.refuse_unknown(following.keys() - START_OPTIONS)
     timeout, merge = arguments.seconds(following.get("timeout")), bool(following.get("merge"))
     other = account(inside, user)
     if isinstance(command, str):

@@ -41,6 +41,22 @@ _OPTIONS = (
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
     *("labels", "identity", "environment", "base", "workdir"),
 )
+#: All that a command takes, `user` besides.
+_COMMAND_OPTIONS = (
+    *("timeout", "cwd", "env", "stdin", "on_stdout", "on_stderr", "check", "spill", "merge", "output_limit"),
+    *("cancel", "user"),
+)
+#: Options of commands elsewhere.
+_OF_OTHERS = {
+    "background": "another method: sb.start(...)",
+    "shell": "another method: sb.run('TEXT') has a shell, sb.exec([...]) has none",
+    "input": "stdin=",
+    "capture_output": "every command: result.stdout and result.stderr",
+    "text": "every command: result.stdout is text, result.stdout_bytes is not",
+    "stdout": "on_stdout=, or every command: result.stdout",
+    "stderr": "merge=True, or every command: result.stderr",
+    "workdir": "cwd=",
+}
 
 
 def unknown_option(name: str) -> str:
@@ -49,8 +65,25 @@ def unknown_option(name: str) -> str:
         return f"a sandbox has no {name!r}; it belongs to {_ELSEWHERE[name]}"
     from difflib import get_close_matches
 
-    near = get_close_matches(name, _OPTIONS, 1)
+    near = get_close_matches(name, (*_OPTIONS, *_ELSEWHERE), 1)
+    if near and near[0] in _ELSEWHERE:
+        return f"a sandbox has no {name!r}; {near[0]!r} belongs to {_ELSEWHERE[near[0]]}"
     return f"a sandbox has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def unknown_command_option(name: str) -> str:
+    """The sentence for an option that `run`, `exec`, `stream` or `start` does not have."""
+    from difflib import get_close_matches
+
+    known = {**_ELSEWHERE, **_OF_OTHERS}
+    if name in _COMMAND_OPTIONS:  # of another one of these
+        return f"this kind of command has no {name!r}; it belongs to sb.run() and sb.exec()"
+    if name not in known:
+        near = get_close_matches(name, (*_COMMAND_OPTIONS, *known), 1)
+        if not near or near[0] in _COMMAND_OPTIONS:
+            return f"a command has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        name = near[0]
+    return f"a command has no {name!r}; it belongs to {known[name]}"
 
 
 def checked_place(place: object, workspace: object) -> str | None:
