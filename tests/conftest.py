@@ -70,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: nothing of that is garbage
     if config.pluginmanager.hasplugin("hypothesispytest"):
         from hypothesis import HealthCheck, settings
 
@@ -89,6 +90,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Ten thousand tests are in memory: nobody who looks for garbage, or forks, need look at them.
     gc.collect()
     gc.freeze()
+    gc.enable()
     if file := session.config.getoption("collected"):
         Path(file).touch()
 

@@ -100,13 +100,13 @@ def test_help_has_plain_words(words: list[str]) -> None:
 
 def messages(source: str) -> list[tuple[int, str]]:
     """(line, text) of every text in this source that a user may read. Values of an f-string are {}."""
-    tree = ast.parse(source)
-    left_out = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(source)))
+    left_out = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             left_out |= {id(part) for part in node.values}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if id(node) in left_out:
             continue
         if isinstance(node, ast.JoinedStr):

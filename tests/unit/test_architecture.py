@@ -7,6 +7,7 @@ does one inside a function.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -89,7 +90,22 @@ class Import(NamedTuple):
 def trees() -> dict[str, ast.Module]:
     """Every source file, parsed, by its path relative to SOURCE."""
     paths = sorted(SOURCE.rglob("*.py"))
-    return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
+    gc.disable()  # half of the time would go into looking for garbage among two million nodes
+    try:
+        return {path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(), str(path)) for path in paths}
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@cache
+def statements(file: str) -> tuple[ast.AST, ...]:
+    """The file itself and every statement in it, however deep: imports and definitions are statements."""
+    found: list[ast.AST] = [trees()[file]]
+    for node in found:
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            found += getattr(node, name, ())
+    return tuple(found)
 
 
 def file_of(parts: tuple[str, ...]) -> str | None:
@@ -107,7 +123,7 @@ def imports_of(file: str) -> tuple[Import, ...]:
 
 def _imports_of(file: str) -> Iterator[Import]:
     package = tuple(file.split("/")[:-1])
-    for node in ast.walk(trees()[file]):
+    for node in statements(file):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 top, *rest = alias.name.split(".")
@@ -164,7 +180,7 @@ def test_imports_lead_down() -> None:
 def only_passes_on(file: str) -> bool:
     """Whether it is the file of a package and defines nothing but how its names are loaded."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    defined = [node.name for node in ast.walk(trees()[file]) if isinstance(node, kinds)]
+    defined = [node.name for node in statements(file) if isinstance(node, kinds)]
     return file.endswith("__init__.py") and set(defined) <= {"__getattr__", "__dir__"}
 
 
@@ -223,8 +239,8 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_a_class_name_stands_once() -> None:
     """A leading underscore does not make it another name."""
     places: dict[str, list[str]] = defaultdict(list)
-    for file, tree in trees().items():
-        for node in ast.walk(tree):
+    for file in trees():
+        for node in statements(file):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(f"{file}:{node.lineno}")
     twice = {name: where for name, where in places.items() if len(where) > 1}
@@ -285,8 +301,8 @@ def test_docstrings_do_not_begin_with_a_riddle() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     offenders = [
         f"src/staddle/{file}:{getattr(node, 'lineno', 1)} {found[0]} …"
-        for file, tree in trees().items()
-        for node in ast.walk(tree)
+        for file in trees()
+        for node in statements(file)
         if isinstance(node, kinds) and (found := RIDDLES.match(ast.get_docstring(node) or ""))
     ]
     assert not offenders, lines(offenders)
