@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -461,6 +462,18 @@ def test_a_wrapped_command_has_the_variables_and_the_directory_that_it_is_starte
     assert list(hidden.iterdir()) == []
     seen = wrap_bash_command(["pwd"], place, ["docs/**"])
     assert subprocess.run(seen, capture_output=True, check=False, cwd="/usr/lib").stdout == b"/usr/lib\n"
+    assert subprocess.run(seen, capture_output=True, check=False, cwd="/").stdout == b"/\n"
+
+
+def test_a_wrapped_command_that_is_started_in_a_temporary_directory_works_in_its_own() -> None:
+    """The sandbox's /tmp is private: what the host has in it is not there, but for what is granted."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as outside:
+        inside = Path(outside, "project")
+        (inside / "docs").mkdir(parents=True)
+        argv = wrap_bash_command(["pwd"], inside, ["docs/**"])
+        for cwd, where in ((outside, inside), (inside / "docs", inside / "docs")):
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=cwd)
+            assert (done.returncode, done.stdout) == (0, f"{where}\n"), done
 
 
 def test_without_openat2_the_jail_program_could_not_confine(

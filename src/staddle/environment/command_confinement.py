@@ -238,11 +238,16 @@ class CommandConfinement:
 
 
 def _visible(policy: Policy, directory: str, otherwise: str) -> str:
-    """`directory`, if a command with `policy` can start there."""
+    """`directory`, if a command with `policy` can start there.
+
+    Below a private directory there is only what is granted, whatever the host has there.
+    """
     try:
-        return compile(policy, cwd=directory).cwd
+        plan = compile(policy, cwd=directory)
     except PolicyError:
         return otherwise
+    is_private = any(covers(place.path, plan.cwd) and place.path != plan.cwd for place in plan.scratch)
+    return otherwise if is_private and not plan.shows(plan.cwd) else plan.cwd
 
 
 def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:
