@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ NO_CAUSE = {"UsageError": "what it says is the mistake on the command line, whic
 pytestmark = pytest.mark.same_for_everyone
 
 
+@functools.cache
 def constructors() -> list[tuple[str, str, ast.Call]]:
     """(place, kind, call) of every error that the source makes."""
     found = []
