@@ -187,7 +187,9 @@ class ShellBroker:
         else:
             pipes = CommandPipes(inside.uid, merged=merged)
             try:
-                spawned = inside.agent.spawn(argv, variables, request.directory, stdio=pipes.theirs)
+                spawned = inside.agent.spawn(
+                    argv, variables, request.directory, stdio=pipes.theirs, waits=True
+                )
             except BaseException:
                 pipes.close()
                 raise
