@@ -174,3 +174,14 @@ def test_a_pause_while_a_program_runs_ends_nothing(sb: Sandbox) -> None:
         sb.resume()
         sb.files.write("go", "")
         assert slow.result(60).exit_code == 7
+
+
+def test_nothing_inside_looks_into_it(sb: Sandbox) -> None:
+    assert _made_ahead(sb)
+    look = "echo $PPID; cat /proc/$PPID/maps /proc/$PPID/environ; ls /proc/$PPID /proc/$PPID/fd"
+    told = sb.exec(["sh", "-c", look])
+    assert told.stdout.split() == [told.stdout.split()[0]] != ["1"]
+    attach = "import ctypes, os; print(ctypes.CDLL(None, use_errno=True).ptrace(16, os.getppid(), 0, 0))"
+    assert sb.exec(["python3", "-I", "-c", attach]).stdout != "0\n"  # PTRACE_ATTACH
+    control = "sleep 5 & cat /proc/$!/environ | wc -c; ls /proc/$!/fd"
+    assert int(sb.exec(["sh", "-c", control]).stdout.split()[0]) > 0, "of another process it can be read"
