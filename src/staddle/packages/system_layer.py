@@ -236,6 +236,7 @@ class _Skeleton:
         """With `whole`, what not everybody may look into is repeated as well."""
         self._place, self._owner, self._host = place, owner, host
         self._whole = whole
+        self._counting: set[int] = set()  # devices on which links of directories are counted
         self._room = _MOST
         self._umask = _umask()
 
@@ -380,9 +381,17 @@ class _Skeleton:
     def _below(self, path: str) -> list[str]:
         source = self._host + path
         try:
-            if self._whole or os.stat(source).st_mode & _EVERYBODY == _EVERYBODY:
+            status = os.stat(source)
+            if self._whole or status.st_mode & _EVERYBODY == _EVERYBODY:
+                # A directory is linked from its own place, itself and each directory in it. Not every file
+                # system counts so; where one was seen to, most directories need not be read.
+                if status.st_nlink == 2 and status.st_dev in self._counting:
+                    return []
                 with os.scandir(source) as entries:
-                    return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                    found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                if len(found) > 1 and status.st_nlink == len(found) + 2:
+                    self._counting.add(status.st_dev)
+                return found
         except OSError:
             pass  # gone meanwhile, or closed to us
         os.setxattr(self._place + path, *_OPAQUE)

@@ -14,6 +14,7 @@ from staddle.packages.system_layer import (
     merged_accounts,
     mounted_below,
     parts,
+    repeated,
     without_credentials,
 )
 from staddle.policy.paths import ROOT_HOME
@@ -154,3 +155,21 @@ def test_what_has_mounts_in_it_is_told() -> None:
         b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /usr/local rw - ext4 b rw\n3 1 0:3 / /optional rw - x y rw\n"
     )
     assert mounted_below(("/usr", "/opt", "/etc"), rows) == ["/usr"]
+
+
+def test_every_directory_is_repeated_also_where_directories_are_told_by_their_links(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for path in ("a/b/c/d", "a/e", "f", "g/h/i", "g/j"):
+        (source / path).mkdir(parents=True)
+        (source / path / "file").touch()
+    (source / "f/link").symlink_to("../a")
+    (tmp_path / "place").mkdir()
+    repeated(str(source), str(tmp_path / "place"), os.getuid())
+
+    def directories(root: Path) -> set[str]:
+        return {
+            str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir() and not path.is_symlink()
+        }
+
+    assert directories(tmp_path / "place") == directories(source)
+    assert not [path for path in (tmp_path / "place").rglob("*") if not path.is_dir()]
