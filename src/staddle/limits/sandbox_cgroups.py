@@ -200,15 +200,17 @@ class SandboxCgroups:
         They end with the sandbox's first one, after some milliseconds in which their view is unmounted.
         """
         self.prewarmed_meter = None
-        end = time.monotonic() + (0 if self._is_frozen else _LONG_GRACE)
+        end, pause = time.monotonic() + (0 if self._is_frozen else _LONG_GRACE), 0.0005
 
         def close() -> None:
+            nonlocal pause
             if self._remove():
                 return
             if time.monotonic() > end:
                 self.close()
                 return
-            time.sleep(0.001)
+            pause = min(pause * 2, 0.008)
+            time.sleep(pause)
             do_later(close)
 
         do_later(close)
@@ -219,9 +221,10 @@ class SandboxCgroups:
 
     def _remove(self) -> bool:
         for place, path in list(self._directories.items()):
-            if removed(path):
-                del self._directories[place]
-        return not self._directories
+            if not removed(path):
+                return False  # nor can the others be: a process is in all of them
+            del self._directories[place]
+        return True
 
 
 def removed(path: str) -> bool:
