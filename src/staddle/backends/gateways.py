@@ -31,11 +31,12 @@ def reaches_out(plan: Plan) -> bool:
 
 
 def open_socket(
-    plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False
+    plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False, copies: bool = False
 ) -> tuple[GatewayLog | None, tuple[int, ...]]:
     """Open the socket pair of a gateway that the launcher will start: (the log on our end, both ends).
 
-    `lasting` is for a launcher that does not hold on to our end: see `network.host.starting.new_line`.
+    `lasting` is for a launcher that does not hold on to our end: see `gateway_process.new_socket`. With
+    `copies` the launcher sends the gateway's sockets to us as well, by a third end; the log keeps them.
     """
     if not reaches_out(plan):
         return None, ()
@@ -44,7 +45,10 @@ def open_socket(
 
     ours, theirs = new_socket(plan.network, GatewayBounds(asks=plan.asks), lasting=lasting)
     told = GatewayLog(ours, os.path.basename(command[0]))
-    return told, (give.keep(theirs.detach()), give.keep(os.dup(ours.fileno())))
+    ends = [give.keep(theirs.detach()), give.keep(os.dup(ours.fileno()))]
+    if copies:
+        ends.append(give.keep(told.keep_copies()))
+    return told, tuple(ends)
 
 
 def rows(plan: Plan) -> tuple[NetworkRow, ...]:

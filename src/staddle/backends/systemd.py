@@ -223,7 +223,7 @@ def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         status = give.keep(write)
-        gateway_log, ends = gateways.open_socket(plan, give, command)
+        gateway_log, ends = gateways.open_socket(plan, give, command, copies=True)
         asked = spec(plan, layout, found, command, status=status, gateway=ends)
         file = give.holding(systemd_spec.encode(asked))
         return Launch(

@@ -36,9 +36,9 @@ class PreludeSpec(Value):
     #: The descriptor on which a failure is told; bubblewrap tells on it, too. And who asked for all this.
     status: int
     launcher: int
-    #: What is made in the network namespace, and the two ends of the gateway's socket pair: its own and ours.
+    #: What is made in the network namespace, and the ends of the gateway's sockets: see `CommandGateway`.
     network: tuple[NetworkRow, ...]
-    gateway: tuple[int, int]
+    gateway: tuple[int, ...]
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
     user_namespace: int
     mount_namespace: int

@@ -22,12 +22,19 @@ _PATIENCE = 20_000
 
 
 class CommandGateway:
-    """A started gateway: it gets sockets on `socket`, and reports on `ready` that it has them."""
+    """A started gateway: it gets sockets on `socket`, and reports on `ready` that it has them.
+
+    `copies` (-1: there is none) leads to the host program, which gives them to another one if it is killed.
+    """
 
     def __init__(self, ends: tuple[int, ...]) -> None:
-        """Start it. `ends` are those of its socket pair: its own, and ours. NotStarted when that fails."""
+        """Start it. `ends` are those of its socket pair, its own and ours, and that of `copies`.
+
+        NotStarted when that fails.
+        """
         self.pid = 0
-        theirs, self.socket = ends
+        theirs, self.socket, *copies = ends
+        self.copies = copies[0] if copies else -1
         self.ready, send = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = spawn(theirs, send)
@@ -39,11 +46,15 @@ class CommandGateway:
             os.close(send)
 
     @classmethod
-    def elsewhere(cls, socket: int, ready: int) -> CommandGateway:
+    def elsewhere(cls, socket: int, ready: int, copies: int = -1) -> CommandGateway:
         """A gateway that another process has started, by its descriptors."""
         made = cls.__new__(cls)
-        made.pid, made.socket, made.ready = 0, socket, ready
+        made.pid, made.socket, made.ready, made.copies = 0, socket, ready, copies
         return made
+
+    def descriptors(self) -> tuple[int, ...]:
+        """Return the descriptors that `elsewhere` takes."""
+        return (self.socket, self.ready, *(() if self.copies < 0 else (self.copies,)))
 
     def end(self) -> None:
         """Shut its socket down, and wait for it: it is a child of this process."""
@@ -64,10 +75,12 @@ class CommandGateway:
 
         ready = setup.prepare(decoded(network))
         try:
-            socket_handoff.hand_over(self.socket, ready)
+            socket_handoff.hand_over(self.socket, ready, copies=self.copies)
         except (BrokenPipeError, ConnectionError):
             raise NotStarted(CONFINEMENT, "the network gateway has exited") from None
         os.close(self.socket)
+        if self.copies >= 0:
+            os.close(self.copies)
 
     def await_ready(self) -> None:
         """Return once it is confined and has the sockets: nothing is exec'd before."""

@@ -147,7 +147,7 @@ class _Work:
 
     def kept(self) -> tuple[int, ...]:
         """Descriptors that lead to the gateway, and that of the file in which we tell."""
-        gateway = () if self.gateway is None else (self.gateway.socket, self.gateway.ready)
+        gateway = () if self.gateway is None else self.gateway.descriptors()
         return (*gateway, *self.tally)
 
 

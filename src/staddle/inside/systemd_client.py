@@ -70,7 +70,7 @@ def _run(spec: systemd_spec.SystemdSpec, file: int) -> int:
     gateway = CommandGateway(spec.gateway)  # our child, in the host's network; the unit has none of it
     os.close(spec.gateway[0])
     try:
-        return _Client(spec, file, (gateway.socket, gateway.ready)).run()
+        return _Client(spec, file, gateway.descriptors()).run()
     finally:
         gateway.end()
 
@@ -85,7 +85,7 @@ def _spec(file: int) -> systemd_spec.SystemdSpec:
     try:
         return systemd_spec.decode(parent_process.contents(os.dup(file)))
     except (OSError, ValueError) as error:
-        raise NotStarted(ARGUMENTS, f"there are no a specification in descriptor {file}: {error}") from None
+        raise NotStarted(ARGUMENTS, f"there is no specification in descriptor {file}: {error}") from None
 
 
 class _Client:

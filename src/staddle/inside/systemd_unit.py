@@ -57,7 +57,7 @@ def _unit(control: _socket.socket) -> int:
     process.block_signals(HANDLED)
     _check_unit(spec)
     first, report = namespace_init.start(spec, stdio, gateway)
-    for fd in (*stdio, *((gateway.socket, gateway.ready) if gateway else ())):
+    for fd in (*stdio, *(gateway.descriptors() if gateway else ())):
         os.close(fd)
     return _attend(control, first, report)
 
@@ -66,7 +66,7 @@ def _receive(
     control: _socket.socket,
 ) -> tuple[tuple[int, ...], systemd_spec.SystemdSpec, CommandGateway | None]:
     """The command's descriptors, the specification, and the gateway. Only the client holds the other end."""
-    message, received = receive(control, 16, most=6)
+    message, received = receive(control, 16, most=7)
     if message != SPEC or len(received) < 4:
         os._exit(CONFINEMENT)  # the client has ended before it asked for anything
     *stdio, file = received[:4]

@@ -92,7 +92,7 @@ def check(spec: NamespaceSpec) -> None:
     """Malformed for what cannot be meant."""
     if spec.uid < 0 or spec.gid < 0 or spec.unprivileged_uid == 0:
         raise Malformed("no process in a sandbox is the host's root")
-    if len(spec.gateway) not in (0, 2):
+    if len(spec.gateway) not in (0, 2, 3):
         raise Malformed("a line has two ends")
     try:
         spec.operations()

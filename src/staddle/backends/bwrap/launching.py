@@ -109,7 +109,7 @@ def _launch(
             built = staged_view.build_as_user(ours)
     # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
     status = give.holding(b"")
-    gateway_log, ends = gateways.open_socket(plan, give, command, lasting=True)
+    gateway_log, ends = gateways.open_socket(plan, give, command, lasting=True, copies=True)
     if gateway_log is None:
         enter = _entering(starter, built, give)
     else:
@@ -187,13 +187,13 @@ def _connecting(
     from ...inside import bwrap_prelude
     from ...launch.contract import helper_command
 
-    status, theirs, ours = fds
+    status, *ends = fds
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
     orders = bwrap_prelude.PreludeSpec(
         status=status,
         launcher=os.getpid(),
         network=gateways.rows(plan),
-        gateway=(theirs, ours),
+        gateway=tuple(ends),
         user_namespace=user,
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
         unprivileged_uid=-1 if starter.unprivileged_uid is None else starter.unprivileged_uid,

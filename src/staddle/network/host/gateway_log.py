@@ -35,6 +35,18 @@ class GatewayLog:
         self._more = 0
         self._child = 0
         self._approvals: ApprovalCalls | None = None
+        self._copies: _socket.socket | None = None
+
+    def keep_copies(self) -> int:
+        """The end of a socket by which the launcher sends copies of the gateway's sockets."""
+        pair = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
+        self._copies, theirs = pair
+        return theirs.detach()
+
+    def take_copies(self) -> _socket.socket | None:
+        """The other end, to be read when they are needed."""
+        copies, self._copies = self._copies, None
+        return copies
 
     def fileno(self) -> int:
         """Becomes readable when there is something to read; -1 once it is finished."""
@@ -102,6 +114,8 @@ class GatewayLog:
         """Close the socket without waiting for the gateway, which goes on."""
         with self._lock:
             self._socket.close()
+            if self._copies is not None:
+                self._copies.close()
 
     def _attend(self) -> None:
         poll = select.poll()

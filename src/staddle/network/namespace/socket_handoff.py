@@ -48,21 +48,41 @@ class PreparedSockets(Value):
     tells: bool = False
 
 
-def hand_over(socket: int, ready: PreparedSockets) -> None:
-    """Send the prepared sockets over the UNIX socket `socket`, and close ours."""
+def hand_over(socket: int, ready: PreparedSockets, *, copies: int = -1) -> None:
+    """Send the prepared sockets over the UNIX socket `socket`, and close ours.
+
+    The same over `copies`, if given. There they wait to be needed; it goes on if they cannot be sent.
+    """
     channel = _socket.socket(fileno=os.dup(socket))
+    another = _socket.socket(fileno=os.dup(copies)) if copies >= 0 else None
     try:
         whole = list(ready.sockets)
         first = True
         while whole or first:
             now, whole = whole[:MOST_DESCRIPTORS], whole[MOST_DESCRIPTORS:]
             order = Sockets(tuple(label for label, _ in now), ready.redirects, ready.v6)
-            send(channel, encode_sockets(order), [each.fileno() for _, each in now])
+            message, descriptors = encode_sockets(order), [each.fileno() for _, each in now]
+            send(channel, message, descriptors)
+            if another is not None:
+                another = _copied(another, message, descriptors)
             first = False
     finally:
         channel.close()
+        if another is not None:
+            another.close()
         for _, each in ready.sockets:
             each.close()
+
+
+def _copied(channel: _socket.socket, message: bytes, descriptors: list[int]) -> _socket.socket | None:
+    """The same channel, or None if it takes no more: only so many descriptors may be on their way."""
+    channel.settimeout(0)
+    try:
+        send(channel, message, descriptors)
+    except OSError:
+        channel.close()
+        return None
+    return channel
 
 
 def stock(count: int) -> PreparedSockets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import select
 import threading
@@ -12,6 +13,7 @@ from collections import deque
 from ...errors import LaunchFailed, StaddleError
 from ...events import Event
 from ...ipc.descriptors import receive
+from ...ipc.gateway_messages import MOST_DESCRIPTORS
 from ...network.host import forward, gateway_process
 from ...network.host.gateway_watch import GATEWAY_WATCH
 from ...policy.network import Network
@@ -41,6 +43,38 @@ _POLL = 500
 _MOST_RESTARTS, _RESTARTS_WITHIN = 5, 60.0
 
 
+class SocketCopies:
+    """Copies of the sockets that a launcher gave its gateway, for another one in its place.
+
+    They wait in a socket of ours until they are needed.
+    """
+
+    def __init__(self, socket: _socket.socket) -> None:
+        socket.setblocking(False)
+        self._socket = socket
+        self._all: list[tuple[bytes, list[int]]] = []
+
+    def give(self, gateway: gateway_process.GatewayProcess) -> None:
+        """Give them to a gateway. LaunchFailed if that has ended; OSError if there are none."""
+        try:
+            while (found := receive(self._socket, _LONGEST, most=MOST_DESCRIPTORS))[0]:
+                self._all.append(found)
+        except BlockingIOError:
+            pass  # the launcher has them open all the same
+        if not self._all:
+            raise OSError(errno.ENOENT, "there is no copy of its sockets")
+        for message, descriptors in self._all:
+            gateway.pass_on(message, descriptors)
+
+    def close(self) -> None:
+        """Close them."""
+        self._socket.close()
+        for _, descriptors in self._all:
+            for fd in descriptors:
+                os.close(fd)
+        self._all.clear()
+
+
 class SandboxNetwork:
     """The network of one sandbox on this side. Thread-safe.
 
@@ -53,11 +87,13 @@ class SandboxNetwork:
         on_connect: OnConnect | None = None,
         *,
         gateway_socket: _socket.socket | None = None,
+        copies: _socket.socket | None = None,
         filtered: bool = False,
     ) -> None:
         """If it is `filtered`, the gateway is started at once: it takes a moment to be there.
 
-        `gateway_socket` leads to one that the launcher starts and gives its sockets to.
+        `gateway_socket` leads to one that the launcher starts and gives its sockets to; on `copies` it sends
+        them once more.
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
@@ -78,6 +114,7 @@ class SandboxNetwork:
         #: Called with every event, while the lock is held.
         self.on_event: Callable[[Event], None] | None = None
         self._given = gateway_socket is not None
+        self._copies = None if copies is None else SocketCopies(copies)
         if gateway_socket is not None:
             self._watch(gateway_process.GatewayProcess(gateway_socket, 0))
         elif filtered:
@@ -182,6 +219,8 @@ class SandboxNetwork:
             gateway.close()
         if handoff is not None:
             handoff.close()
+        if self._copies is not None:
+            self._copies.close()
 
     def _attached(self, agent: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
         if self._handoff is None:
@@ -235,15 +274,18 @@ class SandboxNetwork:
         """Start a gateway as the first one was. None when it was killed, too, or none may be started."""
         now = time.monotonic()
         is_often = len(self._restarts) == _MOST_RESTARTS and now - self._restarts[0] < _RESTARTS_WITHIN
-        self._has_failed = self._closed or self._given or is_often
+        self._has_failed = self._closed or is_often or (self._given and not self._copies)
         if self._has_failed:
             return None
         self._restarts.append(now)
         started: gateway_process.GatewayProcess | None = None
         try:
             started = _started(*self._settings)
-            if self._handoff is not None:
+            if self._copies is not None:
+                self._copies.give(started)
+            elif self._handoff is not None:
                 forward.listen_again(started, self._handoff.fileno())
+            if self._handoff is not None:
                 for port in self._exposed:
                     port.serve(started, self._handoff.fileno())
             return started

@@ -107,8 +107,10 @@ def _network(
         return None
     from .network import SandboxNetwork
 
-    socket = None if launch.gateway_log is None else launch.gateway_log.take_socket()
-    return SandboxNetwork(plan, on_connect, gateway_socket=socket)
+    log = launch.gateway_log
+    if log is None:
+        return SandboxNetwork(plan, on_connect)
+    return SandboxNetwork(plan, on_connect, gateway_socket=log.take_socket(), copies=log.take_copies())
 
 
 def _end(
