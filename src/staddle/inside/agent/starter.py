@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 #: It is made for the second program: a sandbox may run one and no more.
 _WORTH_IT = 2
 #: Milliseconds for what takes a fraction of one. A program in the sandbox may stop it.
-_PATIENCE = 200
+_PATIENCE = 1000
 #: One that was ended or stopped so often is not made again.
 _MOST_FAILURES = 3
 #: After so many seconds without a program it is ended, for the memory that it takes.
