@@ -38,7 +38,7 @@ class PreludeSpec(Value):
     launcher: int
     #: What is made in the network namespace, and the ends of the gateway's sockets: see `CommandGateway`.
     network: tuple[NetworkRow, ...]
-    gateway: tuple[int, ...]
+    gateway: tuple[int, int, int]
     #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
     user_namespace: int
     mount_namespace: int
@@ -55,7 +55,7 @@ def encode(spec: PreludeSpec) -> bytes:
 
 
 def decode(data: bytes) -> PreludeSpec:
-    """The a specification in `data`, or Malformed."""
+    """The specification in `data`, or Malformed."""
     return wire.unpack(MAGIC, data, PreludeSpec, _SHAPES)
 
 

@@ -440,13 +440,13 @@ def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
     assert variables[b"HTTPS_PROXY"].endswith(b"@127.0.0.1:%d" % row[2])
 
 
-@pytest.mark.parametrize("limit", ["cpu", "disk"])
-def test_other_limits_cannot_be_held(limit: str) -> None:
-    assert names(plan(limits=Limits(**{limit: 1})), documented=False) == {f"limits.{limit}"}
+@pytest.mark.parametrize(("limit", "value"), [("cpu", 0.5), ("disk", 1)])
+def test_other_limits_cannot_be_held(limit: str, value: float) -> None:
+    assert names(plan(limits=Limits(**{limit: value})), documented=False) == {f"limits.{limit}"}
 
 
 def test_limits_that_can_be_held_are_no_gap() -> None:
-    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory=1, processes=1)
+    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory=1, processes=1, cpu=1)
     assert names(plan(limits=held), documented=False) == set()
 
 

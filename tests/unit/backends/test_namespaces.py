@@ -137,7 +137,7 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         host_cgroups, "support", lambda: cgroup_layout.decide(cgroup_layout.CgroupFacts(()))
     )  # a host without control groups
     made = plan(
-        limits=Limits(memory="1G", cpu=1, processes=5, disk="1G"),
+        limits=Limits(memory="1G", cpu=0.5, processes=5, disk="1G"),
         grants=(write("/w"),),
         hidden=(hidden("/w/x", "missing"),),
     )

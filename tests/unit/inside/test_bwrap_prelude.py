@@ -7,7 +7,7 @@ import pytest
 from staddle.inside.bwrap_prelude import PreludeSpec, decode, encode
 from staddle.ipc.wire import Malformed
 
-ORDERS = PreludeSpec(3, 1234, ((b"gate", b"\0\0\0\0", 0, b""),), (4, 5), -1, 6, 70000)
+ORDERS = PreludeSpec(3, 1234, ((b"gate", b"\0\0\0\0", 0, b""),), (4, 5, 6), -1, 7, 70000)
 
 
 def test_they_come_back_as_they_were() -> None:
@@ -15,7 +15,7 @@ def test_they_come_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"gateway": ()}, {"gateway": (1,)}, {"network": ((b"gate",),)}, {"status": b"3"}]
+    "wrong", [{"gateway": ()}, {"gateway": (1, 2)}, {"network": ((b"gate",),)}, {"status": b"3"}]
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(Malformed):

@@ -187,13 +187,13 @@ def _connecting(
     from ...inside import bwrap_prelude
     from ...launch.contract import helper_command
 
-    status, *ends = fds
+    status, theirs, ours, copies = fds
     user = -1 if built is None or built.user_namespace is None else give.keep(built.user_namespace)
     orders = bwrap_prelude.PreludeSpec(
         status=status,
         launcher=os.getpid(),
         network=gateways.rows(plan),
-        gateway=tuple(ends),
+        gateway=(theirs, ours, copies),
         user_namespace=user,
         mount_namespace=-1 if built is None else give.keep(built.mount_namespace),
         unprivileged_uid=-1 if starter.unprivileged_uid is None else starter.unprivileged_uid,
