@@ -51,7 +51,7 @@ async def served(workspace: Path, *options: str, **given: Any) -> AsyncIterator[
     server = StdioServerParameters(
         command=SERVER[0], args=[*SERVER[1:], *options, str(workspace)], env=variables
     )
-    async with Client(stdio_client(server), **given) as client:
+    async with Client(stdio_client(server, errlog=sys.stderr), **given) as client:
         yield client
 
 
