@@ -316,13 +316,17 @@ def test_groups_of_a_sandbox_that_ended_while_it_waited_are_removed_and_no_other
         close_all(cgroups_ahead.cgroup_fds())  # of two, which nobody enters
         before = list(cgroups_ahead._waiting)
         cgroup_fds = cgroups_ahead.cgroup_fds()
+        lost = cgroups_ahead._waiting[-1]
         pid = os.fork()
         if pid == 0:
             cgroups.enter(cgroup_fds)
+            time.sleep(60)
             os._exit(0)
         close_all(cgroup_fds)
+        assert until(lost.members)
+        cgroups_ahead.restock()  # which sees that somebody is there
+        os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        lost = cgroups_ahead._waiting[-1]
         assert until(lambda: not lost.members())
         cgroups_ahead.restock()
         assert cgroups_ahead._waiting == before

@@ -28,7 +28,7 @@ class PrewarmedCgroups:
     def __init__(self, family: CgroupTree, spares: int, *, owned: bool = False) -> None:
         """`owned`: the family has no other groups, and ends with these."""
         self._family, self._owned = family, owned
-        self._spares = self._missing = spares  # beside the one that comes with each request
+        self._missing = spares  # beside the one that comes with each request
         self._turn = _thread.allocate_lock()
         self._waiting: list[SandboxCgroups] = []
         self._entered: set[SandboxCgroups] = set()  # of those that wait
@@ -104,17 +104,14 @@ class PrewarmedCgroups:
     def _remove_lost(self) -> None:
         """Remove the cgroups of sandboxes that ended before they were taken: empty after a shell was there.
 
-        One that nobody has entered yet may still be entered. Each of them was replaced by another one: there
-        are none while no more wait than there are spares.
+        One that nobody has entered yet may still be entered.
         """
         lost = []
         with self._turn:
-            if len(self._waiting) <= self._spares:
-                return
             for group in tuple(self._waiting):
                 if group.members():
                     self._entered.add(group)
-                elif group in self._entered or GroupMeter(group).has_run:
+                elif group in self._entered:
                     lost.append(group)
                     self._waiting.remove(group)
             self._entered &= set(self._waiting)
