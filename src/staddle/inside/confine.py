@@ -94,11 +94,6 @@ def become_command(
     """
     open_files = confine(spec, ruleset, guardian, broker, kept=kept)
     last()
-    run_confined(spec, open_files)
-
-
-def run_confined(spec: ExecSpec, open_files: tuple[int, int] | None) -> NoReturn:
-    """Exec the command; this process is confined, and in the command's directory. Raises NotStarted."""
     if open_files:  # last: so few may be allowed that we could not have done the rest
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
     execute(spec.argv, dict(item.split(b"=", 1) for item in spec.environment))
@@ -120,7 +115,7 @@ def confine(
         if os.getppid() != guardian:
             raise NotStarted(CONFINEMENT, "the supervisor has exited")
     os.umask(0o022)
-    enter_directory(spec.directory)
+    _enter_directory(spec.directory)
     limits = {resource: (soft, hard) for resource, soft, hard in spec.rlimits}
     open_files = limits.pop(process.RLIMIT_NOFILE, None)
     _checked("limits cannot be set", process.set_rlimits, limits)
@@ -133,21 +128,16 @@ def confine(
         _checked("Landlock does not take the rules", ruleset.restrict)
         ruleset.close()
     if spec.filter:
-        load_filter(spec, broker)
+        listener = _load_filter(spec)
+        if spec.brokered:
+            _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
+        if not process.is_filtered():
+            raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
     process.default_signals()
     return open_files
 
 
-def load_filter(spec: ExecSpec, broker: int = -1) -> None:
-    """Load the system call filter; its listener goes to `broker`, if it has one."""
-    listener = _load_filter(spec)
-    if spec.brokered:
-        _checked("the filter has no supervisor", process.send_descriptor, broker, listener)
-    if not process.is_filtered():
-        raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
-
-
-def enter_directory(directory: bytes) -> None:
+def _enter_directory(directory: bytes) -> None:
     """Go where the command starts. NotStarted when that cannot be entered."""
     try:
         os.chdir(directory)

@@ -93,7 +93,7 @@ def check(spec: NamespaceSpec) -> None:
     if spec.uid < 0 or spec.gid < 0 or spec.unprivileged_uid == 0:
         raise Malformed("no process in a sandbox is the host's root")
     if len(spec.gateway) not in (0, 2, 3):
-        raise Malformed("a line has two ends")
+        raise Malformed("the gateway has two ends, and one for copies or none")
     try:
         spec.operations()
     except ValueError as error:

@@ -109,11 +109,6 @@ class GroupMeter:
         """The most memory that there can have been, by what was seen at the end of commands."""
         return _UNKNOWN if self._known("peak") is None else self._group.highest
 
-    @property
-    def has_run(self) -> bool:
-        """Whether anything has run in it, as far as the processors' time is counted."""
-        return any(self._cpu())
-
     def files(self) -> int:
         """Bytes of memory that files in it take now."""
         return self._read("files") or 0

@@ -116,6 +116,17 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="root",  # an ordinary user's programs are no real-time processes
     ),
+    "nothing looks into the starter of programs": HostSwitch(
+        Edit(
+            "inside/agent/starter.py",
+            "    process.dumpable(False)  # becoming another user may have changed it\n",
+            "    process.dumpable(True)\n",
+        ),
+        "tests/kernel/test_programs_ahead.py",
+        "looks_into_it",
+        starts=True,
+        only="user",  # root's starter has an id of its own
+    ),
     "processors that stand in for a limit: no others": HostSwitch(
         Edit("linux/seccomp/__init__.py", " + whole if keeps_processors else whole", " and whole"),
         "tests/kernel/test_cpu_affinity.py",

@@ -52,7 +52,7 @@ _seen: dict[int, ProcessEntry] = {}
 
 
 def table() -> dict[int, ProcessEntry]:
-    """All processes that can be seen. Those of HIDDEN are in it as if they were dead: nobody signals them."""
+    """List all processes that can be seen, and those of HIDDEN as dead ones, which are not signalled."""
     found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
     for name in os.listdir("/proc"):
         if name.isdigit() and (entry := _entry(int(name))) is not None:
