@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from staddle import Identity, Policy, Reason, Sandbox
 from staddle.forkserver import client
+from staddle.forkserver.connection import ForkServerClient
 from staddle.layers import trash
+from staddle.limits.prewarm import PrewarmedCgroups
+from staddle.linux.fileio import read_if_there
 from staddle.sandbox.workspace import stores
 from tests.support.waiting import until
 
@@ -90,13 +94,35 @@ def test_limits_are_put_on_it(tmp_path: Path) -> None:
 def test_when_all_spares_were_killed_another_one_is_made(place: Path) -> None:
     # As when memory is needed.
     servers = [server for server in client._servers.values() if not server.ended]
-    spares = [
-        pid for server in servers for cloner in _children(server._process.pid) for pid in _children(cloner)
-    ]
-    assert spares
-    for pid in spares:
+    assert until(lambda: all(_is_entered(server.cgroups) for server in servers if server.cgroups is not None))
+    before = {pid for server in servers for pid in _spares(server)}
+    assert before
+    for pid in before:
         os.kill(pid, signal.SIGKILL)
-    assert take(place, "cat file") == "old"
+    for server in servers:
+        if server.cgroups is not None:  # it sees that they are empty, and removes them
+            assert until(partial(_is_tidied, server.cgroups))
+    for _ in range(3):
+        assert take(place, "cat file") == "old"
+
+    def is_full(server: ForkServerClient) -> bool:
+        return len(set(_spares(server)) - before) == server._config.spares
+
+    assert until(lambda: any(map(is_full, servers))), "the one that was asked has as many as before"
+
+
+def _spares(server: ForkServerClient) -> list[int]:
+    return [pid for cloner in _children(server._process.pid) for pid in _children(cloner)]
+
+
+def _is_entered(cgroups: PrewarmedCgroups) -> bool:
+    cgroups.restock()  # sees who is there
+    return all(group.members() for group in cgroups._waiting)
+
+
+def _is_tidied(cgroups: PrewarmedCgroups) -> bool:
+    cgroups.restock()
+    return not any(group.members() for group in cgroups._waiting)
 
 
 def test_when_the_shell_of_a_spare_was_killed_another_one_is_taken(place: Path) -> None:
@@ -104,9 +130,8 @@ def test_when_the_shell_of_a_spare_was_killed_another_one_is_taken(place: Path) 
     servers = [server for server in client._servers.values() if not server.ended]
 
     def shells() -> list[int]:
-        cloners = [pid for server in servers for pid in _children(server._process.pid)]
-        found = [pid for cloner in cloners for spare in _children(cloner) for pid in _children(spare)]
-        return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "bash\n"]
+        found = [pid for server in servers for spare in _spares(server) for pid in _children(spare)]
+        return [pid for pid in found if read_if_there(f"/proc/{pid}/comm") == b"bash\n"]
 
     until(shells)
     for pid in shells():
@@ -115,7 +140,7 @@ def test_when_the_shell_of_a_spare_was_killed_another_one_is_taken(place: Path) 
 
 
 def _children(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(word) for word in read_if_there(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 def test_many_at_once_have_each_their_own(place: Path) -> None:

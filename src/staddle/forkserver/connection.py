@@ -43,10 +43,11 @@ class _NeedCgroups(Exception):
 
 
 class ForkReply:
-    """Reply of the fork server: the agent's socket, and its home layer's name."""
+    """Reply of the fork server: the agent's socket, its home layer's name, how many spares lack cgroups."""
 
-    def __init__(self, descriptors: list[int], layer: str, *, waited: bool) -> None:
-        self.descriptors, self.layer, self._waited = descriptors, layer, waited
+    def __init__(self, descriptors: list[int], layer: str, *, waited: bool, missing_groups: int = 0) -> None:
+        self.descriptors, self.layer, self.missing_groups = descriptors, layer, missing_groups
+        self._waited = waited
 
     @property
     def has_been_killed(self) -> bool:
@@ -145,6 +146,8 @@ class ForkServerClient:
             try:
                 asked = request.replace(extra_fds=request.extra_fds + len(cgroup_fds))
                 found = self._take(view, asked, [*extra_fds, *cgroup_fds])
+                if found is not None:
+                    cgroups.missing = found.missing_groups
                 do_later(cgroups.restock)
                 return found
             except _NeedCgroups:
@@ -171,7 +174,10 @@ class ForkServerClient:
         is_given = answer[:1] in (records.TAKEN, records.MADE)
         if not is_given or len(descriptors) != (0 if request.alone else 1):
             raise _failed(answer)
-        return ForkReply(descriptors, os.fsdecode(answer[1:]), waited=answer[:1] != records.MADE)
+        if request.alone:
+            return ForkReply(descriptors, "", waited=True)
+        waited, missing, layer = answer[:1] != records.MADE, answer[1:2], os.fsdecode(answer[2:])
+        return ForkReply(descriptors, layer, waited=waited, missing_groups=int.from_bytes(missing, "big"))
 
     def _asked(
         self, request: records.SandboxRequest, extra_fds: Sequence[int], borrowed: Sequence[int]

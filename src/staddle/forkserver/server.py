@@ -38,7 +38,7 @@ from .cloner import Cloner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
     from ..ipc.forkserver_messages import ForkServerConfig, SandboxRequest
@@ -88,7 +88,7 @@ class ForkServer:
         self._stores: set[bytes] = {own_namespaces.layer_store(config)} if config.skeleton else set()
         self._held: dict[bytes, int] = {}
         self._cgroup_fds: list[tuple[int, ...]] = []  # of sandboxes to be made
-        self._spares = Spares(config, self._cgroup_fds.append)
+        self._spares = Spares(config)
 
     def serve(self) -> NoReturn:
         """Answer requests until the host program closes the socket, and refill the spares between them."""
@@ -186,7 +186,7 @@ class ForkServer:
         """Hand a spare over, with the last message that it waits for."""
         try:
             tell(spare.socket, TAKEN, descriptors)
-            send(self._socket, answer + spare.layer, [spare.socket.fileno()])
+            send(self._socket, answer + bytes([self._missing_groups]) + spare.layer, [spare.socket.fileno()])
         except BaseException:
             self._spares.discard(spare)
             raise
@@ -198,8 +198,7 @@ class ForkServer:
             server_mounts.tidy()
         except OSError:
             pass  # done again before the next
-        missing = max(0, self._config.spares - len(self._spares) - len(self._coming))
-        while len(self._cgroup_fds) > missing:  # of a request that was not granted
+        while len(self._cgroup_fds) > self._missing_spares:  # of a request that was not granted
             close_all(self._cgroup_fds.pop())
 
     def _use(self, store: bytes) -> None:
@@ -231,11 +230,19 @@ class ForkServer:
             del extra_fds[-each:]
 
     @property
+    def _missing_spares(self) -> int:
+        return max(0, self._config.spares - len(self._spares) - len(self._coming))
+
+    @property
+    def _missing_groups(self) -> int:
+        """How many spares cannot be made, because those before them have ended with their cgroups."""
+        each = self._config.cgroup_fds
+        return min(255, max(0, self._missing_spares - len(self._cgroup_fds))) if each else 0
+
+    @property
     def _is_short(self) -> bool:
         """Whether a spare is missing and could be made."""
-        config = self._config
-        there = len(self._spares) + len(self._coming)
-        return there < config.spares and bool(self._cgroup_fds or not config.cgroup_fds)
+        return self._missing_spares > 0 and bool(self._cgroup_fds or not self._config.cgroup_fds)
 
     def _refill(self) -> None:
         """Ask for one more clone, if a spare is missing."""
@@ -350,16 +357,16 @@ class Spare:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Let go of it: it has been handed over."""
+        """Close the descriptors of it that we have."""
         self.socket.close()
         close_all(self.cgroup_fds)
 
 
 class Spares:
-    """All of them. `give_back` is called with the cgroup descriptors of one that was not taken."""
+    """All of them."""
 
-    def __init__(self, config: ForkServerConfig, give_back: Callable[[tuple[int, ...]], object]) -> None:
-        self._config, self._give_back = config, give_back
+    def __init__(self, config: ForkServerConfig) -> None:
+        self._config = config
         self._waiting: list[Spare] = []
 
     def __len__(self) -> int:
@@ -384,11 +391,12 @@ class Spares:
         return None
 
     def discard(self, spare: Spare) -> None:
-        """End one that will not be taken, and remove its home layer."""
-        spare.socket.close()
+        """End one that will not be taken, and remove its home layer.
+
+        No other process enters its cgroups: the host program removes them when they are empty.
+        """
+        spare.close()
         own_namespaces.take_back_layer(self._config, spare.layer)
-        if spare.cgroup_fds:
-            self._give_back(spare.cgroup_fds)
 
 
 def tell(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:

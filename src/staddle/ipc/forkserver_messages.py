@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 #: Replies of a fork server.
 #: It can be asked.
 READY = b"r"
-#: A sandbox, with its agent's socket, and after the letter the name of its home layer. Or: trees were sent.
+#: A sandbox, with its agent's socket. After the letter: how many spares lack cgroups, in one byte, and the
+#: name of its home layer. Or, alone: trees were sent.
 TAKEN = b"t"
 #: As TAKEN, but it was cloned for this request: it did not wait as a spare.
 MADE = b"m"

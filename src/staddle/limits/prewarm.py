@@ -28,7 +28,8 @@ class PrewarmedCgroups:
     def __init__(self, family: CgroupTree, spares: int, *, owned: bool = False) -> None:
         """`owned`: the family has no other groups, and ends with these."""
         self._family, self._owned = family, owned
-        self._missing = spares  # beside the one that comes with each request
+        #: How many the fork server lacks, beside the one that comes with each request.
+        self.missing = spares
         self._turn = _thread.allocate_lock()
         self._waiting: list[SandboxCgroups] = []
         self._entered: set[SandboxCgroups] = set()  # of those that wait
@@ -47,8 +48,8 @@ class PrewarmedCgroups:
         The first request also brings those of all spares; one after a failure brings none, unless `again`.
         """
         with self._turn:
-            count = max(1 if again else 0, 1 + self._missing)
-            self._missing = min(0, 1 + self._missing) if not again else 0
+            count = max(1 if again else 0, 1 + self.missing)
+            self.missing = min(0, 1 + self.missing) if not again else 0
         found: list[int] = []
         try:
             for _ in range(count):
@@ -121,7 +122,7 @@ class PrewarmedCgroups:
     def not_taken(self) -> None:
         """A request has failed: what came with it is there for the next one, as far as we know."""
         with self._turn:
-            self._missing -= 1
+            self.missing -= 1
 
     def taken(self, pid: int, limits: Limits) -> SandboxCgroups:
         """The groups that the process `pid` is in, which are the taker's now, who puts `limits` on them.
