@@ -235,7 +235,7 @@ class ForkServer:
 
     @property
     def _missing_groups(self) -> int:
-        """How many spares cannot be made, because those before them have ended with their cgroups."""
+        """Count the spares that cannot be made, because those before them have ended with their cgroups."""
         each = self._config.cgroup_fds
         return min(255, max(0, self._missing_spares - len(self._cgroup_fds))) if each else 0
 
@@ -363,7 +363,7 @@ class Spare:
 
 
 class Spares:
-    """All of them."""
+    """The spares of a fork server, which wait to be taken."""
 
     def __init__(self, config: ForkServerConfig) -> None:
         self._config = config
