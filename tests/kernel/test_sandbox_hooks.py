@@ -136,9 +136,41 @@ def test_every_kind_of_target(tmp_path: Path) -> None:
         took = sb.run("true").duration
     assert [record["what"] for record in records] == ["opened", "command", "result", "closed"]
     assert records[2]["duration"] == pytest.approx(took, abs=2e-6)
-    with (tmp_path / "log").open("w") as file, Sandbox(audit=file) as sb:
-        sb.run("true")
-    assert problems_of(tmp_path / "log") == []
+    for mode in ("w", "ab", "wb"):
+        with (tmp_path / mode).open(mode) as file, Sandbox(audit=file) as sb:
+            sb.run("true")
+        assert problems_of(tmp_path / mode) == []
+
+
+def test_a_file_and_a_function_are_told_the_same(tmp_path: Path) -> None:
+    def told(audit: Any) -> None:
+        with Sandbox(tmp_path / "project", env={"API_KEY": SECRET}, audit=audit) as sb:
+            for command in (
+                "true",
+                "exit 3",
+                "echo é \udcff '\"'",
+                f"echo {SECRET}",
+                "kill $$",
+                "x" * 11_000,
+            ):
+                sb.run(command)
+            sb.run("echo a > made; echo b >&2")
+            sb.run("pwd", cwd="/tmp", env={"A": "b"})
+            sb.exec(["echo", SECRET])
+            sb.session("other").run("true")
+
+    (tmp_path / "project").mkdir()
+    records: list[dict[str, Any]] = []
+    told(records.append)
+    told(tmp_path / "log")
+    found = lines_of(tmp_path / "log")
+    varying = ("log", "at", "duration", "user_time", "memory")
+    assert [list(line) for line in found] == [list(record) for record in records], "the same fields, in order"
+    for line in (*found, *records):
+        for name in varying:
+            line.pop(name, None)
+    assert found == records
+    assert SECRET not in repr(found)
 
 
 @pytest.mark.parametrize("command", ["true", "sleep 1", "i=0; while ((i++ < 400000)); do :; done"])

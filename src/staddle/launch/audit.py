@@ -4,7 +4,7 @@
     log.write("command", command="make", cwd="/workspace")
     log.close()
 
-    {"log":"9f2c61d07a4be1c3","n":2,"at":1794795120.41,"what":"command","command":"make",…}
+    {"log":"9f2c61d07a4be1c3","n":2,"at":1794795120410000000e-9,"what":"command","command":"make",…}
 
 Every line has the random name of its log and a number, one more than that of the line before: a line
 that is missing shows. The first line is "opened", the last one "closed". A line is written by one call,
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from functools import partial
+from json.encoder import encode_basestring_ascii as quoted
+from time import time, time_ns
 
 from .._value import Value
 from ..errors import AuditFailed, InvalidCall
@@ -25,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from os import PathLike
-    from typing import IO, Any, Self
+    from typing import IO, Any, NoReturn, Self
 
     from .redaction import Secrets
 
@@ -48,27 +50,21 @@ _LONGEST = 4 << 20
 class AuditLog:
     """A log that is open. Safe to use from any thread; lines are in the order of their numbers."""
 
-    def __init__(
-        self,
-        put: Callable[[str], object] | None,
-        secrets: Secrets | None,
-        fd: int = -1,
-        path: str = "",
-    ) -> None:
-        """Called by `open`. `put` takes one line; None: it goes to `fd`, the log's own file at `path`."""
+    def __init__(self, secrets: Secrets | None) -> None:
+        """Called by `open`."""
         self.name = os.urandom(8).hex()
-        self._put, self._fd, self._path = put, fd, path
-        self._is_torn = False  # half a line is the last one
+        self._put: Callable[[bytes], int] = _nowhere  # takes a line, and returns how much of it was written
+        self._function: Callable[[dict[str, Any]], object] | None = None  # takes records in place of lines
+        self._fd, self._path = -1, ""
         self._texts = None if secrets is None or not secrets.values else secrets.text
-        #: A value as JSON has it, without secrets, and not too long.
-        self.spell = _speller(self._plain, is_simple=self._texts is None)
-        #: Whether a text of up to MOST_LETTERS is only to be quoted: no secret is known.
-        self.is_simple = self._texts is None
+        self._spell = _speller(self._plain, is_simple=self._texts is None)
         self._lock = threading.RLock()  # a handler of a signal may write a line, too
-        self._number = 0
-        self._head = f'{{"log":"{self.name}","n":'
-        self._next = f'{self._head}1,"at":'  # the next line up to its time
-        self._closed = False
+        self._number = 0  # of the last line, whether it could be written or not
+        #: The beginning of a line: its number, and nanoseconds since 1970. In whole numbers: to make the text
+        #: of a float takes as long as to write the line.
+        self._head = f'{{"log":"{self.name}","n":%d,"at":%de-9,"what":'
+        self._line = f'{self._head}"%b"%b}}\n'.encode()
+        self._is_closed = False
 
     @classmethod
     def open(
@@ -78,72 +74,94 @@ class AuditLog:
 
         A sandbox can write those, or a commit may replace what is in them.
         """
+        made = cls(secrets)
         if isinstance(target, str | os.PathLike):
-            path = os.fspath(target)
-            return cls(None, secrets, _opened(path, outside), path)
-        if callable(target):
-            return cls(_to_function(target), secrets)
-        if hasattr(target, "write"):
-            return cls(_to_stream(target), secrets)
-        raise InvalidCall(
-            f"audit is {target!r}",
-            why="it is not a path, a stream or a function",
-            fix='use audit="audit.jsonl", or give a function that takes a dict',
-        )
+            made._path = os.fspath(target)
+            made._fd = _opened(made._path, outside)
+            made._put = partial(os.write, made._fd)
+        elif callable(target):
+            made._function = target
+        elif hasattr(target, "write"):
+            made._path = str(getattr(target, "name", "the stream"))
+            made._put = _to_stream(target)
+        else:
+            raise InvalidCall(
+                f"audit is {target!r}",
+                why="it is not a path, a stream or a function",
+                fix='use audit="audit.jsonl", or give a function that takes a dict',
+            )
+        return made
 
     def write(self, what: str, **facts: object) -> None:
         """Write one line; a fact that is None is left out. AuditFailed when it cannot be written.
 
-        An error of a function comes out here.
+        An error of a function comes out here. The number of a line that was not written is missing.
         """
-        fields = f'"what":"{what}"'
-        for name, value in facts.items():
-            if value is not None:
-                fields += f',"{name}":{self.spell(value)}'
-        self.append(fields)
-
-    def append(self, fields: str) -> None:
-        """Write one line with these fields: JSON without its braces, "what" first, each value by `spell`."""
+        if self._function is not None:
+            self._pass(what, {name: self._plain(fact) for name, fact in facts.items() if fact is not None})
+            return
+        fields = self._fields(facts)
         with self._lock:
-            if self._closed:
-                return
-            # On every command's path, just after a wait, when code is slow: few steps, and no number but
-            # whole ones. (To write a float takes as long as to write the line.)
-            now = f"{time.time_ns()}"
-            line = f"{self._next}{now[:-9]}.{now[-9:-3]},{fields}}}\n"
-            if self._put is not None:
-                self._put(line)
-            else:
-                data = line.encode() if not self._is_torn else f"\n{line}".encode()
-                try:
-                    self._is_torn = os.write(self._fd, data) < len(data)
-                except OSError as error:
-                    raise _not_written(self._path, error.strerror or str(error)) from error
-                if self._is_torn:
-                    raise _not_written(self._path, "there is no room")
             self._number = number = self._number + 1
-            self._next = f'{self._head}{number + 1},"at":'
+            line = self._line % (number, time_ns(), what.encode(), fields)
+            try:
+                if self._put(line) != len(line):
+                    self._tear()
+            except OSError as error:
+                raise self._failure(error) from error
 
     def try_write(self, what: str, **facts: object) -> None:
         """Write one line where no error can be raised. If it cannot be written, its number is missing."""
-        with self._lock:
-            number = self._number
-            try:
-                self.write(what, **facts)
-            except Exception:
-                self._number = number + 1
-                self._next = f'{self._head}{number + 2},"at":'
+        try:
+            self.write(what, **facts)
+        except Exception:
+            return
 
     def close(self, **facts: object) -> None:
         """Write the last line, and close the file. A second time does nothing."""
         with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
             try:
                 self.write("closed", **facts)
             finally:
-                self._closed = True
-                fd, self._fd = self._fd, -1
-                if fd >= 0:
-                    os.close(fd)
+                self._put, self._function = _nowhere, None
+                if self._fd >= 0:
+                    os.close(self._fd)
+
+    def _tear(self) -> NoReturn:
+        """Half a line was written: the next one begins a new line."""
+        self._put = self._write_after_half_a_line
+        raise OSError(None, "there is no room")
+
+    def _write_after_half_a_line(self, line: bytes) -> int:
+        written = os.write(self._fd, b"\n" + line) - 1
+        if written == len(line):
+            self._put = partial(os.write, self._fd)
+        return written
+
+    def _failure(self, error: OSError) -> AuditFailed:
+        return AuditFailed(
+            f"a line of the audit log could not be written to {self._path!r}",
+            why=error.strerror or str(error),
+            fix="make room, or do without the log: nothing runs that it does not have",
+        )
+
+    def _pass(self, what: str, facts: dict[str, object]) -> None:
+        """Call the function with what is read from the line."""
+        with self._lock:
+            self._number = number = self._number + 1
+            if self._function is not None:
+                self._function({"log": self.name, "n": number, "at": time(), "what": what, **facts})
+
+    def _fields(self, facts: dict[str, object]) -> bytes:
+        """Facts as JSON without the braces, each after a comma."""
+        text = ""
+        for name, value in facts.items():
+            if value is not None:
+                text += f',"{name}":{self._spell(value)}'
+        return text.encode()
 
     def _plain(self, value: object) -> object:
         """The value as JSON has it, without secrets, and not too long."""
@@ -192,7 +210,6 @@ def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[
     `plain` makes a value fit for JSON; `is_simple`: a short text is already, as no secret is known.
     """
     import json
-    from json.encoder import encode_basestring_ascii as quoted
 
     other = json.JSONEncoder(separators=(",", ":")).encode
     longest = MOST_LETTERS if is_simple else -1
@@ -210,38 +227,29 @@ def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[
     return spell
 
 
-def _to_function(function: Callable[[dict[str, Any]], object]) -> Callable[[str], object]:
-    from json import JSONDecoder
-
-    # The line is ours: there is nothing to skip, before it or after it.
-    scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder().scan_once  # type: ignore[attr-defined]
-    return lambda line: function(scan(line, 0)[0])
-
-
-def _to_stream(stream: Any) -> Callable[[str], object]:
+def _to_stream(stream: Any) -> Callable[[bytes], int]:
     import io
 
     is_text = isinstance(stream, io.TextIOBase) or "b" not in str(getattr(stream, "mode", ""))
     if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
         is_text = False
+    write, flush = stream.write, getattr(stream, "flush", None)
 
-    def put(line: str) -> None:
+    def put(line: bytes) -> int:
         try:
-            stream.write(line if is_text else line.encode())
-            if hasattr(stream, "flush"):
-                stream.flush()
-        except (OSError, ValueError) as error:  # ValueError: it is closed
-            raise _not_written(str(getattr(stream, "name", "the stream")), str(error)) from error
+            write(line.decode() if is_text else line)
+            if flush is not None:
+                flush()
+        except ValueError as error:  # it is closed
+            raise OSError(None, str(error)) from error
+        return len(line)
 
     return put
 
 
-def _not_written(where: str, why: str) -> AuditFailed:
-    return AuditFailed(
-        f"a line of the audit log could not be written to {where!r}",
-        why=why,
-        fix="make room, or do without the log: nothing runs that it does not have",
-    )
+def _nowhere(line: bytes) -> int:
+    """Take a line that comes after the last one."""
+    return len(line)
 
 
 # ---------------------------------------------------------------- reading

@@ -116,7 +116,9 @@ class Redactor:
     """
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        self._values = tuple(sorted({value for value in values if value}))
+        # Those of `Secrets` are a tuple already, without an empty one: each command has two redactors.
+        is_ready = isinstance(values, tuple) and b"" not in values
+        self._values = values if is_ready else tuple(sorted({value for value in values if value}))
         self._held = b""
         self._covered = 0  # of what is held: the rest of an occurrence whose mark has been written
         self._released = 0  # of what is held: bytes that were returned all the same
@@ -276,8 +278,11 @@ class Secrets:
         """`data` without the values."""
         if not self.values:
             return data
-        redactor = Redactor(self.spelled)
-        return redactor.feed(data) + redactor.finish()
+        for value in self.spelled:
+            if value in data:
+                redactor = Redactor(self.spelled)
+                return redactor.feed(data) + redactor.finish()
+        return data
 
     def text(self, text: str) -> str:
         """`text` without the values."""

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import inspect
 from itertools import count
-from json.encoder import encode_basestring_ascii as quoted
 
-from ..launch.audit import MOST_LETTERS, AuditLog
+from .command_log import CommandLog
 from .open.hook_settings import CommandStart
-from .result import Reason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,10 +32,6 @@ if TYPE_CHECKING:
     from .open.settings import SandboxSettings
     from .result import Result
 
-_EXITED = Reason.exited
-#: What a line contains about a command that succeeded.
-_SUCCEEDED = '"ok":true,"exit_code":0,"reason":"exited"'
-
 
 class Hooks:
     """The hooks of one open sandbox."""
@@ -50,23 +44,24 @@ class Hooks:
         secrets: Secrets | None,
     ) -> None:
         self._hooks = settings
-        # On every command's path, just after a wait, when code is slow: no step is one too many.
+        self._secrets = secrets
+        self._log: CommandLog | None = None
+        if settings.audit is not None:
+            places = () if sandbox.workspace is None else (sandbox.workspace,)
+            self._log = CommandLog.open(settings.audit, secrets, outside=places)
+        self._numbers = count(1) if self._log is None else self._log.numbers
+        self._begun = self._number if self._log is None else self._log.begin
+        self._ended = _nothing if self._log is None else self._log.end
+        self._is_told = settings.on_result is not None or settings.on_violation is not None
         #: Tell that a command is about to start.
         self.begin: Callable[[CapturedCommand, str], None] = (
             self._begun if settings.on_command is None else self._begun_and_told
         )
-        self._is_told = settings.on_result is not None or settings.on_violation is not None
         #: Tell that it is over: what it was refused, then its result.
         self.end: Callable[[CapturedCommand, Result], None] = (
             self._ended_and_told if self._is_told else self._ended
         )
-        self._secrets = secrets
-        self._numbers = count(1)
-        self._log: AuditLog | None = None
-        self._sessions: dict[str, str] = {}  # their names as JSON
-        if settings.audit is not None:
-            places = () if sandbox.workspace is None else (sandbox.workspace,)
-            self._log = AuditLog.open(settings.audit, secrets, outside=places)
+        if self._log is not None:
             gaps = [gap.protection for gap in decided.enforced.gaps]
             self.record(
                 "opened",
@@ -137,64 +132,13 @@ class Hooks:
         self.record(what, id=start.number, command=shown, user=name or None)
         return start
 
-    def _begun(self, spec: CapturedCommand, session: str) -> None:
-        spec.number = number = next(self._numbers)
-        log, command = self._log, spec.command
-        if log is None:
-            return
-        named = self._sessions.get(session)
-        if named is None:
-            named = self._sessions[session] = log.spell(session)
-        if log.is_simple and spec.secrets is None and type(command) is str and len(command) <= MOST_LETTERS:
-            text = quoted(command)
-        else:
-            text = log.spell(_shown(spec))
-        if spec.account is not None or spec.cwd is not None or spec.env:
-            text += self._more(log, spec)
-        log.append(f'"what":"command","id":{number},"session":{named},"command":{text}')
-
-    def _more(self, log: AuditLog, spec: CapturedCommand) -> str:
-        """Fields that most commands do not have."""
-        user = "" if spec.account is None else f',"user":{log.spell(spec.account.name)}'
-        cwd = "" if spec.cwd is None else f',"cwd":{log.spell(str(spec.cwd))}'
-        return f'{user}{cwd},"env":{log.spell(sorted(spec.env))}' if spec.env else f"{user}{cwd}"
+    def _number(self, spec: CapturedCommand, session: str) -> None:
+        spec.number = next(self._numbers)
 
     def _start(self, spec: CapturedCommand, session: str) -> CommandStart:
         user = "" if spec.account is None else spec.account.name
         cwd = None if spec.cwd is None else str(spec.cwd)
         return CommandStart(spec.number, _shown(spec), session, user, cwd, spec.timeout, False)
-
-    def _ended(self, spec: CapturedCommand, result: Result) -> None:
-        log = self._log
-        if log is None:
-            return
-        of = result.__dict__
-        usage, time, more = of["usage"], of["duration"], ""
-        spent, memory = usage.user, usage.memory
-        if of["violations"]:
-            for event in result.violations:
-                self._record_refusal(event, spec.number)
-        ended = _SUCCEEDED
-        if of["exit_code"] or of["reason"] is not _EXITED:
-            ok = "true" if result.ok else "false"
-            ended = f'"ok":{ok},"exit_code":{result.exit_code},"reason":"{result.reason}"'
-        # By whole numbers below a second: the text of a float takes as long as to write the line.
-        lasted = f"0.{f'{int(time * 1e6) + 1000000}'[1:]}" if 0 <= time < 1 else f"{time:.6f}"
-        if spent is not None:
-            digits = f"0.{f'{int(spent * 1e6) + 1000000}'[1:]}" if 0 <= spent < 1 else f"{spent:.6f}"
-            more = f',"user_time":{digits}'
-        if memory is not None:
-            more += f',"memory":{memory}'
-        if of["changes"]:
-            more += f',"changes":{log.spell([f"{each.kind} {each.path}" for each in result.changes or ()])}'
-        if of["why"]:
-            more += f',"why":{log.spell(result.why)}'
-        out = len(of["stdout_bytes"]) + of["stdout_bytes_dropped"]
-        err = len(of["stderr_bytes"]) + of["stderr_bytes_dropped"]
-        log.append(
-            f'"what":"result","id":{spec.number},{ended},"duration":{lasted}'
-            f',"stdout":{out},"stderr":{err}{more}'
-        )
 
     def _told(self, result: Result) -> Iterable[tuple[Callable[[Any], Any], object]]:
         if self._hooks.on_violation is not None:
@@ -224,19 +168,18 @@ class Hooks:
         """Tell of refusals that no result has reported."""
         hook = self._hooks.on_violation
         for event in events:
-            self._record_refusal(event)
+            if self._log is not None:
+                self._log.refuse(event)
             if hook is not None and not inspect.iscoroutinefunction(hook):
                 hook(event)
 
     async def refused_awaited(self, events: Iterable[Event]) -> None:
         """The same; a hook that is a coroutine function is awaited."""
         for event in events:
-            self._record_refusal(event)
+            if self._log is not None:
+                self._log.refuse(event)
             if self._hooks.on_violation is not None:
                 await _seen(self._hooks.on_violation(event))
-
-    def _record_refusal(self, event: Event, number: int | None = None) -> None:
-        self.record("refused", id=number, host=event.what, rule=event.rule, allow=event.allow)
 
     def close(self, **facts: object) -> None:
         """Record the end."""
@@ -247,6 +190,10 @@ class Hooks:
 def _shown(spec: CapturedCommand) -> str | tuple[str, ...]:
     """The command without its secrets."""
     return spec.command if spec.secrets is None else spec.secrets.command(spec.command)
+
+
+def _nothing(spec: CapturedCommand, result: Result) -> None:
+    """Write nothing about a command: there is no log."""
 
 
 async def _seen(value: object) -> None:

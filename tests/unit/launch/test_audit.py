@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
+import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,10 +70,48 @@ def test_secrets_and_books_are_not_in_it(tmp_path: Path) -> None:
     assert second["paths"] == ["p"] * MOST_ITEMS + [f"… {MOST_ITEMS + 5} in all"]
 
 
-def test_a_line_that_cannot_be_written_is_told_and_has_no_number() -> None:
+def test_a_line_that_cannot_be_written_is_told_and_leaves_a_gap(tmp_path: Path) -> None:
     log = AuditLog.open("/dev/full")
-    with pytest.raises(AuditFailed, match="could not be written"):
+    with pytest.raises(AuditFailed, match="could not be written to '/dev/full'"):
         log.write("command")
+    told: list[Any] = []
+
+    def odd(record: dict[str, Any]) -> None:
+        told.append(record["n"])
+        if len(told) == 1:
+            raise ValueError("mine")
+
+    log = AuditLog.open(odd)
+    with pytest.raises(ValueError, match="mine"):
+        log.write("command")
+    log.try_write("command")
+    assert told == [1, 2], "no number comes twice"
+    path = tmp_path / "small"
+    log = AuditLog.open(path)
+    log.write("opened")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+        for _ in range(2):
+            with pytest.raises(AuditFailed):
+                log.write("command", command="make")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    log.write("command", command="ls")
+    log.write("command", command="id")
+    log.close()
+    with path.open("rb") as file:
+        found = list(read(file))
+    assert [line.facts["command"] for line in found if isinstance(line, AuditLine) and line.facts] == [
+        "ls",
+        "id",
+    ]
+    assert [problem.why for problem in found if isinstance(problem, AuditProblem)] == [
+        "this is not a line of an audit log, or only a part of one",
+        f"log {log.name}: missing before this line: 2 to 3",
+    ]
     closed = io.StringIO()
     closed.close()
     with pytest.raises(AuditFailed):
