@@ -123,6 +123,8 @@ class ForkServerClient:
         the fork server was started, or it has ended.
         """
         request = _request(view, layers, others).replace(extra_fds=len(extra_fds), alone=int(alone))
+        if layers is not None and layers.base:
+            view = ()  # nothing to open for root's fork server: the copy is given to it
         try:
             if self.cgroups is None or alone:
                 return self._take(view, request, extra_fds)
@@ -330,12 +332,13 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
 class OverlayDirs(Value):
     """The directories of one overlay mount: paths of the host, lower ones topmost first.
 
-    Of a workspace the lowest one, the directory itself, is not among them.
+    Of a workspace the lowest one is not among them: it is the directory itself, or the copy `base`.
     """
 
     upper: str
     work: str
     lowers: tuple[str, ...] = ()
+    base: str = ""
 
 
 def in_order(roots: Iterable[str]) -> tuple[str, ...]:
@@ -363,9 +366,10 @@ def _request(
     place = view[0]
     if not isinstance(place, Bind):
         raise TypeError("a workspace starts with what is shown")
-    device, inode = _found(place.outside)
+    lowest = layers.base if layers and layers.base else place.outside
+    device, inode = _found(lowest)
     return records.SandboxRequest(
-        os.fsencode(place.outside),
+        os.fsencode(lowest),
         device,
         inode,
         os.fsencode(layers.upper) if layers else b"",

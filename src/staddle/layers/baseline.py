@@ -20,12 +20,16 @@ from .marks import Marks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from .differences import Difference, Selection
 
     Signature = tuple[int, ...]
+    #: Of a directory that was copied: the signature that a path had then, None if there was nothing.
+    Copied = Callable[[str], Signature | None]
 
+#: The length of the signature of a directory.
+_DIRECTORY = 2
 #: What no file has.
 _CHANGED: Signature = (-1,)
 
@@ -105,19 +109,40 @@ class Baseline:
         """Whether what the layer has at `path` is what was committed."""
         return self._settled.get(path) == _mark(status)
 
-    def note(self, root: int, paths: Iterable[str]) -> None:
-        """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet."""
+    def note(self, root: int, paths: Iterable[str], copied: Copied | None = None) -> None:
+        """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet.
+
+        With `copied`, the sandbox sees a copy of that directory: what matters is what was there then.
+        """
         look = LastDirectory(root)
         for path in paths:
-            if path not in self._noted:
-                found = _found(look, path)
-                # One that changed before we looked is found by the time of the start.
-                if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
-                    self._noted[path] = found and signature(found)
+            if path in self._noted:
+                continue
+            if copied is not None:
+                mark = copied(path)
+                # One that changed before the copy, but after the start, is found by the time of the start.
+                if mark is None or mark[-1] <= self.taken or len(mark) == _DIRECTORY:
+                    self._noted[path] = mark
+                continue
+            found = _found(look, path)
+            # One that changed before we looked is found by the time of the start.
+            if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
+                self._noted[path] = found and signature(found)
         look.close()
 
-    def conflict(self, path: str, now: os.stat_result | None) -> str:
-        """Reason why the host's entry at `path` is not the one the sandbox began with; empty when it is."""
+    def conflict(self, path: str, now: os.stat_result | None, copied: Copied | None = None) -> str:
+        """Reason why the host's entry at `path` is not the one the sandbox began with; empty when it is.
+
+        `copied` tells what was at a path when the directory was copied, if the sandbox sees a copy.
+        """
+        if copied is not None and path not in self._noted:
+            before = copied(path)
+            if before is None and now is not None:
+                return "it was created on the host since then"
+            if before is not None and now is None:
+                return "it was deleted on the host since then"
+            if now is not None and signature(now) != before:
+                return "it was changed on the host since then"
         if path in self._noted:
             before = self._noted[path]
             if before is None:
@@ -129,10 +154,18 @@ class Baseline:
             return ""  # a directory's time moves with every name in it; those are looked at themselves
         return "it was changed on the host since then" if now.st_ctime_ns > self.taken else ""
 
-    def conflicts(self, item: Difference) -> Iterator[tuple[str, str]]:
-        """The paths of a difference that the host has changed meanwhile, and how."""
+    def conflicts(
+        self, item: Difference, copied: Copied | None = None, host: LastDirectory | None = None
+    ) -> Iterator[tuple[str, str]]:
+        """The paths of a difference that the host has changed meanwhile, and how.
+
+        `copied` is as for `conflict`. `host` is the host's directory, if the difference is one from the copy.
+        """
         for path, old in ((item.path, None if item.old_path else item.old), (item.old_path, item.old)):
-            if path and (why := self.conflict(path, old)):
+            now = old if host is None or not path else _found(host, path)
+            if not path or (now is None and item.new is None):
+                continue  # both have deleted it
+            if why := self.conflict(path, now, copied):
                 yield path, why
 
     def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
@@ -162,7 +195,7 @@ class Baseline:
 class OccupiedBaseline(Baseline):
     """The baseline of a directory that the sandbox did not begin with: every file there is a conflict."""
 
-    def conflict(self, path: str, now: os.stat_result | None) -> str:
+    def conflict(self, path: str, now: os.stat_result | None, copied: Copied | None = None) -> str:
         """Reason why `path` needs a decision; empty where there is nothing, or a directory."""
         return "" if now is None or stat.S_ISDIR(now.st_mode) else "it is there already"
 

@@ -15,12 +15,13 @@ import time
 from ..files.tree import Tree, is_whiteout, opacity
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
+from .frozen_base import origin, signatures
 from .host_directory import reach
 from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .baseline import Baseline
+    from .baseline import Baseline, Copied
     from .differences import Kind
 
 #: Nanoseconds in which the time of a file may not move although it is changed.
@@ -52,7 +53,7 @@ class ChangeWatch:
     def follow(self, view: LayerView) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
-        self._host = view.bases[-1]
+        self._host = origin(view.bases[-1])
         self._changed = -1
         # Mostly it is a new one.
         self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}
@@ -67,7 +68,8 @@ class ChangeWatch:
             return None
         changed = [path for path, mark in now.items() if before.get(path) != mark]
         if self.baseline is not None:
-            _note(self.baseline, self._host, [path for path in changed if path not in before])
+            begun = [path for path in changed if path not in before]
+            _note(self.baseline, self._host, begun, signatures(self._view.bases))
         found = [
             change
             for path in changed
@@ -145,11 +147,11 @@ class ChangeWatch:
         return f"{self._at.rstrip('/')}/{path}" if self._at else path
 
 
-def _note(baseline: Baseline, host: str, paths: list[str]) -> None:
+def _note(baseline: Baseline, host: str, paths: list[str], copied: Copied | None) -> None:
     """Note the host's files in the baseline where the sandbox has just begun to differ."""
     root = os.open(reach(host), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        baseline.note(root, paths)
+        baseline.note(root, paths, copied)
     finally:
         os.close(root)
 

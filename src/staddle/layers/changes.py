@@ -17,6 +17,7 @@ import stat
 
 from .._value import Value
 from .differences import Difference, Selection, differences
+from .frozen_base import host_files, signatures
 from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
@@ -111,9 +112,15 @@ def diff(
         if baseline is not None:
             found = baseline.outstanding(found)
         told = []
-        for item in in_order(with_renames(opened, found)):
-            why = next((why for _, why in baseline.conflicts(item)), "") if baseline is not None else ""
-            told.append(change_of(opened, item, at, why, elsewhere=elsewhere))
+        copied = signatures(view.bases)
+        with host_files(view.bases) as host:
+            for item in in_order(with_renames(opened, found)):
+                why = (
+                    next((why for _, why in baseline.conflicts(item, copied, host)), "")
+                    if baseline is not None
+                    else ""
+                )
+                told.append(change_of(opened, item, at, why, elsewhere=elsewhere))
         return told
 
 

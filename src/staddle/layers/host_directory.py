@@ -52,6 +52,11 @@ class HostDirectory(str):
             return False
         return (found.st_dev, found.st_ino) == self._identity
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode: of this directory, wherever it is now, and of no other."""
+        return self._identity
+
     def is_same(self, other: HostDirectory) -> bool:
         """Whether the other one is this very directory, by whichever path."""
         return self._identity == other._identity

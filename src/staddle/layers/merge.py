@@ -84,17 +84,24 @@ def prune(
 
 
 def copy_of(
-    directory: str, destination: str, *, ours: bool = False, without: Selection | None = None
+    directory: str,
+    destination: str,
+    *,
+    ours: bool = False,
+    without: Selection | None = None,
+    owner: tuple[int, int] | None = None,
 ) -> None:
     """Make the empty `destination` a copy of `directory`, to be worked in without overlayfs.
 
     By reference where the file system can. `without` is left out. What we may not read is an
     error: a copy without it would tell it as deleted. `ours` says that it is a copy itself, in
-    which we may lend ourselves rights. Compare it with `LayerView((destination,), (directory,), plain=True)`.
+    which we may lend ourselves rights. `owner` gets what belongs to the owner of `directory`, when we are
+    root. Compare it with `LayerView((destination,), (directory,), plain=True)`.
     """
     view = LayerView((directory,), (), plain=True) if ours else LayerView((), (directory,), plain=True)
     with OpenLayers(view) as opened:
-        _Merge(destination, opened.layers or opened.bases, False, without, marks=False).run()
+        trees = opened.layers or opened.bases
+        _Merge(destination, trees, False, without, marks=False, owner=owner).run()
 
 
 def flatten(layers: Sequence[str], base: str, destination: str, *, without: Selection | None = None) -> None:
@@ -115,6 +122,7 @@ class _Merge:
         marks: bool = True,
         plain: bool = False,
         rest: Callable[[], object] | None = None,
+        owner: tuple[int, int] | None = None,
     ) -> None:
         self._destination, self._trees = destination, trees
         self._link, self._without, self._marks, self._rest = link, without, marks, rest
@@ -126,14 +134,14 @@ class _Merge:
         self._finish: list[tuple[str, os.stat_result]] = []
         #: (path, trees, whether it must be opaque, what it was before we lent ourselves rights in it)
         self._todo: list[tuple[str, tuple[int, ...], bool, os.stat_result]] = []
-        self._chown = os.geteuid() == 0
+        self._chown, self._owner = os.geteuid() == 0, owner
 
     def run(self) -> None:
         self._root = os.open(self._destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._writer = LayerWriter(self._root)
         try:
-            top = os.fstat(self._trees[0].root)
-            self._todo.append(("", tuple(range(len(self._trees))), False, top))
+            self._top = os.fstat(self._trees[0].root)
+            self._todo.append(("", tuple(range(len(self._trees))), False, self._top))
             while self._todo:
                 self._directory(*self._todo.pop())
                 for tree in self._trees:
@@ -141,7 +149,7 @@ class _Merge:
             for path, status in reversed(self._finish):
                 fd = open_deep(self._root, path, _DIRECTORY)
                 try:
-                    _finish(fd, status, self._chown)
+                    _finish(fd, status, self._owners(status))
                 finally:
                     os.close(fd)
         finally:
@@ -215,7 +223,7 @@ class _Merge:
                 copy_content(source, destination, before)
                 unchanged(before, source)
                 copy_attributes(source, destination, leave_out=MARKS if self._plain else "\0")
-                _finish(destination, status, self._chown)
+                _finish(destination, status, self._owners(status))
             finally:
                 os.close(destination)
         finally:
@@ -224,14 +232,23 @@ class _Merge:
             self._linked[again] = path
 
     def _own(self, name: str, status: os.stat_result, here: int) -> None:
-        if self._chown:
-            os.chown(name, status.st_uid, status.st_gid, dir_fd=here, follow_symlinks=False)
+        if (owners := self._owners(status)) is not None:
+            os.chown(name, *owners, dir_fd=here, follow_symlinks=False)
         os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=here, follow_symlinks=False)
 
+    def _owners(self, status: os.stat_result) -> tuple[int, int] | None:
+        """User and group of the copy of an entry; None where it is ours."""
+        if not self._chown:
+            return None
+        if self._owner is None:
+            return status.st_uid, status.st_gid
+        uid = self._owner[0] if status.st_uid == self._top.st_uid else status.st_uid
+        return uid, self._owner[1] if status.st_gid == self._top.st_gid else status.st_gid
 
-def _finish(fd: int, status: os.stat_result, chown: bool) -> None:
+
+def _finish(fd: int, status: os.stat_result, owners: tuple[int, int] | None) -> None:
     """Owner (as root), permissions and times, in the order in which one does not undo another."""
-    if chown:
-        os.fchown(fd, status.st_uid, status.st_gid)
+    if owners is not None:
+        os.fchown(fd, *owners)
     os.fchmod(fd, stat.S_IMODE(status.st_mode))
     os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -21,13 +21,15 @@ class LayerView(Value):
     """Layers, topmost first, and what they are compared with.
 
     `plain`: the one layer is a whole copy of the bases that was then worked in, without overlayfs.
-    What is at `hidden` paths is not looked at.
+    What is at `hidden` paths is not looked at. `began_with` is what the layers were written over, where the
+    bases are something else: what is as it was there was not changed.
     """
 
     layers: tuple[str, ...]
     bases: tuple[str, ...]
     plain: bool = False
     hidden: tuple[str, ...] = ()
+    began_with: tuple[str, ...] = ()
 
 
 class OpenLayers:

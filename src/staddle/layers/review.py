@@ -19,12 +19,15 @@ from ..policy.protected_names import GIT, NAMES, UNFINISHED
 from .baseline import Baseline
 from .changes import in_order, with_renames
 from .differences import Difference, Selection, differences
+from .frozen_base import signatures
 from .merged_view import OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from typing import Literal
+
+    from .baseline import Copied
 
     Answer = Literal["overwrite", "keep", "refuse"]
     OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
@@ -134,7 +137,12 @@ def review(
     """
     selection = Selection(paths)
     everything = list(differences(opened, Selection(None)))
-    missing = selection.missing(item.path for item in everything)
+    names = {item.path for item in everything}
+    if opened.view.began_with:
+        changed = _changed(opened)
+        everything = [item for item in everything if item.path in changed or not _is_as_before(item)]
+        names |= changed
+    missing = selection.missing(names)
     if missing:
         raise InvalidCall(
             f"there is no change at {missing[0]!r}",
@@ -148,7 +156,26 @@ def review(
         listed = in_order(with_renames(opened, outstanding))
         chosen = _with_the_way([item for item in listed if _is_chosen(selection, item)], listed)
     taken, left_out = _only_files(chosen)
-    return Review(tuple(taken), tuple(left_out), _conflicts(taken, baseline), tuple(_held(opened, taken)))
+    return Review(
+        tuple(taken),
+        tuple(left_out),
+        _conflicts(taken, baseline, signatures(opened.view.began_with)),
+        tuple(_held(opened, taken)),
+    )
+
+
+def _changed(opened: OpenLayers) -> set[str]:
+    """The paths at which the layers differ from what they were written over."""
+    with OpenLayers(opened.view.replace(bases=opened.view.began_with, began_with=())) as began:
+        return {item.path for item in differences(began)}
+
+
+def _is_as_before(item: Difference) -> bool:
+    """Whether an entry that the layers have not changed can be left as the host has it.
+
+    Not one that a deleted directory takes along, and not a directory that others need to be in.
+    """
+    return item.new is not None and (item.old is not None or not stat.S_ISDIR(item.new.st_mode))
 
 
 def _is_chosen(selection: Selection, item: Difference) -> bool:
@@ -265,12 +292,14 @@ def _only_files(found: Iterable[Difference]) -> tuple[list[Difference], list[str
     return taken, left_out
 
 
-def _conflicts(found: Iterable[Difference], baseline: Baseline | None) -> tuple[Conflict, ...]:
+def _conflicts(
+    found: Iterable[Difference], baseline: Baseline | None, copied: Copied | None
+) -> tuple[Conflict, ...]:
     if baseline is None:
         return ()
     conflicts: list[Conflict] = []
     for item in found:
-        conflicts += [Conflict(path, item.kind, why) for path, why in baseline.conflicts(item)]
+        conflicts += [Conflict(path, item.kind, why) for path, why in baseline.conflicts(item, copied)]
     return tuple(conflicts)
 
 

@@ -7,15 +7,16 @@
     frozen.stack()                                     as often as wanted: restore, fork
 
 A stack and a frozen point are values that hold their layers: each is closed on its own, in any
-order, and a layer goes with the last that holds it. Making one of another never changes the
-first, so a step that fails is taken back by closing what it made. What is frozen is never
-written again: the caller of `freeze` mounts the next one in its place, or makes a `copy`.
+order, and a layer, or a base that is a copy of ours, goes with the last that holds it. Making one of
+another never changes the first, so a step that fails is taken back by closing what it made. What is
+frozen is never written again: the caller of `freeze` mounts the next one in its place, or makes a `copy`.
 """
 
 from __future__ import annotations
 
 import os
 
+from .frozen_base import drop_all, hold_all, origin
 from .merge import merge, prune
 from .merged_view import LayerView
 
@@ -39,7 +40,7 @@ class LayerSnapshot:
     def __init__(
         self, store: Store, bases: Sequence[str], layers: Iterable[Layer], mounted_at: tuple[str, ...] = ()
     ) -> None:
-        self.store, self.bases, self.mounted_at = store, tuple(bases), mounted_at
+        self.store, self.bases, self.mounted_at = store, hold_all(bases), mounted_at
         self.layers = tuple(layer.hold() for layer in layers)
         self._open = True
 
@@ -74,6 +75,7 @@ class LayerSnapshot:
             self._open = False
             for layer in self.layers:
                 layer.drop()
+            drop_all(self.bases)
 
 
 class Stack:
@@ -85,7 +87,7 @@ class Stack:
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
         """Called by `new`, `LayerSnapshot.stack` and the methods below."""
-        self.store, self.bases = store, tuple(bases)
+        self.store, self.bases = store, hold_all(bases)
         self.frozen = tuple(layer.hold() for layer in frozen)
         self.top = top.hold()
         self._open = True
@@ -108,6 +110,11 @@ class Stack:
     def view(self) -> LayerView:
         """The view that compares all its layers with the bases."""
         return LayerView((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
+
+    def host_view(self) -> LayerView:
+        """The view that compares them with the host's directory, also where a copy of that lies below."""
+        hosts = tuple(map(origin, self.bases))
+        return self.view() if hosts == self.bases else self.view().replace(bases=hosts, began_with=self.bases)
 
     def since(self, point: LayerSnapshot) -> LayerView | None:
         """The view of the changes since `point`, or None when this stack does not come from it."""
@@ -168,6 +175,7 @@ class Stack:
             self._open = False
             for layer in (self.top, *self.frozen):
                 layer.drop()
+            drop_all(self.bases)
 
 
 def close_all(several: Mapping[str, LayerSnapshot | Stack]) -> None:

@@ -6,6 +6,10 @@
 
 What one user leaves in a sandbox the next must not find. A sandbox that is given back is
 therefore closed, and a fresh one takes its place.
+
+All have one copy of a small workspace below their layers, so that edits on the host do not get into a sandbox
+while it is used. One that is handed out has the directory as it is at that moment: if the host has changed
+it since, those that wait are closed, and others are opened with another copy.
 """
 
 from __future__ import annotations
@@ -32,7 +36,8 @@ class Pool:
     """At most `size` sandboxes at a time, `minimum` of them (default: all) always warm.
 
     A warm one beyond `minimum` that nobody took for `idle` seconds is closed. The other
-    arguments are those of Sandbox, the same for each. Safe to use from any thread.
+    arguments are those of Sandbox, the same for each; `freeze` is None unless it is given: a small workspace
+    is frozen. Safe to use from any thread.
     """
 
     def __init__(
@@ -75,6 +80,19 @@ class Pool:
                 fix="give a number such as 5, or None",
             )
         until = None if timeout is None else time.monotonic() + timeout
+        while (sandbox := self._waited(until, timeout)) is not None:
+            try:
+                if _is_current(sandbox):
+                    sandbox._now().main._shell.wake()
+                    return sandbox
+            except BaseException:
+                self._replace_stale(sandbox)  # the caller does not get it
+                raise
+            self._replace_stale(sandbox)
+        return self._open_here()
+
+    def _waited(self, until: float | None, timeout: float | None) -> Sandbox | None:
+        """Take a warm sandbox; None if the caller is to open one."""
         with self._lock:
             while True:
                 self._refuse_closed()
@@ -85,11 +103,10 @@ class Pool:
                         self._changed.notify_all()
                         continue
                     self._take(sandbox)
-                    sandbox._now().main._shell.wake()
                     return sandbox
                 if self._all() < self._size:
                     self._opening += 1
-                    break
+                    return None
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise PoolExhausted(
@@ -98,7 +115,15 @@ class Pool:
                         fix="release them sooner, or make the pool larger",
                     )
                 self._changed.wait(left)
-        return self._open_here()
+
+    def _replace_stale(self, sandbox: Sandbox) -> None:
+        """Close a sandbox that was taken, and those that wait: the host has changed their workspace since."""
+        with self._lock:
+            self._taken.discard(sandbox)
+            frozen = [one for one, _ in self._warm if one.frozen]
+            self._warm = [(one, since) for one, since in self._warm if one not in frozen]
+            self._leaving += [sandbox, *frozen]
+            self._changed.notify_all()
 
     def release(self, sandbox: Sandbox) -> None:
         """Give it back. It is closed, with all that was left in it; a fresh one takes its place."""
@@ -272,6 +297,7 @@ class Borrowed:
 def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
     from .sandbox import Sandbox
 
+    options = {"freeze": None, **options}
     Sandbox.check(**options)  # a policy that means nothing is an error now, not in the attendant
 
     def opened() -> Sandbox:
@@ -284,6 +310,12 @@ def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
         return sandbox
 
     return opened
+
+
+def _is_current(sandbox: Sandbox) -> bool:
+    """Whether its workspace is as on the host. Walks the directory, if a copy of it is below the layers."""
+    workspace = sandbox._now().workspace
+    return workspace is None or workspace.is_current
 
 
 def _count(name: str, value: object, least: int, most: int | None) -> int:

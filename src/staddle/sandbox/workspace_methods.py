@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
+    from ..layers.frozen_base import FrozenBase
     from ..layers.review import OnConflict, Review
+    from ..layers.store import Store
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
@@ -156,7 +158,7 @@ class WorkspaceMethods:
             from ..layers.review import review
 
             chosen = _below(workspace, paths, sessions)
-            with OpenLayers(workspace.stack.view()) as opened:
+            with OpenLayers(workspace.stack.host_view()) as opened:
                 return review(opened, chosen, workspace.baseline)
 
         return self._at_rest(reviewed)
@@ -225,8 +227,8 @@ class WorkspaceMethods:
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
         """The changes of the host since this sandbox, or that it was forked from, began with the workspace.
 
-        Where they are seen inside: not where the sandbox has changed the same path, see `Change.conflict`.
-        Walks the workspace; `limit` bounds the paths.
+        Of a frozen one since its copy was made; they are not seen in it. Not where the sandbox has changed
+        the same path, see `Change.conflict`. Walks the workspace; `limit` bounds the paths.
         """
         return self._at_rest(lambda workspace, _: workspace.drift(limit))
 
@@ -257,15 +259,27 @@ class WorkspaceMethods:
             self.session(name)
         self.restore(snapshot)
 
-    def fork(self, n: int = 1) -> list[Self]:
-        """`n` sandboxes that continue from here, each with its own processes and its own changes."""
+    @property
+    def frozen(self) -> bool:
+        """Whether edits on the host are not seen in its workspace: a copy, or no directory, lies below."""
+        workspace = self._now().workspace
+        return workspace is not None and workspace.is_frozen
+
+    def fork(self, n: int = 1, *, freeze: bool | None = None) -> list[Self]:
+        """`n` sandboxes that continue from here, each with its own processes and its own changes.
+
+        They have a copy of the workspace's directory as it is now, one for all, so that later edits on the
+        host are not seen in them: if the directory is small, with `freeze` also a larger one, and LayerError
+        if it cannot be copied. With `freeze=False` it is the directory itself, unless this sandbox is frozen.
+        """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="use fork(2)")
         point = self.snapshot("fork")
         made: list[Self] = []
         try:
+            settings = self._settings if freeze is False else self._freeze(point, asked=bool(freeze))
             for _ in range(n):
-                made.append(self._continued(self._settings, point))
+                made.append(self._continued(settings, point))
         except BaseException:
             for sandbox in made:
                 sandbox.close()
@@ -274,6 +288,21 @@ class WorkspaceMethods:
             point.close()
         self._now().record("forked", count=n)
         return made
+
+    def _freeze(self, point: Snapshot, *, asked: bool) -> SandboxSettings:
+        """Freeze the directory below a snapshot, if it can be; the settings of who continues from it."""
+        from .workspace.frozen import frozen_base
+        from .workspace.overlay import OverlayWorkspace
+
+        given = self._settings
+
+        def make(store: Store, directory: str) -> FrozenBase | None:
+            return frozen_base(store, directory, given.policy, given.env, given.asks, asked=asked)
+
+        base, workspace = point.freeze(make), self._now().workspace
+        if base is not None and isinstance(workspace, OverlayWorkspace):
+            workspace.keep_for_forks(base)
+        return given.replace(freeze=None) if point.frozen and given.freeze is False else given
 
     def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T], *, exchanges: bool = False) -> T:
         """Do it while no command runs in any session and no request to the file server, and none begins.

@@ -356,14 +356,15 @@ class AsyncSandbox:
         finally:
             found.__exit__(None, None, None)
 
-    async def fork(self, n: int = 1) -> list[Self]:
+    async def fork(self, n: int = 1, *, freeze: bool | None = None) -> list[Self]:
         """`n` sandboxes that continue from here."""
 
         def undo(made: list[Sandbox]) -> None:
             for sandbox in made:
                 sandbox.close()
 
-        made = await in_thread((await self._opened()).fork, n, undo=undo)
+        opened = await self._opened()
+        made = await in_thread(lambda: opened.fork(n, freeze=freeze), undo=undo)
         return [self._around(sandbox) for sandbox in made]
 
     # ------------------------------------------------------------ the whole

@@ -39,7 +39,7 @@ _ELSEWHERE = {
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
-    *("labels", "identity", "environment", "base", "workdir"),
+    *("labels", "identity", "environment", "base", "workdir", "freeze"),
 )
 #: All that a command takes, `user` besides.
 _COMMAND_OPTIONS = (
@@ -108,6 +108,26 @@ def checked_place(place: object, workspace: object) -> str | None:
             f"workspace_at is {path!r}", why=f"{above[0]} is the system's", fix="choose another path, '/app'"
         )
     return normal
+
+
+def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | None) -> bool | None:
+    """Whether a copy of the workspace is to lie below the layers. InvalidCall where there can be none."""
+    if freeze is not None and not isinstance(freeze, bool):
+        raise InvalidCall(
+            f"freeze is {freeze!r}", why="it is neither True, False nor None", fix="use freeze=True"
+        )
+    if workspace is not None and mode == "overlay" and keep is None:
+        return freeze
+    if not freeze:
+        return False
+    why = "there is no workspace to freeze"
+    if workspace is not None:
+        why = "only the layers of mode='overlay' can lie on a copy, and not those that are kept"
+    raise InvalidCall(
+        f"freeze=True contradicts {'keep=' if keep else f'mode={mode!r}'}" if workspace else "freeze=True",
+        why=why,
+        fix="leave it out; mode='copy' is frozen by itself",
+    )
 
 
 def checked_title(name: object) -> str:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
+    from ...layers.frozen_base import FrozenBase
+    from ...layers.store import Store
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ...policy.plan import Plan
@@ -77,7 +79,7 @@ def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWor
     if kind == "overlay":
         from ..workspace.overlay import OverlayWorkspace
 
-        return OverlayWorkspace(settings.workspace)
+        return OverlayWorkspace(settings.workspace, freeze=_freezer(settings))
     if kind == "persistent" and settings.keep is not None:
         from ..workspace.persistent import claim_workspace
 
@@ -87,6 +89,16 @@ def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWor
 
         return CopiedWorkspace(settings.workspace, denied_paths(settings.policy, settings.workspace))
     return None
+
+
+def _freezer(settings: SandboxSettings) -> Callable[[Store, str], FrozenBase | None] | None:
+    """The function that makes a copy of the workspace, if it is to be frozen."""
+    if settings.freeze is False:
+        return None
+    from ..workspace.frozen import frozen_base
+
+    policy, env, asks, asked = settings.policy, settings.env, settings.asks, bool(settings.freeze)
+    return lambda store, directory: frozen_base(store, directory, policy, env, asks, asked=asked)
 
 
 def _open_with(

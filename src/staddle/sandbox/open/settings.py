@@ -40,6 +40,9 @@ if TYPE_CHECKING:
         base: str | PathLike[str] | None
         #: Not of the policy: where its session begins, in the workspace, or an absolute path inside.
         workdir: str | PathLike[str] | None
+        #: Not of the policy: whether to work over a copy of the workspace's directory as it is now, so that
+        #: later edits on the host are not seen. None: if the directory is small.
+        freeze: bool | None
 
 
 class SandboxSettings(Value):
@@ -61,6 +64,8 @@ class SandboxSettings(Value):
     name: str = ""
     labels: Mapping[str, str] = {}
     workdir: str | None = None
+    #: Whether a copy of the workspace lies below its layers; None: if it is small.
+    freeze: bool | None = False
 
 
 def settings(  # noqa: PLR0917 - as Sandbox takes them
@@ -94,6 +99,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="use Policy.agent()")
+    freeze = overrides.pop("freeze", False)
     given = {field: value for field, value in overrides.items() if value is not None}
     workdir = _workdir(given.pop("workdir")) if "workdir" in given else None
     if given:
@@ -156,6 +162,10 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         }
     if workdir is not None:
         more["workdir"] = workdir
+    if freeze is not False:
+        from .hints import checked_freeze
+
+        more["freeze"] = checked_freeze(freeze, workspace, str(mode), kept)
     return SandboxSettings(
         workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
     )

@@ -152,6 +152,11 @@ class CopiedWorkspace(SandboxWorkspace):
         """The copy on the host, in which the sandbox works."""
         return self._working.top.upper
 
+    @property
+    def is_frozen(self) -> bool:
+        """It is a copy."""
+        return True
+
     def attach(self, mounted: MountedTrees, at: str) -> None:
         """The sandbox is open. Changes are named by the path that is seen inside."""
         self.mounted_at = at

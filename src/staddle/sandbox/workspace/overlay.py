@@ -9,9 +9,10 @@ from ...forkserver.client import HomeTree, mounter
 from ...inside.agent.mount_swap import HOME_TREE
 from ...layers.baseline import Baseline
 from ...layers.drift import Drift, drift
+from ...layers.frozen_base import FrozenBase
 from ...layers.host_directory import HostDirectory
 from ...layers.squash import DEEPEST
-from ...layers.stack import Stack, close_all
+from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
 from .home_layer import home_layer
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
     from ...forkserver.connection import OverlayDirs
     from ...layers.changes import Change
-    from ...layers.stack import LayerSnapshot
     from ...layers.store import Store
     from ...mounts.operations import Operation
     from .workspace import Method
 
 
+#: Nanoseconds that a time may lose as a number of seconds.
+_ROUNDING = 1000
 #: With so many layers a freeze squashes them where room is short.
 _FEW = 3
 
@@ -40,19 +42,34 @@ class OverlayWorkspace(SandboxWorkspace):
 
     #: The uid on the host of the sandbox's root, if that is not its user.
     root_uid: int | None = None
+    #: The copy of the directory that it began with, if it is frozen.
+    _own_base: FrozenBase | None = None
+    #: The newest copy that its forks began with: the next ones take it, if the directory is still so.
+    _fork_base: FrozenBase | None = None
 
     def __init__(
         self,
         directory: str | None,
         trees: Mapping[str, LayerSnapshot] | None = None,
         baseline: Baseline | None = None,
+        *,
+        freeze: Callable[[Store, str], FrozenBase | None] | None = None,
     ) -> None:
-        """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot."""
+        """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot.
+
+        `freeze` makes a copy in a store, to begin with instead; it gives None if there is none.
+        """
         directory = None if directory is None else HostDirectory.of(directory)
         if trees is None:
             store = store_for(directory)
             place = directory or empty_directory(store)
-            self._start(place, Stack.new(store, [place]), baseline)
+            base = None if freeze is None or directory is None else freeze(store, directory)
+            try:
+                stack = Stack.new(store, [place if base is None else base])
+            finally:
+                if base is not None:
+                    base.drop()  # the stack has it
+            self._start(place, stack, baseline)
             return
         if directory is not None:
             directory.check()  # it may have been moved since the snapshot
@@ -69,7 +86,10 @@ class OverlayWorkspace(SandboxWorkspace):
     def _start(self, directory: str, stack: Stack, baseline: Baseline | None) -> None:
         self.directory = directory
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
-        self.baseline = baseline or Baseline()
+        lowest = stack.bases[-1]
+        if isinstance(lowest, FrozenBase):
+            self._own_base = lowest.hold()
+        self.baseline = baseline or Baseline(None if self._own_base is None else self._own_base.taken)
 
     def _is_there(self) -> bool:
         """Whether the path of the directory still leads to it: the fork server mounts by that."""
@@ -83,6 +103,27 @@ class OverlayWorkspace(SandboxWorkspace):
     def stand_in(self) -> str | None:
         """The empty directory below the layers, if there is no directory of the host to commit to."""
         return self.directory if self.directory == f"{self.stack.store.path}/{EMPTY}" else None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a copy of the directory lies below the layers. An empty one of ours changes never."""
+        return self._base is not None or self.stand_in is not None
+
+    @property
+    def _base(self) -> FrozenBase | None:
+        lowest = self.stack.bases[-1]
+        return lowest if isinstance(lowest, FrozenBase) else None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the host's directory is as the copy below the layers, if there is one. Walks it."""
+        return self._base is None or self._base.is_current
+
+    def keep_for_forks(self, base: FrozenBase) -> None:
+        """Hold the copy that forks began with until it is closed, or they begin with another one."""
+        before, self._fork_base = self._fork_base, base.hold()
+        if before is not None:
+            before.drop()
 
     @property
     def has_system(self) -> bool:
@@ -157,11 +198,13 @@ class OverlayWorkspace(SandboxWorkspace):
         return found
 
     def drift(self, limit: int) -> Drift:
-        """The changes of the host since the sandbox began with the directory, where they are seen inside."""
+        """The changes of the host since the sandbox began with the directory, or with a copy of it."""
         if self.stand_in is not None:
             return Drift()
-        layers = self.stack.view().layers
-        return drift(self.directory, self.baseline.taken / 1e9, layers, at=self.mounted_at, limit=limit)
+        layers, since = self.stack.view().layers, self.baseline.taken
+        if self._base is not None:
+            since = self._base.taken + _ROUNDING
+        return drift(self.directory, since / 1e9, layers, at=self.mounted_at, limit=limit)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
@@ -216,7 +259,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 layers = () if known is None else known.layers
                 if root != WORKSPACE_PATH and tree.stack.frozen == layers and tree.stack.is_untouched():
                     continue  # it is so
-                following[root] = tree.fresh() if known is None else known.stack()
+                following[root] = tree.fresh() if known is None else self._continued(root, known)
             for root, known in trees.items():
                 if root not in (HOME_TREE, *self.trees):
                     following[root] = known.stack()
@@ -224,6 +267,16 @@ class OverlayWorkspace(SandboxWorkspace):
         except BaseException:
             close_all(following)
             raise
+
+    def _continued(self, root: str, known: LayerSnapshot) -> Stack:
+        """A stack that continues from `known`. Of a frozen workspace over its own copy, if that has none."""
+        if root != WORKSPACE_PATH or self._own_base is None or isinstance(known.bases[-1], FrozenBase):
+            return known.stack()
+        frozen = LayerSnapshot(known.store, [self._own_base], known.layers)
+        try:
+            return frozen.stack()
+        finally:
+            frozen.close()
 
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """Stacks without the changes at and below the paths in each tree; None: to the workspace."""
@@ -239,8 +292,8 @@ class OverlayWorkspace(SandboxWorkspace):
         return found
 
     def _anew(self) -> Stack:
-        """A stack in which nothing has been changed; the workspace as it is from now on."""
-        self.baseline = Baseline()
+        """A stack in which nothing has been changed: the workspace as it is from now on, or its copy."""
+        self.baseline = Baseline(None if self._base is None else self._base.taken)
         return self.trees[WORKSPACE_PATH].fresh()
 
     def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
@@ -272,6 +325,10 @@ class OverlayWorkspace(SandboxWorkspace):
         """Let the layers go."""
         for tree in self.trees.values():
             tree.squash.close()
+        own, self._own_base, of_forks, self._fork_base = self._own_base, None, self._fork_base, None
+        for base in (own, of_forks):
+            if base is not None:
+                base.drop()
         _close([tree.stack for tree in self.trees.values()], self.stack.store)
 
 

@@ -16,6 +16,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from ...errors import InvalidCall, LayerError, SandboxLost
 from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now
+from ...layers.frozen_base import FrozenBase, origin
 from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Literal, Protocol
 
+    from ...layers.store import Store
     from ...shell.shell import Shell
     from ...shell.state import SavedShell
     from .snapshot_file import SavedSnapshot
@@ -77,16 +79,37 @@ class Snapshot:
     @property
     def workspace(self) -> str:
         """The directory of the host whose snapshot this is."""
-        return self._trees[WORKSPACE_PATH].bases[-1]
+        return origin(self._trees[WORKSPACE_PATH].bases[-1])
+
+    @property
+    def frozen(self) -> bool:
+        """Whether later edits on the host are not seen after a restore: it has a copy of the directory."""
+        tree = self._trees[WORKSPACE_PATH]
+        return tree.is_copy or isinstance(tree.bases[-1], FrozenBase)
+
+    def freeze(self, make: Callable[[Store, str], FrozenBase | None]) -> FrozenBase | None:
+        """Have a copy of the host's directory below its layers, if `make` gives one; the copy."""
+        tree = self._trees[WORKSPACE_PATH]
+        if self.frozen or tree.store.is_persistent or not self._is_of(self.workspace):
+            return None
+        base = make(tree.store, self.workspace)
+        if base is None:
+            return None
+        try:
+            self._trees[WORKSPACE_PATH] = LayerSnapshot(tree.store, [base], tree.layers, tree.mounted_at)
+        finally:
+            base.drop()
+        tree.close()
+        return base
 
     def drift(self, *, limit: int = MOST_PATHS, most: int | None = None) -> Drift:
         """The changes of the host to the workspace since then, where they would be seen after a restore.
 
-        The workspace's lowest layer is the directory of the host, which is not frozen. Walks it, up to
-        `most` entries; `limit` bounds the paths, which are those inside.
+        The workspace's lowest layer is the directory of the host; if a copy of it is there instead, none are.
+        Walks it, up to `most` entries; `limit` bounds the paths, which are those inside.
         """
         tree = self._trees[WORKSPACE_PATH]
-        if tree.is_copy or not self._is_of(self.workspace):
+        if self.frozen or not self._is_of(self.workspace):
             return Drift()
         layers = [layer.upper for layer in tree.layers]
         at = tree.mounted_at[0]

@@ -14,6 +14,7 @@ from functools import partial
 from ...errors import LayerError
 from ...forkserver.connection import OverlayDirs, in_order
 from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
+from ...layers.frozen_base import FrozenBase
 from ...layers.squash import DEEP, DEEPEST, Squash
 from ...layers.stack import Stack
 from ...policy.paths import ROOT_TREE, WORKSPACE_PATH, covers
@@ -130,13 +131,16 @@ def by_tree(
 def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
     """The directories that the fork server mounts for a tree.
 
-    Of the workspace without the lowest one, the host's directory, which the fork server knows; of the root
+    Of the workspace without the host's directory, which the fork server knows; of the root
     with its template, which has the places of everything that is mounted there.
     """
     if root == ROOT_TREE:
         return OverlayDirs(stack.top.upper, stack.top.work, (*stack.lowers, ROOT_OF_TEMPLATE.decode()))
-    lowers = stack.lowers[:-1] if root == WORKSPACE_PATH else stack.lowers
-    return OverlayDirs(stack.top.upper, stack.top.work, lowers)
+    if root != WORKSPACE_PATH:
+        return OverlayDirs(stack.top.upper, stack.top.work, stack.lowers)
+    *lowers, lowest = stack.lowers
+    base = lowest if isinstance(lowest, FrozenBase) else ""
+    return OverlayDirs(stack.top.upper, stack.top.work, tuple(lowers), base)
 
 
 class MountedTrees:

@@ -81,6 +81,16 @@ class SandboxWorkspace(ABC):
         """The directory that takes the place of the host's, where there are no layers."""
         return None
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether edits on the host are not seen inside: a copy of the directory is there, or none."""
+        return False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the host's directory is as the copy below the layers, if there is one."""
+        return True
+
     def attach(self, mounted: MountedTrees, at: str) -> None:
         """The sandbox is open: `mounted` are its trees, and `at` is the path of the workspace inside."""
         self._mounted = mounted
@@ -163,9 +173,9 @@ class SandboxWorkspace(ABC):
         """
 
     def drift(self, limit: int) -> Drift:
-        """The changes of the host since the sandbox began with the directory, where they are seen inside.
+        """The changes of the host since the sandbox began with the directory, but for paths it has changed.
 
-        None are, of a copy.
+        None are told of a sandbox that works in a copy.
         """
         return Drift()
 
@@ -192,7 +202,7 @@ class SandboxWorkspace(ABC):
                 fix="open it with one",
             )
 
-        return commit(self.stack.view(), paths=paths, baseline=self.baseline, **options)
+        return commit(self.stack.host_view(), paths=paths, baseline=self.baseline, **options)
 
     def _elsewhere(self, to: str) -> tuple[LayerView, Baseline]:
         """The view of the changes over another directory, and what that had before."""
@@ -204,7 +214,7 @@ class SandboxWorkspace(ABC):
                 why=error.strerror or str(error),
                 fix="name a directory that you can write",
             ) from None
-        view = self.stack.view().replace(bases=(target,))
+        view = self.stack.host_view().replace(bases=(target,))
         if isinstance(self.directory, HostDirectory) and self.directory.is_same(target):
             return view, self.baseline  # it was moved there
         if self.copy is not None:

@@ -1,0 +1,337 @@
+"""`FrozenBase`: a private copy of a host's directory, as it was at one moment, to lie below layers.
+
+The lowest layer of a workspace is the directory of the host, which the host goes on changing. Where that must
+not be seen (forks, pools), a copy of it is mounted instead. It is made in the store of layers, once for each
+state of the directory: as long as a walk finds every entry as it was, all that want one share it. It goes
+with the last that holds it.
+
+A copy costs as much as there are entries and bytes, so there are bounds; `NotFrozen` tells what is in the
+way, and the caller goes on with the directory itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from contextlib import contextmanager
+
+from .._value import Value
+from ..errors import LayerError
+from ..files.tree import LastDirectory, Tree
+from .differences import Selection
+from .drift import now
+from .host_directory import HostDirectory
+from .merge import copy_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from .baseline import Copied, Signature
+    from .store import Layer, Store
+
+    #: Of each entry by its path, the directory itself by "": whatever a change of it would change.
+    State = dict[str, tuple[int, ...]]
+
+#: How often a directory is copied again because the host changed it meanwhile.
+_MOST_TRIES = 3
+#: The copy may take this part of the room that is left where it lies.
+_PART_OF_ROOM = 4
+#: Seconds for which a directory that was too large is not walked again.
+_REMEMBERED = 30.0
+
+
+class FreezeBounds(Value):
+    """The most entries and bytes that are copied."""
+
+    entries: int
+    bytes: int
+
+
+#: Where nobody has asked for a copy: it takes some tens of milliseconds at most.
+UNASKED = FreezeBounds(2000, 32 << 20)
+#: Where a caller has.
+ASKED = FreezeBounds(20_000, 256 << 20)
+
+
+class NotFrozen(Exception):
+    """Reason why there is no copy, as a part of a sentence."""
+
+
+class _TooLarge(NotFrozen):
+    pass
+
+
+class FrozenBase(str):
+    """The path of the copy. `origin` is the host's directory, `taken` the time of the copy in nanoseconds.
+
+    A host's change after that has a later time.
+    """
+
+    origin: HostDirectory
+    taken: int
+    _hidden: tuple[str, ...]
+    _state: State
+    _layer: Layer
+    _key: tuple[object, ...]
+    _users = 0
+
+    def hold(self) -> FrozenBase:
+        """One more user."""
+        with _lock:
+            self._users += 1
+        return self
+
+    def drop(self) -> None:
+        """One user less; the last one takes it along."""
+        with _lock:
+            self._users -= 1
+            is_last = self._users == 0
+            if is_last and _bases.get(self._key) is self:
+                del _bases[self._key]
+        if is_last:
+            self._layer.drop()
+
+    def signature(self, path: str) -> Signature | None:
+        """The `baseline.signature` of the host's file at `path` when it was copied; None for none."""
+        found = self._state.get(path)
+        if found is None:
+            return None
+        inode, mode, _, _, *rest = found
+        identity = (self.origin.identity[0], inode)
+        return identity if stat.S_ISDIR(mode) else (*identity, *rest)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the host's directory is as it was copied. Walks it."""
+        bounds = FreezeBounds(len(self._state), 1 << 62)  # one more entry is a change
+        try:
+            return _scan(self.origin, self._hidden, bounds)[0] == self._state
+        except (NotFrozen, OSError):
+            return False
+
+
+_bases: dict[tuple[object, ...], FrozenBase] = {}
+_refused: dict[tuple[object, ...], tuple[float, str]] = {}
+_lock = threading.Lock()
+#: Held while a copy is made: who wants the same one waits for it.
+_making = threading.Lock()
+
+
+def _after_fork() -> None:
+    """A fork of the process has no copies, and nobody who makes one."""
+    global _lock, _making
+    _lock, _making = threading.Lock(), threading.Lock()
+    _bases.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def origin(base: str) -> str:
+    """The directory of the host that `base` is a copy of; `base` itself if it is none."""
+    return base.origin if isinstance(base, FrozenBase) else base
+
+
+def hold_all(bases: Iterable[str]) -> tuple[str, ...]:
+    """Hold those of `bases` that are copies; all of them."""
+    return tuple(base.hold() if isinstance(base, FrozenBase) else base for base in bases)
+
+
+def drop_all(bases: Iterable[str]) -> None:
+    """Let go of those of `bases` that are copies."""
+    for base in bases:
+        if isinstance(base, FrozenBase):
+            base.drop()
+
+
+def signatures(bases: Sequence[str]) -> Copied | None:
+    """What tells which files were copied, if the lowest of `bases` is a copy."""
+    lowest = bases[-1] if bases else ""
+    return lowest.signature if isinstance(lowest, FrozenBase) else None
+
+
+@contextmanager
+def host_files(bases: Sequence[str]) -> Iterator[LastDirectory | None]:
+    """The files of the host's directory that the lowest of `bases` is a copy of; None if it is none."""
+    if not bases or not isinstance(bases[-1], FrozenBase):
+        yield None
+        return
+    root = os.open(bases[-1].origin.reachable, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    look = LastDirectory(root)
+    try:
+        yield look
+    finally:
+        look.close()
+        os.close(root)
+
+
+def freeze_base(
+    store: Store, directory: str, hidden: Collection[str] = (), bounds: FreezeBounds = UNASKED
+) -> FrozenBase:
+    """The copy of `directory` as it is now, in `store`, held once for the caller. NotFrozen if there is none.
+
+    What lies at the `hidden` paths is not copied: an empty file or directory is there, for a mount to cover.
+    """
+    host, away = HostDirectory.of(directory), tuple(sorted(hidden))
+    key = (store.path, host.identity, away)
+    with _making:
+        with _lock:
+            known = _bases.get(key)
+            if known is not None:
+                known._users += 1
+        if known is not None:
+            if known.is_current:
+                return known
+            known.drop()
+        refused = (key, bounds)
+        since, why = _refused.get(refused, (0.0, ""))
+        if why and time.monotonic() - since < _REMEMBERED:
+            raise NotFrozen(why)
+        try:
+            made = _made(store, host, away, bounds)
+        except _TooLarge as error:
+            _refused.clear()  # one is remembered: a parent's, or a pool's
+            _refused[refused] = (time.monotonic(), str(error))
+            raise
+        made._key = key
+        with _lock:
+            _bases[key] = made
+        return made.hold()
+
+
+def _made(store: Store, host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> FrozenBase:
+    for _ in range(_MOST_TRIES):
+        try:
+            taken = int(now() * 1e9)
+            state, size = _scan(host, hidden, bounds)
+            _check_place(store, host, size)
+            while int(now() * 1e9) <= taken:
+                time.sleep(0.001)  # the clock of files stands still: a change from here on has another time
+            layer = _new_layer(store)
+            try:
+                copy_of(
+                    host.reachable,
+                    layer.upper,
+                    without=Selection(hidden) if hidden else None,
+                    owner=store.owner,
+                )
+                _put_places(host, layer.upper, hidden)
+                if _scan(host, hidden, bounds)[0] != state:
+                    continue
+                made = FrozenBase(layer.upper)
+                made.origin, made.taken, made._hidden = host, taken, hidden
+                made._state, made._layer = state, layer.hold()
+                return made
+            finally:
+                layer.drop()
+        except PermissionError as error:
+            raise NotFrozen(f"{error.filename!r} in it cannot be read") from None
+        except (FileNotFoundError, NotADirectoryError, LayerError):
+            continue  # the host changed it
+        except OSError as error:
+            raise NotFrozen(f"its copy cannot be written: {error.strerror}") from None
+    raise NotFrozen("the host keeps changing it")
+
+
+def _new_layer(store: Store) -> Layer:
+    try:
+        return store.layer().hold()
+    except LayerError as error:
+        raise NotFrozen(error.why) from None
+
+
+def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> tuple[State, int]:
+    """The state of every entry, but for what is `hidden`, and how many bytes there are.
+
+    NotFrozen where a copy would not show what the directory itself shows below layers.
+    """
+    state: State = {}
+    todo, size = [""], 0
+    with Tree(host.reachable, ours=False) as tree:
+        top = os.fstat(tree.root)
+        state[""] = _mark(top)
+        while todo:
+            path = todo.pop()
+            prefix = f"{path}/" if path else ""
+            fd = tree.directory(path)
+            try:
+                with os.scandir(fd) as entries:
+                    for entry in entries:
+                        below = prefix + entry.name
+                        if below in hidden:
+                            continue
+                        status = entry.stat(follow_symlinks=False)
+                        state[below] = _mark(status)
+                        if stat.S_ISDIR(status.st_mode):
+                            todo.append(below)
+                        elif stat.S_ISREG(status.st_mode):
+                            size += status.st_size
+                        _check_owner(below, status, top)
+            finally:
+                os.close(fd)
+            if len(state) > bounds.entries or size > bounds.bytes:
+                raise _TooLarge(
+                    f"it has more than {bounds.entries:,} entries or {bounds.bytes >> 20:,} MB: "
+                    "a copy would take too long"
+                )
+    return state, size
+
+
+def _mark(status: os.stat_result) -> tuple[int, ...]:
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_size, *times)
+
+
+def _check_owner(path: str, status: os.stat_result, top: os.stat_result) -> None:
+    """NotFrozen for what a copy of ours could not show with its owner, or could not be removed."""
+    if status.st_dev != top.st_dev:
+        raise NotFrozen(f"{path!r} in it is on another file system")
+    if os.geteuid() != 0:
+        if status.st_uid != os.geteuid():
+            raise NotFrozen(f"{path!r} in it belongs to another user")
+    elif stat.S_ISDIR(status.st_mode) and status.st_uid != top.st_uid:
+        # Should we be killed, the sandbox's own id removes the copy.
+        raise NotFrozen(f"the directory {path!r} in it belongs to another user")
+
+
+def _check_place(store: Store, host: HostDirectory, size: int) -> None:
+    """NotFrozen where there is little room for a copy, or something is mounted in the directory.
+
+    Layers do not show that; a copy would.
+    """
+    room = os.statvfs(store.path)
+    if size > room.f_bavail * room.f_frsize // _PART_OF_ROOM or not store.takes_more:
+        raise NotFrozen("there is too little room for a copy")
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [row.split(b" ")[4] for row in file]
+    within = os.fsencode(host).rstrip(b"/") + b"/"
+    if any(_plain(point).startswith(within) for point in points):
+        raise NotFrozen("something is mounted in it")
+
+
+def _plain(point: bytes) -> bytes:
+    """A mount point without the kernel's escapes."""
+    return point.decode("unicode_escape").encode("latin-1") if b"\\" in point else point
+
+
+def _put_places(host: HostDirectory, copy: str, hidden: tuple[str, ...]) -> None:
+    """Put something that can be covered where the directory has what is `hidden`."""
+    with Tree(host.reachable, ours=False) as tree:
+        root = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        last = LastDirectory(root)
+        try:
+            for path in hidden:
+                status = tree.status(path)
+                parent, _, name = path.rpartition("/")
+                if status is None or any(path.startswith(f"{other}/") for other in hidden):
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    os.mkdir(name, 0o700, dir_fd=last.at(parent))
+                else:
+                    os.mknod(name, stat.S_IFREG, dir_fd=last.at(parent))
+        finally:
+            last.close()
+            os.close(root)
