@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from .._value import Value
 from ..errors import LayerError
 from ..files.tree import LastDirectory, Tree
+from .baseline import signature
 from .differences import Selection
 from .drift import now
 from .host_directory import HostDirectory
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from .baseline import Copied, Signature
     from .store import Layer, Store
 
-    #: Of each entry by its path, the directory itself by "": whatever a change of it would change.
-    State = dict[str, tuple[int, ...]]
+    #: The status of each entry by its path, that of the directory itself by "".
+    State = dict[str, os.stat_result]
 
 #: How often a directory is copied again because the host changed it meanwhile.
 _MOST_TRIES = 3
@@ -51,7 +52,7 @@ class FreezeBounds(Value):
 
 
 #: Where nobody has asked for a copy: it takes some tens of milliseconds at most.
-UNASKED = FreezeBounds(2000, 32 << 20)
+UNASKED = FreezeBounds(1500, 32 << 20)
 #: Where a caller has.
 ASKED = FreezeBounds(20_000, 256 << 20)
 
@@ -97,19 +98,14 @@ class FrozenBase(str):
     def signature(self, path: str) -> Signature | None:
         """The `baseline.signature` of the host's file at `path` when it was copied; None for none."""
         found = self._state.get(path)
-        if found is None:
-            return None
-        inode, mode, _, _, *rest = found
-        identity = (self.origin.identity[0], inode)
-        return identity if stat.S_ISDIR(mode) else (*identity, *rest)
+        return None if found is None else signature(found)
 
     @property
     def is_current(self) -> bool:
         """Whether the host's directory is as it was copied. Walks it."""
-        bounds = FreezeBounds(len(self._state), 1 << 62)  # one more entry is a change
         try:
-            return _scan(self.origin, self._hidden, bounds)[0] == self._state
-        except (NotFrozen, OSError):
+            return _is_so(self.origin, self._hidden, self._state)
+        except OSError:
             return False
 
 
@@ -219,7 +215,7 @@ def _made(store: Store, host: HostDirectory, hidden: tuple[str, ...], bounds: Fr
                     owner=store.owner,
                 )
                 _put_places(host, layer.upper, hidden)
-                if _scan(host, hidden, bounds)[0] != state:
+                if not _is_so(host, hidden, state):
                     continue
                 made = FrozenBase(layer.upper)
                 made.origin, made.taken, made._hidden = host, taken, hidden
@@ -228,7 +224,7 @@ def _made(store: Store, host: HostDirectory, hidden: tuple[str, ...], bounds: Fr
             finally:
                 layer.drop()
         except PermissionError as error:
-            raise NotFrozen(f"{error.filename!r} in it cannot be read") from None
+            raise NotFrozen(f"{error.filename or 'something'!r} in it cannot be read") from None
         except (FileNotFoundError, NotADirectoryError, LayerError):
             continue  # the host changed it
         except OSError as error:
@@ -243,16 +239,11 @@ def _new_layer(store: Store) -> Layer:
         raise NotFrozen(error.why) from None
 
 
-def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> tuple[State, int]:
-    """The state of every entry, but for what is `hidden`, and how many bytes there are.
-
-    NotFrozen where a copy would not show what the directory itself shows below layers.
-    """
-    state: State = {}
-    todo, size = [""], 0
+def _entries(host: HostDirectory, hidden: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
+    """The directory itself, as "", and everything in it but what is `hidden`. OSError where it is closed."""
     with Tree(host.reachable, ours=False) as tree:
-        top = os.fstat(tree.root)
-        state[""] = _mark(top)
+        yield "", os.fstat(tree.root)
+        todo = [""]
         while todo:
             path = todo.pop()
             prefix = f"{path}/" if path else ""
@@ -261,38 +252,55 @@ def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) ->
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         below = prefix + entry.name
-                        if below in hidden:
+                        if hidden and below in hidden:
                             continue
-                        status = entry.stat(follow_symlinks=False)
-                        state[below] = _mark(status)
-                        if stat.S_ISDIR(status.st_mode):
+                        if entry.is_dir(follow_symlinks=False):
                             todo.append(below)
-                        elif stat.S_ISREG(status.st_mode):
-                            size += status.st_size
-                        _check_owner(below, status, top)
+                        yield below, entry.stat(follow_symlinks=False)
             finally:
                 os.close(fd)
-            if len(state) > bounds.entries or size > bounds.bytes:
-                raise _TooLarge(
-                    f"it has more than {bounds.entries:,} entries or {bounds.bytes >> 20:,} MB: "
-                    "a copy would take too long"
-                )
+
+
+def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> tuple[State, int]:
+    """The state of every entry, but for what is `hidden`, and how many bytes there are.
+
+    NotFrozen where a copy would not show what the directory itself shows below layers.
+    """
+    state: State = {}
+    size, top = 0, None
+    for path, status in _entries(host, hidden):
+        top = top or status
+        state[path] = status
+        if stat.S_ISREG(status.st_mode):
+            size += status.st_size
+        if len(state) > bounds.entries or size > bounds.bytes:
+            raise _TooLarge(
+                f"it has more than {bounds.entries:,} entries or {bounds.bytes >> 20:,} MB: "
+                "a copy would take too long"
+            )
+        _check_owner(path, status, top)
     return state, size
 
 
-def _mark(status: os.stat_result) -> tuple[int, ...]:
-    times = status.st_mtime_ns, status.st_ctime_ns
-    return (status.st_ino, status.st_mode, status.st_uid, status.st_gid, status.st_size, *times)
+def _is_so(host: HostDirectory, hidden: tuple[str, ...], state: State) -> bool:
+    """Whether every entry is as in `state`. A change moves the time of an entry, which no process can set."""
+    count = 0
+    for path, status in _entries(host, hidden):
+        before = state.get(path)
+        if before is None or before.st_ctime_ns != status.st_ctime_ns or before.st_ino != status.st_ino:
+            return False
+        count += 1
+    return count == len(state)
 
 
 def _check_owner(path: str, status: os.stat_result, top: os.stat_result) -> None:
     """NotFrozen for what a copy of ours could not show with its owner, or could not be removed."""
     if status.st_dev != top.st_dev:
         raise NotFrozen(f"{path!r} in it is on another file system")
-    if os.geteuid() != 0:
-        if status.st_uid != os.geteuid():
-            raise NotFrozen(f"{path!r} in it belongs to another user")
-    elif stat.S_ISDIR(status.st_mode) and status.st_uid != top.st_uid:
+    ours = os.geteuid()
+    if ours and status.st_uid != ours:
+        raise NotFrozen(f"{path!r} in it belongs to another user" if path else "it belongs to another user")
+    if not ours and status.st_uid != top.st_uid and stat.S_ISDIR(status.st_mode):
         # Should we be killed, the sandbox's own id removes the copy.
         raise NotFrozen(f"the directory {path!r} in it belongs to another user")
 
