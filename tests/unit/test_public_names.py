@@ -52,7 +52,7 @@ PUBLIC = (
 #: The public names of what a user holds, in the same way; those of a sandbox are its awaited face's, too.
 SANDBOX = """
 alive close code commit connect diff discard download_tar drift enforced environment events exec expose
-extend files fork from_snapshot id interrupt keep_downloads kill labels name packages pause plan policy
+extend files fork from_snapshot frozen id interrupt keep_downloads kill labels name packages pause plan policy
 processes ps python refusals reset restore resume review run session set_network set_timeout snapshot
 snapshots start state stream terminal upload_tar usage use_downloads violations
 """

@@ -153,6 +153,11 @@ class _Face:
         """The same as `id`: sandboxes of a fleet are given no other name."""
         return self._calls.name
 
+    @property
+    def frozen(self) -> bool:
+        """True: the copy of the workspace on the node does not change."""
+        return True
+
     drift = refused("drift", *REFUSED["drift"])
     review = refused("review", *REFUSED["review"])
     environment = refused("environment", *REFUSED["environment"])

@@ -15,7 +15,7 @@ import time
 from ..files.tree import Tree, is_whiteout, opacity
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
-from .frozen_base import origin, signatures
+from .frozen_base import FrozenBase, signatures
 from .host_directory import reach
 from .merged_view import LayerView, OpenLayers
 
@@ -53,7 +53,8 @@ class ChangeWatch:
     def follow(self, view: LayerView) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
-        self._host = origin(view.bases[-1])
+        lowest = view.bases[-1]
+        self._host = lowest.origin if isinstance(lowest, FrozenBase) else lowest
         self._changed = -1
         # Mostly it is a new one.
         self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}

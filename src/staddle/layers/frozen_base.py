@@ -28,7 +28,7 @@ from .merge import copy_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from .baseline import Copied, Signature
     from .store import Layer, Store
@@ -61,7 +61,7 @@ class NotFrozen(Exception):
     """Reason why there is no copy, as a part of a sentence."""
 
 
-class _TooLarge(NotFrozen):
+class _DirectoryTooLarge(NotFrozen):
     pass
 
 
@@ -131,20 +131,8 @@ def origin(base: str) -> str:
     return base.origin if isinstance(base, FrozenBase) else base
 
 
-def hold_all(bases: Iterable[str]) -> tuple[str, ...]:
-    """Hold those of `bases` that are copies; all of them."""
-    return tuple(base.hold() if isinstance(base, FrozenBase) else base for base in bases)
-
-
-def drop_all(bases: Iterable[str]) -> None:
-    """Let go of those of `bases` that are copies."""
-    for base in bases:
-        if isinstance(base, FrozenBase):
-            base.drop()
-
-
 def signatures(bases: Sequence[str]) -> Copied | None:
-    """What tells which files were copied, if the lowest of `bases` is a copy."""
+    """The function that tells what was copied, if the lowest of `bases` is a copy."""
     lowest = bases[-1] if bases else ""
     return lowest.signature if isinstance(lowest, FrozenBase) else None
 
@@ -188,7 +176,7 @@ def freeze_base(
             raise NotFrozen(why)
         try:
             made = _made(store, host, away, bounds)
-        except _TooLarge as error:
+        except _DirectoryTooLarge as error:
             _refused.clear()  # one is remembered: a parent's, or a pool's
             _refused[refused] = (time.monotonic(), str(error))
             raise
@@ -274,7 +262,7 @@ def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) ->
         if stat.S_ISREG(status.st_mode):
             size += status.st_size
         if len(state) > bounds.entries or size > bounds.bytes:
-            raise _TooLarge(
+            raise _DirectoryTooLarge(
                 f"it has more than {bounds.entries:,} entries or {bounds.bytes >> 20:,} MB: "
                 "a copy would take too long"
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from .frozen_base import drop_all, hold_all, origin
+from .frozen_base import FrozenBase, origin
 from .merge import merge, prune
 from .merged_view import LayerView
 
@@ -40,7 +40,7 @@ class LayerSnapshot:
     def __init__(
         self, store: Store, bases: Sequence[str], layers: Iterable[Layer], mounted_at: tuple[str, ...] = ()
     ) -> None:
-        self.store, self.bases, self.mounted_at = store, hold_all(bases), mounted_at
+        self.store, self.bases, self.mounted_at = store, _held(bases), mounted_at
         self.layers = tuple(layer.hold() for layer in layers)
         self._open = True
 
@@ -75,7 +75,7 @@ class LayerSnapshot:
             self._open = False
             for layer in self.layers:
                 layer.drop()
-            drop_all(self.bases)
+            _let_go(self.bases)
 
 
 class Stack:
@@ -87,7 +87,7 @@ class Stack:
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
         """Called by `new`, `LayerSnapshot.stack` and the methods below."""
-        self.store, self.bases = store, hold_all(bases)
+        self.store, self.bases = store, _held(bases)
         self.frozen = tuple(layer.hold() for layer in frozen)
         self.top = top.hold()
         self._open = True
@@ -175,7 +175,18 @@ class Stack:
             self._open = False
             for layer in (self.top, *self.frozen):
                 layer.drop()
-            drop_all(self.bases)
+            _let_go(self.bases)
+
+
+def _held(bases: Iterable[str]) -> tuple[str, ...]:
+    """All of `bases`; those that are copies of ours are held."""
+    return tuple(base.hold() if isinstance(base, FrozenBase) else base for base in bases)
+
+
+def _let_go(bases: Iterable[str]) -> None:
+    for base in bases:
+        if isinstance(base, FrozenBase):
+            base.drop()
 
 
 def close_all(several: Mapping[str, LayerSnapshot | Stack]) -> None:

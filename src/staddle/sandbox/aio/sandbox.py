@@ -311,12 +311,10 @@ class AsyncSandbox:
         return AsyncLocalEnvironment(made)
 
     connect = awaited(Sandbox.connect, undo=_close)
-    expose = awaited(Sandbox.expose)
-    events = awaited(Sandbox.events)
+    expose, events = awaited(Sandbox.expose), awaited(Sandbox.events)
     set_network = awaited(Sandbox.set_network)
-    ps = awaited(Sandbox.ps)
+    ps, kill = awaited(Sandbox.ps), awaited(Sandbox.kill)
     python, code = awaited(Sandbox.python), awaited(Sandbox.code)
-    kill = awaited(Sandbox.kill)
 
     async def refusals(self) -> tuple[Event, ...]:
         """Return what the network has refused, and no result has reported yet."""
@@ -325,13 +323,10 @@ class AsyncSandbox:
 
     diff = awaited(Sandbox.diff)
     packages = awaited(Sandbox.packages)
-    keep_downloads = awaited(Sandbox.keep_downloads)
-    use_downloads = awaited(Sandbox.use_downloads)
+    keep_downloads, use_downloads = awaited(Sandbox.keep_downloads), awaited(Sandbox.use_downloads)
     review = awaited(Sandbox.review)
-    commit = awaited(Sandbox.commit)
-    discard = awaited(Sandbox.discard)
-    snapshot = awaited(Sandbox.snapshot)
-    snapshots = awaited(Sandbox.snapshots)
+    commit, discard = awaited(Sandbox.commit), awaited(Sandbox.discard)
+    snapshot, snapshots = awaited(Sandbox.snapshot), awaited(Sandbox.snapshots)
     restore = awaited(Sandbox.restore)
     drift = awaited(Sandbox.drift)
 
@@ -432,6 +427,11 @@ class AsyncSandbox:
     def plan(self) -> Plan:
         """The policy, resolved for this host."""
         return self._there().plan
+
+    @property
+    def frozen(self) -> bool:
+        """Whether edits on the host are not seen in its workspace."""
+        return self._there().frozen
 
     @property
     def alive(self) -> bool:
