@@ -59,7 +59,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
-    it stay in the sandbox; with "copy" as well, and later edits on the host are not seen; with
+    it stay in the sandbox, and with `freeze` later edits on the host are not seen; with "copy" neither; with
     "bind" they are made directly, with "readonly" there are none. Without one, /workspace is empty
     and gone with the sandbox. `env` are variables for everything in it. What cannot be enforced
     raises PolicyNotEnforceable before anything runs, or, with `best_effort`, is listed in `enforced`.

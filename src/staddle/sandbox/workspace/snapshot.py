@@ -87,21 +87,6 @@ class Snapshot:
         tree = self._trees[WORKSPACE_PATH]
         return tree.is_copy or isinstance(tree.bases[-1], FrozenBase)
 
-    def freeze(self, make: Callable[[Store, str], FrozenBase | None]) -> FrozenBase | None:
-        """Have a copy of the host's directory below its layers, if `make` gives one; the copy."""
-        tree = self._trees[WORKSPACE_PATH]
-        if self.frozen or tree.store.is_persistent or not self._is_of(self.workspace):
-            return None
-        base = make(tree.store, self.workspace)
-        if base is None:
-            return None
-        try:
-            self._trees[WORKSPACE_PATH] = LayerSnapshot(tree.store, [base], tree.layers, tree.mounted_at)
-        finally:
-            base.drop()
-        tree.close()
-        return base
-
     def drift(self, *, limit: int = MOST_PATHS, most: int | None = None) -> Drift:
         """The changes of the host to the workspace since then, where they would be seen after a restore.
 
@@ -164,6 +149,21 @@ class Snapshot:
         return directory == self.workspace != empty_directory(self._trees[WORKSPACE_PATH].store)
 
     # ------------------------------------------------------------ for the room
+
+    def freeze(self, make: Callable[[Store, str], FrozenBase | None]) -> FrozenBase | None:
+        """Have a copy of the host's directory below its layers, if `make` gives one; the copy."""
+        tree = self._trees[WORKSPACE_PATH]
+        if self.frozen or tree.store.is_persistent or not self._is_of(self.workspace):
+            return None
+        base = make(tree.store, self.workspace)
+        if base is None:
+            return None
+        try:
+            self._trees[WORKSPACE_PATH] = LayerSnapshot(tree.store, [base], tree.layers, tree.mounted_at)
+        finally:
+            base.drop()
+        tree.close()
+        return base
 
     def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
         """The same for a sandbox with `workspace`. InvalidCall when it is of another directory."""
