@@ -147,8 +147,13 @@ _BY_INSTALLATION = "the policy of this installation refuses it (/etc/staddle/pol
 
 def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> None:
     """Raise for a backend, a network or a gap that the installation refuses."""
-    for unknown in host.backends:
-        get(unknown)  # a misspelt refusal refuses nothing, and so is an error
+    for refused in host.backends:
+        if refused not in _CLASSES:  # a misspelt refusal refuses nothing, and so is an error
+            raise UnknownBackend(
+                f"/etc/staddle/policy.toml refuses a backend {refused!r} that does not exist",
+                why=f"staddle knows {', '.join(NAMES)}",
+                fix="have root correct it",
+            )
     if name in host.backends:
         raise BackendUnavailable(
             f"the backend {name!r} is not allowed on this host",

@@ -54,6 +54,8 @@ def installation() -> Installation:
     try:
         found = os.stat(PATH)
     except FileNotFoundError:
+        if os.path.islink(PATH) or os.path.islink(os.path.dirname(PATH)):
+            raise _bad("it is a link to nothing", "have root remove the link, or what it refused is allowed")
         return NOTHING
     except OSError as error:
         raise _bad(f"it cannot be read: {error.strerror}") from None
@@ -82,16 +84,25 @@ def _read() -> Installation:
     import tomllib
 
     try:
-        with open(PATH, "rb") as file:
-            for about in (os.fstat(file.fileno()), os.stat(os.path.dirname(PATH))):
+        with open(os.open(PATH, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            itself = os.fstat(file.fileno())
+            if not stat.S_ISREG(itself.st_mode):
+                raise _bad("it is not a regular file")
+            # Of a link, also the directory that it leads to: who may change that one may take the file away.
+            places = {os.path.dirname(PATH), os.path.dirname(os.path.realpath(PATH))}
+            for about in (itself, *map(os.stat, places)):
                 if about.st_uid != _OWNER or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     raise _bad("others than root may change it, or its directory", "chown root, chmod go-w")
-            content = file.read(_LARGEST)
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:  # a refusal after that would be lost
+            raise _bad(f"it is longer than {_LARGEST} bytes", "shorten it")
         data = tomllib.loads(content.decode())
     except OSError as error:
         raise _bad(f"it cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _bad(f"it is not TOML: {error}") from None
+    if not data:
+        raise _bad("it is empty", "remove it, or write what it refuses")
     for name, table in data.items():
         if name not in ("refuse", "defaults") or not isinstance(table, dict):
             raise _bad(f"there is no table {name!r}", "the tables are [refuse] and [defaults]")

@@ -71,6 +71,9 @@ def test_networks_and_gaps_can_be_refused(file: Path) -> None:
         '[refuse]\nnetworks = ["wild"]',
         '[refuse]\nbest_effort = "yes"',
         "nonsense",
+        "",
+        "# [refuse]\n",
+        "#" * 65_536 + '\n[refuse]\nbackends = ["native"]\n',
     ],
 )
 def test_a_file_that_makes_no_sense_refuses_everything(file: Path, text: str) -> None:
@@ -81,8 +84,38 @@ def test_a_file_that_makes_no_sense_refuses_everything(file: Path, text: str) ->
 
 def test_a_misspelt_backend_is_an_error(file: Path) -> None:
     write(file, '[refuse]\nbackends = ["nativ"]\n')
-    with pytest.raises(UnknownBackend):
+    with pytest.raises(UnknownBackend, match=r"policy\.toml") as caught:
         wrap(["true"], Policy.agent())
+    assert "nativ" in caught.value.what
+
+
+def test_what_is_there_and_is_no_file_refuses_everything(file: Path, tmp_path: Path) -> None:
+    def refused(match: str) -> None:
+        with pytest.raises(PolicyError, match=match):
+            wrap(["true"], Policy.agent(), backend="native")
+
+    file.symlink_to(tmp_path / "nowhere")
+    refused("link to nothing")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)  # whoever may take the file away may undo what it refuses
+    write(shared / "policy.toml", '[refuse]\nbackends = ["native"]\n')
+    file.unlink()
+    file.symlink_to(shared / "policy.toml")
+    refused("others than root")
+    shared.chmod(0o755)
+    with pytest.raises(BackendUnavailable):
+        wrap(["true"], Policy.agent(), backend="native")
+    file.unlink()
+    os.mkfifo(file, 0o644)
+    refused("regular file")
+    file.unlink()
+    file.mkdir(0o755)
+    refused("regular file|directory")
+    file.rmdir()
+    file.parent.rmdir()
+    file.parent.symlink_to(tmp_path / "nowhere")
+    refused("link to nothing")
 
 
 def test_a_file_that_others_may_change_refuses_everything(
