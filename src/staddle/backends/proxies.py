@@ -30,7 +30,7 @@ class LaunchProxy:
         import _socket
 
         word = os.urandom(16).hex()
-        settings = "\n".join([word, *map(str, plan.network.rules)]).encode()
+        settings = "\n".join([word, " ".join(plan.network.dns), *map(str, plan.network.rules)]).encode()
         if len(settings) > _LONGEST_SETTINGS:
             raise PolicyError(
                 "the allow list is too long for the proxy",

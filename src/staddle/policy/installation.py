@@ -55,7 +55,7 @@ def installation() -> Installation:
         found = os.stat(PATH)
     except FileNotFoundError:
         if os.path.islink(PATH) or os.path.islink(os.path.dirname(PATH)):
-            raise _bad("it is a link to nothing", "have root remove the link, or what it refused is allowed")
+            raise _bad("it is a link to nothing", "have root write the file, or remove the link") from None
         return NOTHING
     except OSError as error:
         raise _bad(f"it cannot be read: {error.strerror}") from None

@@ -19,7 +19,7 @@ def load() -> None:
     """Import all that it needs: who we become may not be able to read this package."""
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
-    from ...network.gateway import http_proxy  # noqa: F401
+    from ...network.gateway import dns_lookup, http_proxy  # noqa: F401
     from ...network.rules import rules, sniff  # noqa: F401
     from ...policy import hosts, network  # noqa: F401
 

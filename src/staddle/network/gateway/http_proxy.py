@@ -2,9 +2,10 @@
 
     python -I -S .../network/gateway/http_proxy.py LISTENER SETTINGS LIFELINE
 
-All three are descriptors. SETTINGS says a word that clients have to know, and then the entries of
-an allow list, one a line. It ends when LIFELINE does. Plain sockets and threads, so that it runs
-where the gateway does not; what it reads is as hostile: bounded, and parsed by the same code.
+All three are descriptors. SETTINGS says a word that clients have to know, then the nameservers to ask, if
+not the host's, and then the entries of an allow list, one a line. It ends when LIFELINE does. Plain sockets
+and threads, so that it runs where the gateway does not; what it reads is as hostile: bounded, and parsed by
+the same code.
 
 CONNECT makes a tunnel, whose first bytes must be for the same host; `GET http://…` is passed on, one
 request a connection. A refusal says why, and which entry would allow it.
@@ -131,12 +132,7 @@ class HttpProxy:
         from staddle.network.rules.rules import resolved
 
         refused: Verdict | None = None
-        try:
-            found = socket.getaddrinfo(name, verdict.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved") from None
-        for _, _, _, _, where in found:
-            address = str(where[0])
+        for address in self._addresses(name, verdict.port):
             about = verdict
             if address != name:
                 about = resolved(name, address, verdict.port, self._network, own=_is_own(address))
@@ -150,6 +146,21 @@ class HttpProxy:
         if refused is not None:
             raise _refusal(refused)
         raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer")
+
+    def _addresses(self, name: str, port: int) -> list[str]:
+        from staddle.network.gateway.dns_lookup import lookup
+
+        try:
+            if self._network.dns and not _is_address(name):
+                found = lookup(name, self._network.dns)
+            else:
+                every = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+                found = [str(where[0]) for _, _, _, _, where in every]
+        except (OSError, UnicodeError):
+            found = []
+        if not found:
+            raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved")
+        return found
 
     def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:
         """Hold back what the client says first until it is known to be for this host.
@@ -281,8 +292,9 @@ def serve(listener: int, settings: int) -> None:
     from staddle.policy.network import Network
 
     with os.fdopen(settings, "rb") as file:
-        word, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
-    proxy = HttpProxy(Network.allow(*(entry for entry in entries if entry)), word)
+        word, servers, *entries = file.read(_LONGEST_SETTINGS).decode().split("\n")
+    network = Network.allow(*(entry for entry in entries if entry), dns=servers.split())
+    proxy = HttpProxy(network, word)
     proxy.serve(socket.socket(fileno=listener))
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from staddle import Network
+from staddle.network.gateway import dns_lookup
 from staddle.network.gateway.http_proxy import HttpProxy
+from staddle.network.rules import dns
 from tests.unit.network.rules.hellos import hello, server_name
 
 WORD = "the word"
@@ -50,10 +52,10 @@ class Echo:
 class Served:
     """A proxy that listens, and what it answers."""
 
-    def __init__(self, *entries: str) -> None:
+    def __init__(self, *entries: str, nameservers: tuple[str, ...] = ()) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.where = self._listener.getsockname()
-        proxy = HttpProxy(Network.allow(*entries), WORD)
+        proxy = HttpProxy(Network.allow(*entries, dns=nameservers), WORD)
         threading.Thread(target=proxy.serve, args=(self._listener,), daemon=True).start()
 
     def ask(self, request: bytes, then: bytes = b"") -> bytes:
@@ -174,3 +176,66 @@ def test_anything_else_is_refused(proxy: Served, request_: bytes) -> None:
 def test_who_does_not_know_the_word_is_not_served(proxy: Served, echo: Echo, field: bytes) -> None:
     request = f"CONNECT 127.0.0.1:{echo.port} HTTP/1.1\r\n".encode() + field + b"\r\n\r\n"
     assert proxy.ask(request).startswith(b"HTTP/1.1 407 ")
+
+
+class Nameserver:
+    """Answers every question about an IPv4 address with `address`; a truncated answer first, then by TCP."""
+
+    def __init__(self, address: str, *, truncates: bool = False) -> None:
+        self._packed = socket.inet_aton(address)
+        self._truncates = truncates
+        self.asked: list[str] = []
+        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._datagrams.bind(("127.0.0.1", 0))
+        self.port: int = self._datagrams.getsockname()[1]
+        self._streams = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._serve, daemon=True).start()
+        threading.Thread(target=self._serve_streams, daemon=True).start()
+
+    def _answer(self, query: bytes) -> bytes:
+        question = dns.parse(query)
+        self.asked.append(str(question.name))
+        return dns.address_answer(question, self._packed, None)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                query, sender = self._datagrams.recvfrom(65535)
+                answer = self._answer(query)
+                self._datagrams.sendto(b"forged", sender)
+                if self._truncates:
+                    answer = answer[:2] + bytes([answer[2] | 2]) + answer[3:]
+                self._datagrams.sendto(answer, sender)
+
+    def _serve_streams(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with self._streams.accept()[0] as stream:
+                    stream.sendall(dns.framed(self._answer(stream.recv(65535)[2:])))
+
+    def close(self) -> None:
+        self._streams.shutdown(socket.SHUT_RDWR)
+        self._streams.close()
+        self._datagrams.close()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_the_nameservers_of_the_policy_are_asked(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch, truncates: bool
+) -> None:
+    monkeypatch.setattr(dns_lookup, "_PATIENCE", 0.2)
+    server = Nameserver("127.0.0.1", truncates=truncates)
+    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    entries = (f"found.example:{echo.port}", f"127.0.0.1:{echo.port}", "other.example:443")
+    served = Served(*entries, nameservers=("127.0.0.77", "127.0.0.1"))  # the first one does not answer
+    try:
+        assert served.ask(connect(f"found.example:{echo.port}"), b"\0\1\2") == b"\0\1\2"
+        assert served.ask(connect(f"127.0.0.1:{echo.port}"), b"\0\1\2") == b"\0\1\2"
+        assert b"resolves to 127.0.0.1" in served.ask(connect("other.example:443"))
+    finally:
+        served.close()
+        server.close()
+    assert set(server.asked) == {"found.example", "other.example"}
+    assert b"cannot be resolved" in Served("gone.example", nameservers=("127.0.0.1",)).ask(
+        connect("gone.example:443")
+    )
