@@ -54,6 +54,19 @@ def test_results_streams_processes_and_terminals_have_no_secret(policy: Policy, 
         assert seen == b"(hidden)\r\nover\r\n"
 
 
+def test_the_paths_of_a_result_have_no_secret(tmp_path: Path) -> None:
+    with Sandbox(tmp_path, env={"API_KEY": "sk-0123456789abcdef"}) as sb:
+        done = sb.run('touch before "name-$API_KEY"; ln -s "$API_KEY" link; mkdir "$API_KEY"; cd "$API_KEY"')
+        assert done.cwd == "/workspace/(hidden)"
+        assert done.changes is not None
+        assert sorted(each.path for each in done.changes) == [
+            "/workspace/(hidden)", "/workspace/before", "/workspace/link", "/workspace/name-(hidden)",
+        ]  # fmt: skip
+        assert "sk-0123456789abcdef" not in f"{done!r} {done.changes!r} {done.as_dict()}"
+        assert sb.run("pwd").stdout == "/workspace/(hidden)\n"  # where it is
+        assert [each.path for each in sb.diff() if "sk-0123456789abcdef" in each.path], "a review sees them"
+
+
 def test_the_variables_of_one_command_are_hidden_in_its_output_only(policy: Policy) -> None:
     with Sandbox(policy=policy) as sb:
         assert sb.run("echo $CODE", env={"CODE": Secret("4711"), "PLAIN": "4711x"}).stdout == "(hidden)\n"

@@ -266,7 +266,10 @@ class CapturedCommand(CommandSpec):
         out, out_dropped, out_spill = self._out.finish()
         err, err_dropped, err_spill = self._err.finish()
         changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
-        secrets = self.secrets
+        secrets, cwd = self.secrets, outcome.cwd
+        if secrets is not None:
+            cwd = secrets.text(cwd)
+            changes = changes and tuple(_without_secrets(each, secrets) for each in changes)
         made = Result(
             self.command if secrets is None else secrets.command(self.command),
             outcome.exit_code,
@@ -276,7 +279,7 @@ class CapturedCommand(CommandSpec):
             Reason[outcome.reason],
             outcome.signal,
             outcome.shell_exited,
-            outcome.cwd,
+            cwd,
             outcome.usage or Usage(outcome.duration, *_UNKNOWN),
             changes,
             violations,
@@ -332,6 +335,16 @@ def _both(one: Callable[[bytes], None], other: Callable[[bytes], None]) -> Calla
         other(data)
 
     return feed
+
+
+def _without_secrets(change: Change, secrets: Secrets) -> Change:
+    """The same change, its paths without the values; the review of a layer shows them as they are."""
+    names = (change.path, change.target, change.old_path, change.old_target)
+    hidden = [name if name is None else secrets.text(name) for name in names]
+    if (*hidden,) == names:
+        return change
+    path, target, old_path, old_target = hidden
+    return change.replace(path=path, target=target, old_path=old_path, old_target=old_target)
 
 
 def _redacted(redactor: Redactor, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
