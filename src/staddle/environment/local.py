@@ -54,6 +54,9 @@ class LocalEnvironment(EnvironmentBase):
     `remover(path)` removes. They are asked after every check, with an absolute path.
     """
 
+    #: The directory, open; also of an object whose arguments were wrong.
+    _root = -1
+
     def __init__(
         self,
         working_dir: AnyPath,
@@ -69,7 +72,6 @@ class LocalEnvironment(EnvironmentBase):
         remover: Callable[[str], None] | None = None,
         audit: AuditTarget | None = None,
     ) -> None:
-        self._root = -1
         super().__init__(policy or usual_policy(), writable_paths, on_unavailable, rules, secrets)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = self._policy.with_read(self._path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,3 +171,12 @@ def test_a_closed_environment_says_so_and_holds_nothing(tmp_path: Path) -> None:
     for attempt in (env.read_file, env.remove_file, env.glob, env.exec_command):
         with pytest.raises(ValueError, match="closed"):
             attempt("a")
+
+
+def test_wrong_arguments_are_the_only_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unheard: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    with pytest.raises(TypeError):
+        LocalEnvironment(tmp_path, nonsense=1)  # type: ignore[call-arg]
+    gc.collect()
+    assert unheard == []
