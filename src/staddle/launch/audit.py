@@ -98,7 +98,8 @@ class AuditLog:
         An error of a function comes out here. The number of a line that was not written is missing.
         """
         if self._function is not None:
-            self._pass(what, {name: self._plain(fact) for name, fact in facts.items() if fact is not None})
+            plain = {name: self._plain(fact) for name, fact in facts.items() if fact is not None}
+            self._pass({"log": self.name, "n": 0, "at": 0.0, "what": what, **plain})
             return
         fields = self._fields(facts)
         with self._lock:
@@ -148,12 +149,13 @@ class AuditLog:
             fix="make room, or do without the log: nothing runs that it does not have",
         )
 
-    def _pass(self, what: str, facts: dict[str, object]) -> None:
-        """Call the function with what is read from the line."""
+    def _pass(self, record: dict[str, object]) -> None:
+        """Call the function with a record: what is read from a line. It has its number and time from here."""
         with self._lock:
-            self._number = number = self._number + 1
+            self._number = record["n"] = self._number + 1
+            record["at"] = time()
             if self._function is not None:
-                self._function({"log": self.name, "n": number, "at": time(), "what": what, **facts})
+                self._function(record)
 
     def _fields(self, facts: dict[str, object]) -> bytes:
         """Facts as JSON without the braces, each after a comma."""

@@ -71,20 +71,36 @@ class CommandLog(AuditLog):
 
     def _begin(self, spec: CapturedCommand, session: str) -> None:
         """Write that a command is about to start, whichever it is."""
+        shown = spec.command if spec.secrets is None else spec.secrets.command(spec.command)
+        more: dict[str, object] = {}
+        if spec.account is not None:
+            more["user"] = spec.account.name
+        if spec.cwd is not None:
+            more["cwd"] = str(spec.cwd)
+        if spec.env:
+            more["env"] = sorted(spec.env)
         if self._function is None:
             self._sessions[session] = self._fields({"session": session}) + b',"command":'
-        self.write(
-            "command",
-            id=spec.number,
-            session=session,
-            command=spec.command if spec.secrets is None else spec.secrets.command(spec.command),
-            user=None if spec.account is None else spec.account.name,
-            cwd=None if spec.cwd is None else str(spec.cwd),
-            env=sorted(spec.env) if spec.env else None,
-        )
+            self.write("command", id=spec.number, session=session, command=shown, **more)
+            return
+        record: dict[str, object] = {
+            "log": self.name,
+            "n": 0,
+            "at": 0.0,
+            "what": "command",
+            "id": spec.number,
+            "session": self._plain(session),
+            "command": self._plain(shown),
+        }
+        self._pass(record | {name: self._plain(fact) for name, fact in more.items()} if more else record)
 
     def end(self, spec: CapturedCommand, result: Result) -> None:
         """Write that a command is over: what it was refused, then its result."""
+        if self._function is not None:
+            for event in result.violations:
+                self.refuse(event, spec.number)
+            self._pass(self._record(spec, result))
+            return
         of = result.__dict__  # each field by one look
         usage, ended = of["usage"].__dict__, _SUCCEEDED
         user_time, memory, used = self._used
@@ -93,12 +109,9 @@ class CommandLog(AuditLog):
         if of["exit_code"] or of["reason"] is not _EXITED:
             ok = b"true" if result.ok else b"false"
             ended = b'"ok":%b,"exit_code":%d,"reason":"%b"' % (ok, of["exit_code"], of["reason"].encode())
-        if of["violations"] or of["changes"] or of["why"] or self._function is not None:
+        if of["violations"] or of["changes"] or of["why"]:
             for event in result.violations:
                 self.refuse(event, spec.number)
-            if self._function is not None:
-                self._pass("result", self._facts(spec, result))
-                return
             used += self._fields(_rare(result))
         out = len(of["stdout_bytes"]) + of["stdout_bytes_dropped"]
         err = len(of["stderr_bytes"]) + of["stderr_bytes_dropped"]
@@ -123,9 +136,14 @@ class CommandLog(AuditLog):
         self._used = (user_time, memory, used)
         return used
 
-    def _facts(self, spec: CapturedCommand, result: Result) -> dict[str, object]:
-        """Facts that a function is told of a result."""
-        facts: dict[str, object] = {
+    def _record(self, spec: CapturedCommand, result: Result) -> dict[str, object]:
+        """Record of a result, for a function."""
+        usage = result.usage
+        made: dict[str, object] = {
+            "log": self.name,
+            "n": 0,
+            "at": 0.0,
+            "what": "result",
             "id": spec.number,
             "ok": result.ok,
             "exit_code": result.exit_code,
@@ -134,13 +152,13 @@ class CommandLog(AuditLog):
             "stdout": len(result.stdout_bytes) + result.stdout_bytes_dropped,
             "stderr": len(result.stderr_bytes) + result.stderr_bytes_dropped,
         }
-        if (user_time := result.usage.user) is not None:
-            facts["user_time"] = user_time
-        if (memory := result.usage.memory) is not None:
-            facts["memory"] = memory
+        if usage.user is not None:
+            made["user_time"] = usage.user
+        if usage.memory is not None:
+            made["memory"] = usage.memory
         if result.changes or result.why:
-            facts |= {name: self._plain(fact) for name, fact in _rare(result).items() if fact is not None}
-        return facts
+            made |= {name: self._plain(fact) for name, fact in _rare(result).items() if fact is not None}
+        return made
 
     def refuse(self, event: Event, number: int | None = None) -> None:
         """Write what was refused; to the command with this number, if that is known."""
