@@ -335,3 +335,25 @@ def test_what_belongs_to_a_shell_is_said_to(tmp_path: Path) -> None:
         assert done.returncode == 127
         assert f"staddle run -c {words[0]!r}" in done.stderr
     assert staddle("help", "run").stdout == staddle("run", "--help").stdout
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("options", [(), ("--mode", "overlay")])
+@pytest.mark.parametrize("start", ["", "#!/bin/sh -e\n", "#!/usr/bin/env -S bash -e\n"])
+def test_command_rules_are_applied_to_a_script_file(
+    tmp_path: Path, options: tuple[str, ...], start: str
+) -> None:
+    policy, project = tmp_path / "policy.toml", tmp_path / "project"
+    policy.write_text('[rules]\ndeny = ["git push"]\n')
+    project.mkdir()
+    script = project / "publish"
+    script.write_text(f"{start}cd / && git push\n")
+    script.chmod(0o755)
+    run = ("run", "--policy", str(policy), *options)
+    done = staddle(*run, "publish", cwd=project)
+    assert done.returncode == 125
+    assert "'git push' should not be run here" in done.stderr
+    script.write_text(f"{start}echo git push\n")
+    assert staddle(*run, "publish", cwd=project).stdout == "git push\n"
+    script.write_text("#!/usr/bin/env python3\nprint(1); ('git push')\n")  # another language is not read
+    assert staddle(*run, "publish", cwd=project).stdout == "1\n"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
+    from ..policy.command_rules.rules import CommandRules
+
 
 class Option(Value):
     """One option. `value` names what it takes (empty: a switch); `many` may be repeated."""
@@ -376,3 +378,19 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
     if has_interpreter and os.access(file, os.X_OK):
         return [file, *words[1:]], file
     return ["bash", file, *words[1:]], file
+
+
+def check_script(rules: CommandRules, command: Sequence[str], script: str) -> None:
+    """Apply command rules to a script file that is run by a shell, as to a script that is given by -c."""
+    from ..policy.command_rules.shell_parser import LONGEST
+    from ..policy.command_rules.wrapper_commands import SHELLS
+
+    with open(script, "rb") as file:
+        text = file.read(LONGEST + 1)
+    runner = command[0]
+    if runner == script:  # by its first line: `#!/bin/sh -e`, `#!/usr/bin/env bash`
+        words = os.fsdecode(text.partition(b"\n")[0][2:]).split()
+        names = [os.path.basename(word) for word in words if not word.startswith("-")]
+        runner = next((name for name in names if name != "env"), "")
+    if os.path.basename(runner) in SHELLS:
+        rules.check_script(os.fsdecode(text))

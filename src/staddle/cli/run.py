@@ -5,7 +5,18 @@ from __future__ import annotations
 import os
 
 from ..errors import CommandNotFound, LaunchFailed, StaddleError, UsageError
-from .options import KEEP, RUNNING, Option, Parsed, command_from, help_rows, parse, policy_from, reworded
+from .options import (
+    KEEP,
+    RUNNING,
+    Option,
+    Parsed,
+    check_script,
+    command_from,
+    help_rows,
+    parse,
+    policy_from,
+    reworded,
+)
 from .report import attended, captured, print_report, refuse, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -115,6 +126,8 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     command, script = command_from(parsed)
     if policy.rules is not None:
         policy.rules.check(command)
+        if script is not None:
+            check_script(policy.rules, command, script)
     if script is not None:
         policy = policy.with_read(script)
     plan = compile(policy, cwd=_start(parsed, workspace), base=os.getcwd())
