@@ -36,7 +36,7 @@ class DriverCommit:
             save_snapshot(sent, path)
             target = os.fspath(to) if self._tree is None and to is not None else None
             workspace = target or (self._tree.directory if self._tree is not None else None)
-            with Sandbox.from_snapshot(path, workspace) as local:
+            with Sandbox.from_snapshot(path, workspace, freeze=False) as local:
                 if self._tree is not None and to is None:
                     self._refuse_conflicts(local.diff(paths), options["on_conflict"])
                 elsewhere = to if self._tree is not None else None

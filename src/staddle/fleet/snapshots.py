@@ -34,7 +34,7 @@ def snapshot_content(
     path = files.file()
     packs: dict[str, Any] = {}
     try:
-        point.save(path)
+        point.save(path, freeze=False)  # each node has a copy of the workspace
         manifest = read_file(path, lambda digest, data: packs.setdefault(digest, ray.put(content.pack(data))))
     finally:
         os.unlink(path)

@@ -249,18 +249,19 @@ def load(
     bounds: UnpackBounds | None = None,
     owner: tuple[int, int] | None = None,
     progress: Callable[[int, int], object] | None = None,
+    whole: Mapping[str, UnpackBounds] | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
     """The layers of the archive at `path`, new ones of `store`, and its facts.
 
     Each layer is held once, for the caller to drop. `bases` are what they will lie on, if that is
     known: whiteouts of what is not there are left out. `progress` is called with how many of how many
-    bytes of the file are read. ArchiveRefused, with nothing left behind, for anything that `save`
-    does not write.
+    bytes of the file are read. The layers named in `whole` are directories, without marks, each with
+    bounds of its own. ArchiveRefused, with nothing left behind, for anything that `save` does not write.
     """
     made: dict[str, Layer] = {}
     try:
         with open(path, "rb") as raw, _decompressing(_with_progress(raw, progress)) as source:
-            facts = _read(source, store, made, bounds or UnpackBounds(), owner)
+            facts = _read(source, store, made, bounds or UnpackBounds(), owner=owner, whole=whole or {})
         for layer in made.values() if bases else ():
             prune(layer.upper, bases)
         return made, facts
@@ -275,7 +276,9 @@ def _read(
     store: Store,
     made: dict[str, Layer],
     bounds: UnpackBounds,
+    *,
     owner: tuple[int, int] | None,
+    whole: Mapping[str, UnpackBounds],
 ) -> dict[str, object]:
     import json
 
@@ -299,7 +302,8 @@ def _read(
     try:
         for name in names:
             made[name] = store.layer().hold()
-            unpackings[name] = Unpacker(made[name].upper, bounds, owner=owner)
+            most, marks = whole.get(name, bounds), name not in whole
+            unpackings[name] = Unpacker(made[name].upper, most, owner=owner, layer=marks)
         _fill(entries, content, counted, unpackings, made)
     finally:
         for unpacking in unpackings.values():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: The length of the signature of a directory.
 _DIRECTORY = 2
 #: What no file has.
-_CHANGED: Signature = (-1,)
+ANOTHER: Signature = (-1,)
 
 
 class Baseline:
@@ -80,7 +80,7 @@ class Baseline:
         touched = list(touched)
         self.note(root, touched)
         for path in touched:
-            self._noted.setdefault(path, _CHANGED)
+            self._noted.setdefault(path, ANOTHER)
         self.taken = now
 
     def settled(self) -> dict[str, Signature]:
@@ -98,7 +98,7 @@ class Baseline:
     def expect(self, paths: Iterable[str]) -> None:
         """There was something at these, whatever it was: where nothing is now, it has been deleted."""
         for path in paths:
-            self._settled.setdefault(path, _CHANGED)
+            self._settled.setdefault(path, ANOTHER)
 
     def forget(self, paths: Selection) -> None:
         """Forget the marks of the chosen paths."""

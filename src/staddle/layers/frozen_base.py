@@ -19,12 +19,13 @@ from contextlib import contextmanager
 
 from .._value import Value
 from ..errors import LayerError
-from ..files.tree import LastDirectory, Tree
-from .baseline import signature
-from .differences import Selection
+from ..files.tree import LastDirectory, Tree, walk
+from .baseline import ANOTHER, signature
+from .differences import Selection, differences
 from .drift import now
-from .host_directory import HostDirectory
+from .host_directory import HostDirectory, reach
 from .merge import copy_of
+from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class FrozenBase(str):
     A host's change after that has a later time.
     """
 
-    origin: HostDirectory
+    origin: str
     taken: int
     _hidden: tuple[str, ...]
     _state: State
@@ -95,6 +96,11 @@ class FrozenBase(str):
         if is_last:
             self._layer.drop()
 
+    @property
+    def layer(self) -> Layer:
+        """The layer that the copy is in."""
+        return self._layer
+
     def signature(self, path: str) -> Signature | None:
         """The `baseline.signature` of the host's file at `path` when it was copied; None for none."""
         found = self._state.get(path)
@@ -104,9 +110,43 @@ class FrozenBase(str):
     def is_current(self) -> bool:
         """Whether the host's directory is as it was copied. Walks it."""
         try:
-            return _is_so(self.origin, self._hidden, self._state)
+            return _is_so(HostDirectory.of(self.origin), self._hidden, self._state)
         except OSError:
             return False
+
+
+class LoadedBase(FrozenBase):
+    """A copy that was read from a file, below the layers of a sandbox for the directory `origin`.
+
+    That need not be the one that was copied: each file there that is another one now is a conflict.
+    """
+
+    _found: dict[str, Signature]
+
+    @classmethod
+    def of(cls, layer: Layer, origin: str) -> LoadedBase:
+        """The copy in `layer`, held once for the caller."""
+        made = cls(layer.upper)
+        made.origin, made.taken, made._key = origin, int(now() * 1e9), ()
+        with OpenLayers(LayerView((layer.upper,), (origin,))) as opened:
+            other = {item.path for item in differences(opened)}
+        made._found = {}
+        with Tree(reach(origin), ours=False) as host, Tree(layer.upper, ours=True) as copy:
+            for path, _ in walk(copy):
+                status = None if path in other else host.status(path)
+                made._found[path] = ANOTHER if status is None else signature(status)
+        made._layer = layer.hold()
+        made.hold()
+        return made
+
+    def signature(self, path: str) -> Signature | None:
+        """The signature of the host's file at `path`, if it is as the copy; else one that no file has."""
+        return self._found.get(path)
+
+    @property
+    def is_current(self) -> bool:
+        """It is the copy of another time."""
+        return False
 
 
 _bases: dict[tuple[object, ...], FrozenBase] = {}
@@ -143,7 +183,7 @@ def host_files(bases: Sequence[str]) -> Iterator[LastDirectory | None]:
     if not bases or not isinstance(bases[-1], FrozenBase):
         yield None
         return
-    root = os.open(bases[-1].origin.reachable, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(reach(bases[-1].origin), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     look = LastDirectory(root)
     try:
         yield look

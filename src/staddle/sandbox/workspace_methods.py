@@ -11,7 +11,9 @@ from ..interrupts import with_all
 from ..layers.drift import MOST_PATHS, Drift
 from ..layers.store import no_room
 from ..policy.paths import WORKSPACE_PATH
-from .workspace.snapshot import change, come_back, extend, history, loaded, restore, take
+from .workspace.exchange import change, come_back, extend
+from .workspace.frozen import covered_in_workspace
+from .workspace.snapshot import history, loaded, restore, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
 
     from ..layers.changes import Change
     from ..layers.commit import Committed
-    from ..layers.frozen_base import FrozenBase
     from ..layers.review import OnConflict, Review
-    from ..layers.store import Store
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
@@ -241,23 +241,29 @@ class WorkspaceMethods:
     ) -> Self:
         """A new sandbox as at that snapshot, or the one that was saved to that file, with every session.
 
-        `workspace` is to have what was in the workspace then; without one there is only what the
-        sandbox had written itself. The options are those of a new sandbox.
+        A copy of the directory that is in the file is below its layers. If there is none, or with
+        `freeze=False`, `workspace` is to have what was in the workspace then; without one there is only what
+        the sandbox had written itself. The options are those of a new sandbox.
         """
         with loaded(snapshot) as point:
             made = cls(workspace, **options)  # type: ignore[call-arg]
             try:
-                made._go_on(point)
+                made._go_on(point, options.get("freeze") is not False)
             except BaseException:
                 made.close()
                 raise
             return made
 
-    def _go_on(self, snapshot: Snapshot) -> None:
-        """Be as at the snapshot, with all sessions that there were."""
+    def _go_on(self, snapshot: Snapshot, with_base: bool) -> None:
+        """Be as at the snapshot, with all sessions that there were, and the copy of the directory in it."""
         for name in snapshot.sessions:
             self.session(name)
+        inside = self._now()
+        if with_base and inside.workspace is not None and not covered_in_workspace(inside.decided.plan):
+            inside.workspace.takes_saved_base = True
         self.restore(snapshot)
+        if inside.workspace is not None:
+            inside.workspace.takes_saved_base = False
 
     @property
     def frozen(self) -> bool:
@@ -291,15 +297,10 @@ class WorkspaceMethods:
 
     def _freeze(self, point: Snapshot, *, asked: bool) -> SandboxSettings:
         """Freeze the directory below a snapshot, if it can be; the settings of who continues from it."""
-        from .workspace.frozen import frozen_base
         from .workspace.overlay import OverlayWorkspace
 
-        given = self._settings
-
-        def make(store: Store, directory: str) -> FrozenBase | None:
-            return frozen_base(store, directory, given.policy, given.env, given.asks, asked=asked)
-
-        base, workspace = point.freeze(make), self._now().workspace
+        given, workspace = self._settings, self._now().workspace
+        base = point.freeze(asked=asked)
         if base is not None and isinstance(workspace, OverlayWorkspace):
             workspace.keep_for_forks(base)
         return given.replace(freeze=None) if point.frozen and given.freeze is False else given

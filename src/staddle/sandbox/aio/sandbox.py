@@ -343,7 +343,7 @@ class AsyncSandbox:
         try:
             made = cls(workspace, **options)
             try:
-                await in_thread((await made._opened())._go_on, point)
+                await in_thread((await made._opened())._go_on, point, options.get("freeze") is not False)
             except BaseException:
                 await made.close()
                 raise

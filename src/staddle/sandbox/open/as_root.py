@@ -44,7 +44,7 @@ def prepare_system(decided: Decision, workspace: SandboxWorkspace | None) -> Non
     from ..workspace.overlay import OverlayWorkspace
 
     if isinstance(workspace, OverlayWorkspace) and not workspace.has_system:
-        from ..workspace.snapshot import extend
+        from ..workspace.exchange import extend
 
         extend(workspace, _bases(workspace, decided.plan))
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
-    from ...layers.frozen_base import FrozenBase
-    from ...layers.store import Store
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ...policy.plan import Plan
@@ -77,9 +75,11 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
 
 def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
     if kind == "overlay":
+        from ..workspace.frozen import BaseFreezer
         from ..workspace.overlay import OverlayWorkspace
 
-        return OverlayWorkspace(settings.workspace, freeze=_freezer(settings))
+        freezer = BaseFreezer(settings.policy, settings.env, settings.asks)
+        return OverlayWorkspace(settings.workspace, freezer=freezer, freeze=settings.freeze)
     if kind == "persistent" and settings.keep is not None:
         from ..workspace.persistent import claim_workspace
 
@@ -89,16 +89,6 @@ def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWor
 
         return CopiedWorkspace(settings.workspace, denied_paths(settings.policy, settings.workspace))
     return None
-
-
-def _freezer(settings: SandboxSettings) -> Callable[[Store, str], FrozenBase | None] | None:
-    """The function that makes a copy of the workspace, if it is to be frozen."""
-    if settings.freeze is False:
-        return None
-    from ..workspace.frozen import frozen_base
-
-    policy, env, asks, asked = settings.policy, settings.env, settings.asks, bool(settings.freeze)
-    return lambda store, directory: frozen_base(store, directory, policy, env, asks, asked=asked)
 
 
 def _open_with(

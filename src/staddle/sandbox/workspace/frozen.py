@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..._value import Value
 from ...errors import LayerError
 from ...layers.frozen_base import ASKED, UNASKED, FrozenBase, NotFrozen, freeze_base
-from ...policy.paths import covers
+from ...policy.paths import WORKSPACE_PATH, covers
 from ...policy.workspace import compile_session
 
 TYPE_CHECKING = False
@@ -13,37 +14,46 @@ if TYPE_CHECKING:
 
     from ...layers.store import Store
     from ...policy import Policy
+    from ...policy.plan import Plan
 
 #: With so many denied files in one directory the view shows its entries one by one, from the host.
 _MOST_DENIED_FILES = 7
 
 
-def frozen_base(
-    store: Store,
-    directory: str,
-    policy: Policy,
-    env: Mapping[str, str],
-    asks: int,
-    *,
-    asked: bool,
-) -> FrozenBase | None:
-    """The copy of `directory`, without what `policy` denies, held once for the caller.
+class BaseFreezer(Value):
+    """Makes copies of the workspace of one sandbox, without what its policy denies.
 
-    None where there is none. If it was `asked` for, it may be larger, and LayerError says why there is none.
     `env` and `asks` are those that the sandbox's plan is compiled with: then that is done once.
     """
-    try:
-        hidden = _denied(directory, policy, env, asks)
-        return freeze_base(store, directory, hidden, ASKED if asked else UNASKED)
-    except NotFrozen as error:
-        if not asked:
-            return None
-        raise LayerError(
-            f"the workspace {str(directory)!r} cannot be frozen",
-            why=str(error),
-            fix="leave freeze out: edits on the host are then seen inside, and drift() lists them; or use "
-            "mode='copy'",
-        ) from None
+
+    policy: Policy
+    env: Mapping[str, str]
+    asks: int
+
+    def freeze(self, store: Store, directory: str, *, asked: bool) -> FrozenBase | None:
+        """The copy of `directory`, held once for the caller; None where there is none.
+
+        If it was `asked` for, it may be larger, and LayerError says why there is none.
+        """
+        try:
+            hidden = _denied(directory, self.policy, self.env, self.asks)
+            return freeze_base(store, directory, hidden, ASKED if asked else UNASKED)
+        except NotFrozen as error:
+            if not asked:
+                return None
+            raise LayerError(
+                f"the workspace {str(directory)!r} cannot be frozen",
+                why=str(error),
+                fix="leave freeze out: edits on the host are then seen inside, and drift() lists them; "
+                "or use mode='copy'",
+            ) from None
+
+
+def covered_in_workspace(plan: Plan) -> bool:
+    """Whether something is mounted in the workspace, as over what is denied: a saved copy may not have it."""
+    from ...mounts.from_plan import layout_of
+
+    return any(item.path.startswith(f"{WORKSPACE_PATH}/") for item in layout_of(plan).operations)
 
 
 def _denied(directory: str, policy: Policy, env: Mapping[str, str], asks: int) -> tuple[str, ...]:

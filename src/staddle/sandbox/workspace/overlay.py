@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...layers.changes import Change
     from ...layers.store import Store
     from ...mounts.operations import Operation
+    from .frozen import BaseFreezer
     from .workspace import Method
 
 
@@ -53,17 +54,21 @@ class OverlayWorkspace(SandboxWorkspace):
         trees: Mapping[str, LayerSnapshot] | None = None,
         baseline: Baseline | None = None,
         *,
-        freeze: Callable[[Store, str], FrozenBase | None] | None = None,
+        freezer: BaseFreezer | None = None,
+        freeze: bool | None = False,
     ) -> None:
         """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot.
 
-        `freeze` makes a copy in a store, to begin with instead; it gives None if there is none.
+        `freezer` makes copies of the directory. With `freeze` it begins with one, with None if it is small.
         """
+        self.freezer = freezer
         directory = None if directory is None else HostDirectory.of(directory)
         if trees is None:
             store = store_for(directory)
             place = directory or empty_directory(store)
-            base = None if freeze is None or directory is None else freeze(store, directory)
+            base = None
+            if freezer is not None and freeze is not False and directory is not None:
+                base = freezer.freeze(store, directory, asked=bool(freeze))
             try:
                 stack = Stack.new(store, [place if base is None else base])
             finally:

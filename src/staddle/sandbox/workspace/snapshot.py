@@ -16,32 +16,24 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from ...errors import InvalidCall, LayerError, SandboxLost
 from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now
-from ...layers.frozen_base import FrozenBase, origin
+from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
-from ...layers.stack import LayerSnapshot, Stack, close_all
+from ...layers.stack import LayerSnapshot, close_all
 from ...policy.paths import WORKSPACE_PATH
+from .exchange import change, come_back
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from typing import Literal, Protocol
+    from typing import Literal
 
-    from ...layers.store import Store
-    from ...shell.shell import Shell
+    from ...layers.store import Layer
     from ...shell.state import SavedShell
+    from .exchange import NamedShell
+    from .frozen import BaseFreezer
     from .snapshot_file import SavedSnapshot
     from .workspace import SandboxWorkspace
-
-    class NamedShell(Protocol):
-        """A session, as far as a snapshot needs it."""
-
-        @property
-        def name(self) -> str: ...
-        @property
-        def _shell(self) -> Shell: ...
-        @property
-        def _user(self) -> str: ...
 
 
 class Snapshot:
@@ -51,6 +43,8 @@ class Snapshot:
     """
 
     closed = True  # until there is something to close
+    #: Makes copies of the directory; None where there is no need.
+    freezer: BaseFreezer | None = None
     _parent: ReferenceType[Snapshot] | None = None
 
     def __init__(
@@ -101,15 +95,26 @@ class Snapshot:
         return drift(self.workspace, self.created, layers, at=at, limit=limit, most=most)
 
     def save(
-        self, path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None
+        self,
+        path: str | PathLike[str],
+        *,
+        progress: Callable[[int, int], object] | None = None,
+        freeze: bool | None = None,
     ) -> None:
         """Write it to the file `path`, whole or not at all.
 
+        With a copy of the workspace's directory, if it is small: the one below its layers, else as the
+        directory is now. With `freeze` also of a larger one, or LayerError; with `freeze=False` without it.
         `progress` is called with the number of entries written, and how many there are at most.
         """
         from .snapshot_file import save
 
-        save(self._content(), os.fspath(path), progress)
+        base = None if freeze is False else self._copied(asked=bool(freeze))
+        try:
+            save(self._content(), os.fspath(path), progress, base)
+        finally:
+            if base is not None:
+                base.drop()
 
     @staticmethod
     def load(path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Snapshot:
@@ -150,12 +155,10 @@ class Snapshot:
 
     # ------------------------------------------------------------ for the room
 
-    def freeze(self, make: Callable[[Store, str], FrozenBase | None]) -> FrozenBase | None:
-        """Have a copy of the host's directory below its layers, if `make` gives one; the copy."""
+    def freeze(self, *, asked: bool) -> FrozenBase | None:
+        """Have a copy of the host's directory as it is now below its layers; the copy, if there is one."""
         tree = self._trees[WORKSPACE_PATH]
-        if self.frozen or tree.store.is_persistent or not self._is_of(self.workspace):
-            return None
-        base = make(tree.store, self.workspace)
+        base = None if self.frozen else self._copied(asked=asked)
         if base is None:
             return None
         try:
@@ -164,6 +167,25 @@ class Snapshot:
             base.drop()
         tree.close()
         return base
+
+    def _copied(self, *, asked: bool) -> FrozenBase | None:
+        """The copy below its layers, or one of the host's directory as it is now, held for the caller.
+
+        LayerError if it was `asked` for and cannot be; else None.
+        """
+        tree = self._trees[WORKSPACE_PATH]
+        if isinstance(tree.bases[-1], FrozenBase):
+            return tree.bases[-1].hold()
+        can_be = not tree.is_copy and not tree.store.is_persistent and self._is_of(self.workspace)
+        if self.freezer is not None and can_be:
+            return self.freezer.freeze(tree.store, self.workspace, asked=asked)
+        if asked:
+            raise LayerError(
+                "there is no copy of the workspace's directory",
+                why="the sandbox has none, is kept, or works in a copy already",
+                fix="leave freeze out",
+            )
+        return None
 
     def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
         """The same for a sandbox with `workspace`. InvalidCall when it is of another directory."""
@@ -196,7 +218,7 @@ class Snapshot:
                 return tree.new_workspace(self._baseline.copy())
         from .overlay import OverlayWorkspace
 
-        made = OverlayWorkspace(self.workspace, self._trees, self._baseline.copy())
+        made = OverlayWorkspace(self.workspace, self._trees, self._baseline.copy(), freezer=self.freezer)
         history(made).at = ref(self)
         return made
 
@@ -237,6 +259,26 @@ class LoadedSnapshot(Snapshot):
             saved.label, saved.method, saved.trees, saved.baseline, saved.shells, created=saved.created
         )
         self._origin = saved.origin
+        self._base = saved.base
+
+    @property
+    def frozen(self) -> bool:
+        """Whether a copy of the directory is in the file."""
+        return self._base is not None
+
+    def _copied(self, *, asked: bool) -> FrozenBase | None:
+        if self._base is None:
+            return super()._copied(asked=asked)
+        from .stores import empty_directory
+
+        return LoadedBase.of(self._base, empty_directory(self._trees[WORKSPACE_PATH].store))
+
+    def close(self) -> None:
+        """Let its files go; those that a sandbox still works on stay as long as that does."""
+        base, self._base = self._base, None
+        super().close()
+        if base is not None:
+            base.drop()
 
     @property
     def workspace(self) -> str:
@@ -261,6 +303,8 @@ class LoadedSnapshot(Snapshot):
         try:
             for root, tree in workspace.trees.items():
                 made[root] = LayerSnapshot(tree.stack.store, tree.stack.bases, (), tree.mounted_at)
+                if root == WORKSPACE_PATH and workspace.takes_saved_base and self._base is not None:
+                    made[root] = _over(self._base, workspace.directory, made[root])
                 if root in self._trees:
                     made[root] = _rebased(self._trees[root], made[root])
             baseline = self._baseline_for(workspace, made[WORKSPACE_PATH])
@@ -282,8 +326,18 @@ class LoadedSnapshot(Snapshot):
         return baseline
 
 
+def _over(copy: Layer, directory: str, empty: LayerSnapshot) -> LayerSnapshot:
+    """The point `empty` over a saved copy, in place of `directory` itself."""
+    base = LoadedBase.of(copy, directory)
+    try:
+        return LayerSnapshot(empty.store, [base], (), empty.mounted_at)
+    finally:
+        base.drop()
+        empty.close()
+
+
 def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
-    """The layers of `known` over the bases of `empty`, as one layer."""
+    """The layers of `known` over the bases of `empty`, which is closed, as one layer."""
     from ...layers.merge import merge, prune
 
     layer = empty.store.layer(like=empty.bases[0]).hold()
@@ -293,6 +347,7 @@ def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
         return LayerSnapshot(empty.store, empty.bases, (layer,), empty.mounted_at)
     finally:
         layer.drop()
+        empty.close()
 
 
 def _identity(directory: str) -> dict[str, object]:
@@ -369,6 +424,7 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
+    made.freezer = workspace.freezer
     history(workspace).add(made)
     return made
 
@@ -415,48 +471,3 @@ def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapsh
     if workspace.stand_in is not None or not snapshot._is_of(workspace.directory):
         return Drift()
     return fitting.drift(most=MOST_ENTRIES)
-
-
-def change(
-    workspace: SandboxWorkspace, following: dict[str, Stack], then: Callable[[], object] = tuple
-) -> None:
-    """Go on with other layers, whatever runs, and call `then`. `following` is closed if that fails."""
-    try:
-        workspace.swap(following, then)
-    except BaseException:
-        close_all(following)
-        raise
-
-
-def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> None:
-    """Have directories of the system in layers of their own, so that they can be written, from now on.
-
-    `bases` has for each, by its path inside, the directories of the host that lie below, topmost first. The
-    owners in the topmost one decide which user may write where. Trees that have layers already stay as
-    they are. The new ones are part of everything then: snapshots, forks, `diff(everything=True)`,
-    kept sandboxes. Programs that run go on with what they have open.
-    """
-    from .overlay import OverlayWorkspace
-
-    if not isinstance(workspace, OverlayWorkspace):
-        raise LayerError(
-            "this sandbox has no layers",
-            why="its workspace is a copy",
-            fix="open it with mode='overlay' on the namespaces backend",
-        )
-    following: dict[str, Stack] = {}
-    try:
-        for root, below in bases.items():
-            if root not in workspace.trees:
-                following[root] = Stack.new(workspace.stack.store, below)
-    except BaseException:
-        close_all(following)
-        raise
-    if following:
-        change(workspace, following)
-
-
-def come_back(sessions: Sequence[NamedShell], *, at_once: bool = False) -> None:
-    """Have shells enter the directory that is mounted now where they are; see `Shell.come_back`."""
-    for session in sessions:
-        session._shell.reenter_directory(at_once=at_once)

@@ -15,9 +15,11 @@ import os
 from ..._value import Value
 from ...errors import ArchiveRefused
 from ...files.tree import Tree, walk
+from ...files.unpack import UnpackBounds
 from ...forkserver.client import mounter
 from ...layers import archive
 from ...layers.baseline import Baseline
+from ...layers.frozen_base import ASKED
 from ...layers.stack import LayerSnapshot
 from ...policy.paths import WORKSPACE_PATH
 from ...shell.state import Dump, SavedShell
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal
 
+    from ...layers.frozen_base import FrozenBase
     from ...layers.store import Layer
 
     Progress = Callable[[int, int], object]
 
 _KIND = "sandbox"
+#: The name of the copy of the directory, and the places of denied paths that it may have besides.
+_BASE, _MOST_PLACES = "base", 1000
 _MOST_SESSIONS, _LONGEST_NAME, _MOST_STATE, _LONGEST_PATH = 1000, 1000, 32 << 20, 1 << 16
 
 
@@ -46,13 +51,20 @@ class SavedSnapshot(Value):
     baseline: Baseline
     shells: Mapping[str, SavedShell]
     origin: Mapping[str, object]
+    #: A copy of its directory, held for whoever takes this.
+    base: Layer | None = None
 
 
 # ---------------------------------------------------------------- out
 
 
-def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> None:
-    """Write `saved` to the file `path`; `progress` is called with the entries written and all entries."""
+def save(
+    saved: SavedSnapshot, path: str, progress: Progress | None = None, base: FrozenBase | None = None
+) -> None:
+    """Write `saved` to the file `path`, with the copy `base` of its directory.
+
+    `progress` is called with the entries written and all entries.
+    """
     workspace = saved.trees[WORKSPACE_PATH]
     given, saved = saved, portable(saved)
     trees = saved.trees
@@ -70,14 +82,19 @@ def save(saved: SavedSnapshot, path: str, progress: Progress | None = None) -> N
         "shells": {name: shell_facts(shell) for name, shell in saved.shells.items()},
         "baseline": _baseline_facts(saved.baseline, workspace.layers),
         "of": dict(saved.origin),
+        "base": base is not None,
     }
     points = {names[root]: tree for root, tree in trees.items()}
+    if base is not None:
+        points[_BASE] = LayerSnapshot(workspace.store, (), (base.layer,))
     total = _entries(layer for point in points.values() for layer in point.layers) if progress else 0
     try:
         archive.save(points, path, facts=facts, progress=_counted(progress, total))
     finally:
         if saved is not given:
             trees[WORKSPACE_PATH].close()
+        if base is not None:
+            points[_BASE].close()
     if progress is not None:
         progress(total, total)
 
@@ -147,7 +164,8 @@ def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
 
     `progress` is called with the bytes read and all bytes.
     """
-    layers, facts = archive.load(path, store_for(None), owner=mounter(), progress=progress)
+    bounds = {_BASE: UnpackBounds(ASKED.bytes, ASKED.entries + _MOST_PLACES)}
+    layers, facts = archive.load(path, store_for(None), owner=mounter(), progress=progress, whole=bounds)
     try:
         return _loaded(layers, facts)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
@@ -167,7 +185,9 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     if method not in ("swap", "copy") or not isinstance(created, float):
         raise ValueError(f"it was taken at {created!r} by {method!r}")
     trees = {tree["root"]: (str(tree["layer"]), _places(tree["places"])) for tree in facts["trees"]}
-    if not _places(trees) or sorted(name for name, _ in trees.values()) != sorted(layers):
+    has_base = facts.get("base", False)  # not in files of earlier versions
+    expected = [*(name for name, _ in trees.values()), *([_BASE] if has_base is True else [])]
+    if not _places(trees) or not isinstance(has_base, bool) or sorted(expected) != sorted(layers):
         raise ValueError("its trees are not in it")
     shells, baseline, origin = (
         read_shells(facts["shells"]),
@@ -184,7 +204,8 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
         root: LayerSnapshot(store, [base], [layers[name]], mounted_at)
         for root, (name, mounted_at) in ((WORKSPACE_PATH, workspace), *trees.items())
     }
-    return SavedSnapshot(label, method, created, found, baseline, shells, origin)
+    copy = layers[_BASE].hold() if has_base else None
+    return SavedSnapshot(label, method, created, found, baseline, shells, origin, copy)
 
 
 def read_shells(facts: Any) -> dict[str, SavedShell]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ...layers.merged_view import LayerView
     from ...layers.stack import LayerSnapshot, Stack
     from ...shell.state import SavedShell
+    from .frozen import BaseFreezer
     from .trees import LayeredTree, MountedTrees
 
     Method = Literal["swap", "copy"]
@@ -62,6 +63,10 @@ class SandboxWorkspace(ABC):
     directory: str
     trees: dict[str, LayeredTree]
     baseline: Baseline
+    #: Makes copies of the directory, to lie below layers; None where there are none.
+    freezer: BaseFreezer | None = None
+    #: Whether it begins at a snapshot that was saved, with the copy of the directory that is in the file.
+    takes_saved_base = False
     #: The path of the workspace inside.
     mounted_at = WORKSPACE_PATH
     _mounted: MountedTrees | None = None
