@@ -122,6 +122,35 @@ def forks() -> list[Claim]:
     return [Claim("fork / Sandbox()", other / one, 3, f"{ms(other)} against {ms(one)}")]
 
 
+def frozen_forks() -> list[Claim]:
+    """The first fork copies the workspace; the next ones walk it. Beside forks that do neither."""
+    claims = []
+    for count, most in ((10, 2), (100, 4), (900, 12)):
+        taken: dict[str, list[float]] = {"first": [], "next": [], "live": []}
+        with _place() as place:
+            for number in range(count):
+                os.makedirs(f"{place}/{number // 20}", exist_ok=True)
+                with open(f"{place}/{number // 20}/{number}", "wb") as file:
+                    file.write(b"x" * 3000)
+            for _ in range(12):
+                with Sandbox(place) as sandbox:
+                    sandbox.run("echo 1 > mine")
+                    for kind, freeze in (("live", False), ("first", None), ("next", None)):
+                        time.sleep(0.06)
+                        began = time.perf_counter()
+                        (fork,) = sandbox.fork(freeze=freeze)
+                        taken[kind].append(time.perf_counter() - began)
+                        fork.close()
+        first, following, live = (statistics.median(taken[kind]) for kind in ("first", "next", "live"))
+        told = f"{ms(first)} against {ms(live)}"
+        claims.append(
+            Claim(f"the first fork, which copies {count} files / a live one", first / live, most, told)
+        )
+        told = f"{ms(following)} against {ms(live)}"
+        claims.append(Claim(f"the next fork over {count} files / a live one", following / live, 3, told))
+    return claims
+
+
 def changes() -> list[Claim]:
     """The list of all changes, and taking them over, beside what copies them alone."""
     listed: list[float] = []
@@ -259,4 +288,4 @@ def _beside(place: str, job: str) -> None:
             print(f"        sandlock was not measured: {error} {shown[-300:]}")
 
 
-CLAIMS = (points, forks, changes, long_lines, work)
+CLAIMS = (points, forks, frozen_forks, changes, long_lines, work)

@@ -53,7 +53,7 @@ class FreezeBounds(Value):
 
 
 #: Where nobody has asked for a copy: it takes some tens of milliseconds at most.
-UNASKED = FreezeBounds(1500, 32 << 20)
+UNASKED = FreezeBounds(1000, 16 << 20)
 #: Where a caller has.
 ASKED = FreezeBounds(20_000, 256 << 20)
 
