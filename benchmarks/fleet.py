@@ -25,7 +25,7 @@ from staddle.fleet import Fleet, FleetLimits
 from tests.fleet.ray_nodes import Nodes
 
 _THREADS = 4
-PARTS = ("latency", "lives", "driver", "crowd", "tasks", "actors")
+PARTS = ("latency", "lives", "driver", "tasks", "crowd", "actors")
 
 
 def quantile(values: list[float], part: float) -> float:
@@ -227,8 +227,8 @@ def main() -> int:
                 "latency": lambda: latency(fleet, asked.rounds),
                 "lives": lambda: lives(fleet, 40, 5),
                 "driver": lambda: driver_costs(fleet),
-                "crowd": lambda: crowd(fleet, asked.open),
                 "tasks": lambda: tasks(fleet, asked.tasks, asked.seconds),
+                "crowd": lambda: crowd(fleet, asked.open),
             }
             for name, job in parts.items():
                 if name in asked.parts:

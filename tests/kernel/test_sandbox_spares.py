@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -97,8 +99,7 @@ def test_when_all_spares_were_killed_another_one_is_made(place: Path) -> None:
     assert until(lambda: all(_is_entered(server.cgroups) for server in servers if server.cgroups is not None))
     before = {pid for server in servers for pid in _spares(server)}
     assert before
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
+    _kill(before)
     for server in servers:
         if server.cgroups is not None:  # it sees that they are empty, and removes them
             assert until(partial(_is_tidied, server.cgroups))
@@ -133,10 +134,16 @@ def test_when_the_shell_of_a_spare_was_killed_another_one_is_taken(place: Path) 
         found = [pid for server in servers for spare in _spares(server) for pid in _children(spare)]
         return [pid for pid in found if read_if_there(f"/proc/{pid}/comm") == b"bash\n"]
 
-    until(shells)
-    for pid in shells():
-        os.kill(pid, signal.SIGKILL)
+    assert until(shells)
+    _kill(shells())
     assert take(place, "cat file") == "old"
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # one that was not wanted any more
+            os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not any(read_if_there(f"/proc/{pid}/cmdline") for pid in pids))
 
 
 def _children(pid: int) -> list[int]:

@@ -29,6 +29,7 @@ from staddle.linux import process
 from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
+from staddle.sandbox.open.handle import SandboxHandle
 from staddle.sandbox.workspace import stores
 from tests.support.faults import WATCHED as USUAL
 from tests.support.faults import Call, Watch, places, watched
@@ -120,7 +121,7 @@ class HostProgram:
             client._servers.popitem()[1].close()
 
 
-def _command(sandbox: opening.SandboxHandle, *, root: bool) -> dict[str, Any]:
+def _command(sandbox: SandboxHandle, *, root: bool) -> dict[str, Any]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         started = sandbox.agent.spawn(

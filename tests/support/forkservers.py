@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
-from staddle.sandbox.open.open import SandboxHandle
+from staddle.sandbox.open.handle import SandboxHandle
 
 
 def opened(workspace: str | None = None, mode: str = "overlay", **more: object) -> SandboxHandle:

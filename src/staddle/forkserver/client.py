@@ -127,6 +127,11 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
     return None if mounter is None else _ids()[0] if uid else mounter[0]
 
 
+def hides_nothing(plan: Plan, bash: str) -> bool:
+    """Whether a workspace is shown as it is: nothing is mounted in it."""
+    return len(_views_of(plan, bash).plain.workspace) <= 1
+
+
 def open_sandbox(
     plan: Plan,
     bash: str,

@@ -74,7 +74,7 @@ def arguments(argv: Sequence[str]) -> tuple[str, ...]:
         raise InvalidCall(
             "a program and its arguments are a list, not one text",
             why="splitting it would be guessing",
-            fix=f"wrong: sb.exec({argv!r})  right: sb.run({argv!r}), or a list",
+            fix=f'give a list; a line for a shell is sb.run({argv!r}), or ["bash", "-c", {argv!r}]',
         )
     try:
         words = tuple(argv)

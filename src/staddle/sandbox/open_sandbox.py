@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .hooks import Hooks
     from .interpreter import Interpreter
     from .open.accounts import Account
-    from .open.open import SandboxHandle
+    from .open.handle import SandboxHandle
     from .open.settings import SandboxSettings
     from .session import SessionState
     from .terminal import Terminal

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 
-from ..._value import Value
 from ...background import do_later
 from ...enforcement import Gap
 from ...errors import LaunchFailed, StaddleError
@@ -16,6 +15,7 @@ from ...linux import process_tree
 from ...linux.process import parent_of
 from . import as_root
 from .decide import decide, workspace_kind
+from .handle import SandboxHandle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,33 +27,12 @@ if TYPE_CHECKING:
     from ...network.host.approval_calls import OnConnect
     from ...policy.limits import Limits
     from ...policy.plan import Plan
+    from ..workspace.overlay import OverlayWorkspace
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision, WorkspaceKind
     from .limits import SandboxLimits
     from .network import SandboxNetwork
     from .settings import SandboxSettings
-
-
-class SandboxHandle(Value):
-    """A sandbox that is open, with one shell in it.
-
-    Further shells start in `directory`; empty: where the agent was started.
-    `uid` is that of its processes on the host, if it is not ours. `workspace` takes its changes, if they
-    do not go to the host.
-    """
-
-    agent: AgentClient
-    shell: OpenedShell
-    decided: Decision
-    bash: str
-    directory: str
-    uid: int | None
-    workspace: SandboxWorkspace | None = None
-    network: SandboxNetwork | None = None
-    limits: SandboxLimits | None = None
-    #: How many ids are mapped inside, and what the first of them is on the host.
-    ids: int = 1
-    base: int = -1
 
 
 def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
@@ -63,8 +42,45 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
     which of its methods are called here, in which order.
     """
     kind = workspace_kind(settings)
+    if workspace is None and kind == "overlay":
+        return _open_over_directory(settings)
     if workspace is None:
         workspace = _new_workspace(settings, kind)
+    return _open_or_abandon(settings, kind, workspace)
+
+
+def _open_over_directory(settings: SandboxSettings) -> SandboxHandle:
+    """A sandbox with new layers: one that was opened in advance, or another one."""
+    from .next_sandbox import NEXT
+
+    is_live = settings.workspace is None or settings.freeze is False
+    opened = NEXT.take(settings) if is_live else None
+    if opened is None:
+        opened = _open_or_abandon(settings, "overlay", _overlay(settings))
+    if is_live:
+        NEXT.opened(settings, opened, lambda decided: _spawn_or_abandon(decided, _overlay(settings)))
+    return opened
+
+
+def _overlay(settings: SandboxSettings) -> OverlayWorkspace:
+    from ..workspace.frozen import BaseFreezer
+    from ..workspace.overlay import OverlayWorkspace
+
+    freezer = BaseFreezer(settings.policy, settings.env, settings.asks)
+    return OverlayWorkspace(settings.workspace, freezer=freezer, freeze=settings.freeze)
+
+
+def _spawn_or_abandon(decided: Decision, workspace: SandboxWorkspace) -> SandboxHandle:
+    try:
+        return _spawn(decided, workspace, None)
+    except BaseException:
+        workspace.abandon()
+        raise
+
+
+def _open_or_abandon(
+    settings: SandboxSettings, kind: WorkspaceKind, workspace: SandboxWorkspace | None
+) -> SandboxHandle:
     try:
         return _open_with(settings, kind, workspace)
     except BaseException:
@@ -74,12 +90,6 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
 
 
 def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
-    if kind == "overlay":
-        from ..workspace.frozen import BaseFreezer
-        from ..workspace.overlay import OverlayWorkspace
-
-        freezer = BaseFreezer(settings.policy, settings.env, settings.asks)
-        return OverlayWorkspace(settings.workspace, freezer=freezer, freeze=settings.freeze)
     if kind == "persistent" and settings.keep is not None:
         from ..workspace.persistent import claim_workspace
 

@@ -186,6 +186,11 @@ class OverlayWorkspace(SandboxWorkspace):
         else:
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, fresh)
 
+    def begin_now(self) -> None:
+        """Begin with the directory as it is now, in a sandbox that was opened in advance and not used yet."""
+        self.baseline = Baseline()
+        self._begin_watch()
+
     # ------------------------------------------------------------ changes
 
     def diff(
