@@ -7,6 +7,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -462,3 +464,21 @@ def test_a_closed_fleet_says_so(nodes: Nodes) -> None:
     with pytest.raises(FleetLost):
         fleet.create()
     assert until(lambda: set(leftovers()) <= before)
+
+
+#: A keeper to which no driver ever speaks.
+SILENT = """
+import time
+from staddle.fleet.keeper import Keeper
+keeper = Keeper("fleet", "node", capacity=2, warm=1, lease=2)
+print(keeper.files.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_keeper_whose_driver_never_says_hello_ends_with_its_lease() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT], capture_output=True, text=True, timeout=PATIENCE * 2, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert until(lambda: not Path(done.stdout.strip()).exists())

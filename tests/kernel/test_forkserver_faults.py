@@ -12,6 +12,7 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.forkserver import client, connection
+from staddle.sandbox.open.next_sandbox import NEXT
 from tests.support.faults import sweep
 from tests.support.forkservers import children, close, opened, output
 from tests.support.waiting import until
@@ -70,8 +71,10 @@ def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def waiting() -> Iterator[list[int]]:
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The first processes of the sandboxes that wait to be taken."""
+    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
+    NEXT.close()
     close(opened())
     found = next(server for server in client._servers.values() if not server.live)
     assert until(lambda: len(_below(found)) >= client._SPARES)

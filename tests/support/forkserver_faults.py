@@ -30,6 +30,7 @@ from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
 from staddle.sandbox.open.handle import SandboxHandle
+from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.sandbox.workspace import stores
 from tests.support.faults import WATCHED as USUAL
 from tests.support.faults import Call, Watch, places, watched
@@ -60,6 +61,7 @@ class HostProgram:
         self._others = 0
         self._made, self._root = Path(asked["place"], "made"), "of_a_root" in asked.get("parts", ())
         client._SPARES = 0  # nothing is made ahead: whatever happens, happens for whom we open one
+        NEXT.end()
         network = getattr(Network, asked.get("network", "deny"))()
         self._settings = settings.settings(
             asked["place"],

@@ -18,6 +18,7 @@ from staddle.layers import trash
 from staddle.limits import cgroup_layout, host_cgroups
 from staddle.limits.cgroup_tree import CgroupTree
 from staddle.limits.sandbox_cgroups import SandboxCgroups
+from staddle.sandbox.open.next_sandbox import NEXT
 from tests.support.in_a_child import SRC
 
 GROUPS = "/sys/fs/cgroup"
@@ -101,6 +102,7 @@ def ran(group: SandboxCgroups, code: str, timeout: float = 30) -> tuple[str, int
 def groups_in_use() -> list[str]:
     """The groups of sandboxes of ours, which are two levels below what we are in; but those that wait."""
     trash.wait()  # some may be in the making
+    NEXT.close()
     ahead = [server.cgroups for server in client._servers.values() if server.cgroups is not None]
     groups = [group for one in ahead for group in (*one._waiting, *(made[0] for made in one._stock))]
     waiting = {tail for group in groups for tail in group.tails}

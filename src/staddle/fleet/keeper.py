@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from socket import socket
 from typing import Any
 
@@ -51,11 +53,13 @@ class Keeper:
         self.began = time.time()
         self._server: CommandServer | None = None
         self._attendant: asyncio.Task[None] | None = None
+        # From now on, and in a thread: a driver that is gone never says hello, and Ray may block its loop.
+        threading.Thread(target=self._watch_lease, name="staddle-keeper-lease", daemon=True).start()
 
     # ------------------------------------------------------------ the keeper
 
     async def hello(self) -> Reply:
-        """Start to look after the lease; what this keeper is, and where it listens."""
+        """Start to take calls; what this keeper is, and where it listens."""
         from staddle import __version__
 
         self.renewed = time.monotonic()
@@ -117,18 +121,21 @@ class Keeper:
         return "ok", None
 
     async def _attend(self) -> None:
-        """Each second: metrics, and the lease."""
-        while time.monotonic() - self.renewed < self.lease:
+        """Each second: metrics."""
+        while True:
             await asyncio.sleep(1)
-            try:
+            with suppress(Exception):  # whatever Ray's metrics are up to
                 self.metrics.flush(len(self.sandboxes.all), self.warm.count)
-            except Exception:  # noqa: S112 - whatever Ray's metrics are up to, the lease is looked after
-                continue
-        # No driver: nobody can use these sandboxes any more. They end with this process in any case.
-        try:
-            await asyncio.wait_for(asyncio.to_thread(self.sandboxes.close_all), _TO_CLOSE)
-        finally:
-            os._exit(0)
+
+    def _watch_lease(self) -> None:
+        """End this process when no driver has renewed the lease: nobody can use the sandboxes any more."""
+        while (left := self.renewed + self.lease - time.monotonic()) > 0:
+            time.sleep(min(left, 1))
+        # They end with this process in any case.
+        closing = threading.Thread(target=self.sandboxes.close_all, daemon=True)
+        closing.start()
+        closing.join(_TO_CLOSE)
+        os._exit(0)
 
     async def _thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)

@@ -17,6 +17,7 @@ from ..._value import Value
 from ...background import Worker, do_later
 from ...errors import StaddleError
 from ...forkserver.client import hides_nothing
+from ...linux import open_files
 from ..workspace.frozen import BaseFreezer
 from ..workspace.overlay import OverlayWorkspace
 from .decide import decide
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 #: How long one waits for a caller, in seconds.
 _OLDEST = 10.0
+#: Open files that others can have, at least, while one waits.
+_FREE = 256
 
 
 class NextSandbox(Value):
@@ -89,6 +92,8 @@ class NextSandboxes:
     def _make(self, directory: str | None, decided: Decision, make: Open, number: int) -> None:
         if self._waiting is not None or self._is_over or number != self._count:
             return  # who opens them one after the other is not to wait for this
+        if open_files.count() + _FREE > open_files.limit():
+            return
         try:
             state = _state(directory)
             made = NextSandbox(make(decided), directory, state, time.monotonic())
