@@ -106,6 +106,11 @@ class SandboxLimits:
             self._memory_watch = MemoryWatch(self.limits.memory, first, lambda: (shell,))
             self._memory_watch.start()
 
+    def begin_now(self) -> None:
+        """The sandbox, which waited for a caller, is used from now on."""
+        if self._disk_quota is not None:
+            self._disk_quota.begin_now()
+
     def meter(self) -> GroupMeter | None:
         """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
         if self._group is None:
@@ -317,10 +322,13 @@ class DiskQuota:
     def attach(self, agent: AgentClient, first: Callable[[], int] = int) -> None:
         """The sandbox is there; `first` gives its first process, as the host counts."""
         self._agent, self._first = agent, first
-        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
-        if self.default:
-            self._used = _used(self.place)
+        self.begin_now()
         _WATCH.add(self)
+
+    def begin_now(self) -> None:
+        """Measure from now on: what others delete before the sandbox writes does not make up for that."""
+        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
+        self._used = _used(self.place) if self.default else None
 
     def close(self) -> None:
         """The sandbox has ended."""

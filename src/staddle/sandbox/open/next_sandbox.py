@@ -154,6 +154,8 @@ def _as_asked(found: NextSandbox, settings: SandboxSettings) -> SandboxHandle | 
         return None
     workspace.freezer = BaseFreezer(settings.policy, settings.env, settings.asks)
     workspace.begin_now()
+    if handle.limits is not None:
+        handle.limits.begin_now()
     return handle.replace(decided=decided)
 
 
