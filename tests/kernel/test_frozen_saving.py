@@ -179,6 +179,20 @@ def test_denied_paths_are_not_in_it_and_stay_denied(project: Path, tmp_path: Pat
         assert "secret" not in sb.run("cat .env 2>&1; cat file").stdout
 
 
+def test_a_directory_that_was_moved_is_not_in_it(project: Path, tmp_path: Path) -> None:
+    policy = Policy.agent().with_deny(project / "other")
+    with Sandbox(project, policy) as sb:
+        sb.run("echo mine > file")
+        project.rename(tmp_path / "moved")
+        sb.snapshot().save(tmp_path / "gone")
+        project.mkdir()  # another one, in which nothing is denied
+        sb.snapshot().save(tmp_path / "replaced")
+        with pytest.raises(LayerError, match="moved"):
+            sb.snapshot().save(tmp_path / "asked", freeze=True)
+    for name in ("gone", "replaced"):
+        assert not Snapshot.load(tmp_path / name).frozen
+
+
 # ---------------------------------------------------------------- files of others
 
 
@@ -214,6 +228,8 @@ def whiteout(_: dict[str, Any], base: Path) -> None:
         whiteout,
         lambda facts, _: facts.update(base=False),
         lambda facts, _: facts.update(base="base"),
+        lambda facts, _: facts.update(base=-1),
+        lambda facts, _: facts.update(base=1 << 70),
         lambda facts, _: facts["trees"].append({"layer": "base", "root": "/etc", "places": ["/etc"]}),
     ],
 )

@@ -2,6 +2,7 @@
 
 store             the directory of layers of this process, deleted when the process is gone
 stack             layers in their order: `Stack`, which is written, and `LayerSnapshot`, which is frozen
+frozen_base       a copy of the host's directory, to lie below layers in its place
 merged_view       layers as overlayfs merges them
 differences       the differences between layers and what lies below them
 changes           the same for people: `Change`, renames; unified_diff has their text

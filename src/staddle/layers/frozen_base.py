@@ -22,7 +22,7 @@ from ..errors import LayerError
 from ..files.tree import LastDirectory, Tree, walk
 from .baseline import ANOTHER, signature
 from .differences import Selection, differences
-from .drift import now
+from .drift import now_ns
 from .host_directory import HostDirectory, reach
 from .merge import copy_of
 from .merged_view import LayerView, OpenLayers
@@ -124,16 +124,19 @@ class LoadedBase(FrozenBase):
     _found: dict[str, Signature]
 
     @classmethod
-    def of(cls, layer: Layer, origin: str) -> LoadedBase:
-        """The copy in `layer`, held once for the caller."""
+    def of(cls, layer: Layer, origin: str, taken: int) -> LoadedBase:
+        """The copy in `layer`, held once for the caller. Changes of `origin` since `taken` are drift."""
         made = cls(layer.upper)
-        made.origin, made.taken, made._key = origin, int(now() * 1e9), ()
+        made.origin, made.taken, made._key = origin, taken, ()
         with OpenLayers(LayerView((layer.upper,), (origin,))) as opened:
             other = {item.path for item in differences(opened)}
         made._found = {}
         with Tree(reach(origin), ours=False) as host, Tree(layer.upper, ours=True) as copy:
             for path, _ in walk(copy):
-                status = None if path in other else host.status(path)
+                try:
+                    status = None if path in other else host.status(path)
+                except OSError:
+                    status = None  # the host lets us not look
                 made._found[path] = ANOTHER if status is None else signature(status)
         made._layer = layer.hold()
         made.hold()
@@ -229,10 +232,13 @@ def freeze_base(
 def _made(store: Store, host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> FrozenBase:
     for _ in range(_MOST_TRIES):
         try:
-            taken = int(now() * 1e9)
+            began = now_ns()
             state, size = _scan(host, hidden, bounds)
             _check_place(store, host, size)
-            while int(now() * 1e9) <= taken:
+            # Some kernels stamp files by a finer clock than the one that we can ask.
+            newest = max(status.st_ctime_ns for status in state.values())
+            taken = max(began, min(newest, time.time_ns()))
+            while now_ns() <= taken:
                 time.sleep(0.001)  # the clock of files stands still: a change from here on has another time
             layer = _new_layer(store)
             try:

@@ -120,7 +120,7 @@ class Pool:
         """Close a sandbox that was taken, and those that wait: the host has changed their workspace since."""
         with self._lock:
             self._taken.discard(sandbox)
-            frozen = [one for one, _ in self._warm if one.frozen]
+            frozen = [one for one, _ in self._warm if not one.alive or one.frozen]
             self._warm = [(one, since) for one, since in self._warm if one not in frozen]
             self._leaving += [sandbox, *frozen]
             self._changed.notify_all()

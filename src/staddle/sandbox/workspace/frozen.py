@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..._value import Value
 from ...errors import LayerError
 from ...layers.frozen_base import ASKED, UNASKED, FrozenBase, NotFrozen, freeze_base
+from ...layers.host_directory import HostDirectory
 from ...policy.paths import WORKSPACE_PATH, covers
 from ...policy.workspace import compile_session
 
@@ -36,6 +37,8 @@ class BaseFreezer(Value):
         If it was `asked` for, it may be larger, and LayerError says why there is none.
         """
         try:
+            if not HostDirectory.of(directory).is_there():
+                raise NotFrozen("it was moved or deleted")  # what is denied is known by its path
             hidden = _denied(directory, self.policy, self.env, self.asks)
             return freeze_base(store, directory, hidden, ASKED if asked else UNASKED)
         except NotFrozen as error:

@@ -15,7 +15,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...errors import InvalidCall, LayerError, SandboxLost
 from ...layers.baseline import Baseline
-from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now
+from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now, now_ns
 from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, close_all
@@ -88,7 +88,7 @@ class Snapshot:
         Walks it, up to `most` entries; `limit` bounds the paths, which are those inside.
         """
         tree = self._trees[WORKSPACE_PATH]
-        if self.frozen or not self._is_of(self.workspace):
+        if tree.is_copy or isinstance(tree.bases[-1], FrozenBase) or not self._is_of(self.workspace):
             return Drift()
         layers = [layer.upper for layer in tree.layers]
         at = tree.mounted_at[0]
@@ -259,7 +259,7 @@ class LoadedSnapshot(Snapshot):
             saved.label, saved.method, saved.trees, saved.baseline, saved.shells, created=saved.created
         )
         self._origin = saved.origin
-        self._base = saved.base
+        self._base, self._base_taken = saved.base, saved.base_taken
 
     @property
     def frozen(self) -> bool:
@@ -271,7 +271,8 @@ class LoadedSnapshot(Snapshot):
             return super()._copied(asked=asked)
         from .stores import empty_directory
 
-        return LoadedBase.of(self._base, empty_directory(self._trees[WORKSPACE_PATH].store))
+        place = empty_directory(self._trees[WORKSPACE_PATH].store)
+        return LoadedBase.of(self._base, place, self._base_taken)
 
     def close(self) -> None:
         """Let its files go; those that a sandbox still works on stay as long as that does."""
@@ -304,7 +305,7 @@ class LoadedSnapshot(Snapshot):
             for root, tree in workspace.trees.items():
                 made[root] = LayerSnapshot(tree.stack.store, tree.stack.bases, (), tree.mounted_at)
                 if root == WORKSPACE_PATH and workspace.takes_saved_base and self._base is not None:
-                    made[root] = _over(self._base, workspace.directory, made[root])
+                    made[root] = self._over(self._base, workspace.directory, made[root])
                 if root in self._trees:
                     made[root] = _rebased(self._trees[root], made[root])
             baseline = self._baseline_for(workspace, made[WORKSPACE_PATH])
@@ -313,6 +314,15 @@ class LoadedSnapshot(Snapshot):
                 point.close()
             raise
         return Snapshot(self.label, self.method, made, baseline, self._shells, created=self.created)
+
+    def _over(self, copy: Layer, directory: str, empty: LayerSnapshot) -> LayerSnapshot:
+        """The point `empty`, which is closed, over a saved copy in place of `directory` itself."""
+        base = LoadedBase.of(copy, directory, self._base_taken if self._is_of(directory) else now_ns())
+        try:
+            return LayerSnapshot(empty.store, [base], (), empty.mounted_at)
+        finally:
+            base.drop()
+            empty.close()
 
     def _baseline_for(self, workspace: SandboxWorkspace, point: LayerSnapshot) -> Baseline:
         from .snapshot_file import in_layers
@@ -324,16 +334,6 @@ class LoadedSnapshot(Snapshot):
             if status := in_layers(point.layers, path):
                 baseline.resettle(path, status)
         return baseline
-
-
-def _over(copy: Layer, directory: str, empty: LayerSnapshot) -> LayerSnapshot:
-    """The point `empty` over a saved copy, in place of `directory` itself."""
-    base = LoadedBase.of(copy, directory)
-    try:
-        return LayerSnapshot(empty.store, [base], (), empty.mounted_at)
-    finally:
-        base.drop()
-        empty.close()
 
 
 def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:

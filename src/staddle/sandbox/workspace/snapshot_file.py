@@ -53,6 +53,8 @@ class SavedSnapshot(Value):
     origin: Mapping[str, object]
     #: A copy of its directory, held for whoever takes this.
     base: Layer | None = None
+    #: When that was made, in nanoseconds.
+    base_taken: int = 0
 
 
 # ---------------------------------------------------------------- out
@@ -82,7 +84,7 @@ def save(
         "shells": {name: shell_facts(shell) for name, shell in saved.shells.items()},
         "baseline": _baseline_facts(saved.baseline, workspace.layers),
         "of": dict(saved.origin),
-        "base": base is not None,
+        "base": None if base is None else base.taken,
     }
     points = {names[root]: tree for root, tree in trees.items()}
     if base is not None:
@@ -185,9 +187,11 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     if method not in ("swap", "copy") or not isinstance(created, float):
         raise ValueError(f"it was taken at {created!r} by {method!r}")
     trees = {tree["root"]: (str(tree["layer"]), _places(tree["places"])) for tree in facts["trees"]}
-    has_base = facts.get("base", False)  # not in files of earlier versions
-    expected = [*(name for name, _ in trees.values()), *([_BASE] if has_base is True else [])]
-    if not _places(trees) or not isinstance(has_base, bool) or sorted(expected) != sorted(layers):
+    taken = facts.get("base")  # not in files of earlier versions
+    if taken is not None and (type(taken) is not int or not 0 <= taken < 1 << 63):
+        raise ValueError(f"its copy of the directory was made at {taken!r}")
+    expected = [*(name for name, _ in trees.values()), *([] if taken is None else [_BASE])]
+    if not _places(trees) or sorted(expected) != sorted(layers):
         raise ValueError("its trees are not in it")
     shells, baseline, origin = (
         read_shells(facts["shells"]),
@@ -204,8 +208,8 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
         root: LayerSnapshot(store, [base], [layers[name]], mounted_at)
         for root, (name, mounted_at) in ((WORKSPACE_PATH, workspace), *trees.items())
     }
-    copy = layers[_BASE].hold() if has_base else None
-    return SavedSnapshot(label, method, created, found, baseline, shells, origin, copy)
+    copy = None if taken is None else layers[_BASE].hold()
+    return SavedSnapshot(label, method, created, found, baseline, shells, origin, copy, taken or 0)
 
 
 def read_shells(facts: Any) -> dict[str, SavedShell]:
