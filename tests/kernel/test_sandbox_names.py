@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from staddle import AsyncPool, AsyncSandbox, Sandbox
+from staddle import AsyncPool, AsyncSandbox, Network, Policy, Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
 from tests.support.waiting import until
 
@@ -156,6 +156,19 @@ def test_changes_and_events_are_short_to_read() -> None:
         assert list(map(str, sb.diff())) == ["added /workspace/g"]
         event = sb.run("curl -s http://192.0.2.1/").violations[-1]
         assert str(event).startswith("refused: network: the network is denied by the policy")
+
+
+def test_names_and_places_beyond_a_list_of_addresses_are_told() -> None:
+    lookup = "curl -sS --max-time 20 http://example.com"
+    with Sandbox(policy=Policy.agent().with_network(Network.allow("192.0.2.9:80"))) as sb:
+        got = sb.run(f"{lookup}; curl -s http://192.0.2.77/")
+        assert [event.what for event in got.violations] == ["example.com", "192.0.2.77:80"]
+    with Sandbox(policy=Policy.agent().with_network(Network.loopback([9]))) as sb:
+        for line in (lookup, "curl -s http://192.0.2.77/"):
+            got = sb.run(line)
+            assert "ports of the loopback only" in got.why
+            assert [event.what for event in got.violations] == ["network"]
+        assert sb.run("curl -s http://127.0.0.1:1/").violations == ()
 
 
 def test_a_denied_network_is_told() -> None:

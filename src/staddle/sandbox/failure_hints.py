@@ -1,8 +1,9 @@
 """Commands that failed because the network is denied, or because they need root: a sentence and a violation.
 
-Nothing leads out of a sandbox with a denied network, and so nothing reports an attempt; and nobody is asked
-whether a program may write. What programs print then is well known: by that, and by the exit status of curl
-and wget, it is recognised. A program that prints such a line by choice gets a hint that does not apply.
+Nothing leads out of a sandbox with a denied network, or with ports of the loopback only: nothing reports an
+attempt. And nobody is asked whether a program may write. What programs print then is well known: by that,
+and by the exit status of curl and wget, it is recognised. A program that prints such a line by choice gets a
+hint that does not apply.
 """
 
 from __future__ import annotations
@@ -28,16 +29,22 @@ _SIGNS = (
 _QUIET = {4: "wget", 6: "curl", 7: "curl"}
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104 - nothing is bound
 WHY = "the network is denied by the policy: nothing outside can be reached"
+LOOPBACK_WHY = "the policy allows ports of the loopback only: nothing else can be reached"
 ALLOW = "policy.with_network(Network.allow('HOST')), or Network.packages() for pip, npm and apt"
 #: What apt prints to a user who is not root, and our script after it.
 _ROOT_SIGNS = (NEEDS_ROOT.encode(), b"are you root?")
 ROOT_WHY, ROOT_ALLOW = NEEDS_ROOT, "sudo, or sb.run(..., user='root')"
 
 
-def denied(result: Result) -> Result:
+def denied(result: Result, why: str = WHY) -> Result:
     """The result of a command that has failed, with the reason if it was the network or a missing root."""
-    event = Event("refused", "network", WHY, ALLOW)
+    event = Event("refused", "network", why, ALLOW)
     return _marked(needs_root(result), _SIGNS, event, is_sure=_is_quiet_download(result))
+
+
+def beyond_loopback(result: Result) -> Result:
+    """The same where ports of the loopback are allowed."""
+    return denied(result, LOOPBACK_WHY)
 
 
 def needs_root(result: Result) -> Result:

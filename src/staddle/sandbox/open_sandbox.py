@@ -13,7 +13,7 @@ from ..ipc import file_messages
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
-from .failure_hints import denied, needs_root
+from .failure_hints import beyond_loopback, denied, needs_root
 from .file_client import FileClient
 from .open import as_root
 from .open.open import open_agent
@@ -124,8 +124,11 @@ class OpenSandbox:
         )
         self.main._rules = self.rules
         self._has_sudo = False
-        is_closed = self.decided.plan.network.mode == "deny" and not self.decided.is_filtered
-        self.main._explain = denied if is_closed else needs_root
+        mode, self.main._explain = self.decided.plan.network.mode, needs_root
+        if mode == "deny" and not self.decided.is_filtered:
+            self.main._explain = denied
+        elif mode == "loopback" and not self.decided.plan.asks:
+            self.main._explain = beyond_loopback
         if settings.policy.sudo and self.decided.backend.name == "namespaces":
             self.main._allow_sudo = self.allow_sudo
         self.named: dict[str, Session] = {}

@@ -56,10 +56,9 @@ def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
         return NetworkSpec(forwards=tuple((local, port) for port in network.ports))
     rules = [rule for rule in network.rules if not rule.deny]
     tcp = [rule for rule in rules if rule.protocol == "tcp"]
-    names = [rule for rule in rules if rule.kind != "network"]
     listeners, unheld = _listeners(tcp, exact_names(network))
     return NetworkSpec(
-        resolver=bool(names),
+        resolver=True,  # also for a list of addresses: a name that is asked for is refused, and reported
         gates=_gates(tcp),
         forwards=tuple(
             (packed, port)

@@ -48,9 +48,9 @@ def test_one_name_at_every_port_opens_every_port() -> None:
     assert network_spec(Network.allow("a.com:443", "b.com")).gates == ((*V6, ()), (*V4, ()))
 
 
-def test_addresses_need_no_resolver() -> None:
+def test_names_are_answered_beside_a_list_of_addresses() -> None:
     made = network_spec(Network.allow("10.1.0.0/16:5432", "[2001:db8::1]:443"))
-    assert not made.resolver
+    assert made.resolver, "who asks for a name is refused, and it is reported"
     assert made.gates == ((packed("10.1.0.0"), 16, (5432,)), (packed("2001:db8::1"), 128, (443,)))
 
 
