@@ -192,3 +192,47 @@ def test_nothing_inside_looks_into_it(sb: Sandbox) -> None:
     assert _started_ahead(sb, ["python3", "-I", "-c", attach])[1] != "0"  # PTRACE_ATTACH
     control = "sleep 5 & cat /proc/$!/environ | wc -c; ls /proc/$!/fd"
     assert int(sb.exec(["sh", "-c", control]).stdout.split()[0]) > 0, "of another process it can be read"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "export A=2",
+        "A=2",
+        "/bin/true; A=2",
+        "/bin/true && A=2",
+        "f() { A=2; }\nf",
+        "eval A=2",
+        "read A <<< 2",
+        "printf -v A 2",
+        "shopt -s expand_aliases; alias ls='A=2; /bin/ls'\nls",
+        "trap 'A=2' DEBUG; /bin/true",
+        "trap 'A=2' ERR; /bin/false",
+        "for A in 1 2; do /bin/true; done",
+        ": ${A:=2}; A=2",
+        "source <(echo A=2)",
+    ],
+)
+def test_a_program_has_the_variables_of_the_shell_whatever_was_run_before(sb: Sandbox, change: str) -> None:
+    def variable() -> str:
+        return sb.exec(["printenv", "A"]).stdout
+
+    sb.run("export A=1")
+    assert variable() == "1\n"
+    sb.run("/bin/true")
+    assert variable() == "1\n"
+    sb.run(change)
+    sb.run("ls / | head -1")
+    assert variable() == "2\n"
+
+
+def test_a_function_or_an_alias_that_looks_like_a_program_is_none(sb: Sandbox) -> None:
+    sb.run("export A=1; ls() { A=$((A + 1)); }; shopt -s expand_aliases; alias cat='A=$((A + 10)); true'")
+    assert sb.exec(["printenv", "A"]).stdout == "1\n"
+    sb.run("ls")
+    assert sb.exec(["printenv", "A"]).stdout == "2\n"
+    sb.run("cat")
+    assert sb.exec(["printenv", "A"]).stdout == "12\n"
+    sb.run("cd /tmp")
+    sb.run("/bin/true")
+    assert sb.exec(["pwd"]).stdout == "/tmp\n"

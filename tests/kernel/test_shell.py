@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Sandbox
+from staddle.background import wait_for_jobs
 from staddle.errors import (
     BackendUnavailable,
     InvalidCall,
@@ -22,6 +23,7 @@ from staddle.errors import (
     SandboxLost,
     SessionBusy,
 )
+from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.shell import idle
 from staddle.shell.command import CommandSpec
 from staddle.shell.shell import Shell
@@ -330,6 +332,8 @@ def test_jobs_outlive_their_shell(tried: TriedShell) -> None:
 
 
 def open_descriptors() -> int:
+    wait_for_jobs()
+    NEXT.close()  # which may be opened at any time
     return len(os.listdir("/proc/self/fd"))
 
 

@@ -5,6 +5,12 @@ A wrong guess costs a fraction of a millisecond, or the state of one command whe
 
 from __future__ import annotations
 
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 #: May end the shell, or make it deaf.
 _ENDING = (
     *(
@@ -29,6 +35,40 @@ _SHADOWING = ("()", "function", "extdebug", "enable", "source", ". ", "eval", "t
 _ONLY_SHADOWING = _SHADOWING[:3]
 #: May end the shell by itself, so that its EXIT trap runs.
 _LEAVING = ("exit", "set -", "errexit", "logout", "source", ". ", "eval")
+
+#: Builtins and words of the language, which are no programs.
+_NO_PROGRAMS = frozenset(
+    b". [ alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare"
+    b" dirs disown do done echo elif else enable esac eval exec exit export false fc fg fi for function"
+    b" getopts hash help history if in jobs kill let local logout mapfile popd printf pushd pwd read"
+    b" readarray readonly return select set shift shopt source suspend test then time times trap true type"
+    b" typeset ulimit umask unalias unset until wait while".split()
+)
+#: Those of them that change no variable, whatever their arguments are.
+_WITHOUT_EFFECT = frozenset(b"echo false pwd test true".split())
+#: A command of plain words, and what separates it from the next.
+_PLAIN_COMMAND = re.compile(
+    rb"""[ \t\n]* ([\w./+-]+) (?: [ \t]+ (?: [\w./,:@%+=^-] | '[^'\n]*' | "[^"$`\\!\n]*" )+ )* [ \t]*"""
+    rb"""(?: && | \|\| | [;|\n] | $ )""",
+    re.VERBOSE,
+)
+_LONGEST_PLAIN = 4096
+
+
+def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
+    """Whether it changes no variable of its shell: plain words that start programs, none of `functions`."""
+    if len(text) > _LONGEST_PLAIN:
+        return False
+    at, end = 0, len(text)
+    while at < end:
+        found = _PLAIN_COMMAND.match(text, at)
+        if found is None:
+            return not text[at:].strip()
+        name = found[1]
+        if name in functions or (name in _NO_PROGRAMS and name not in _WITHOUT_EFFECT):
+            return False
+        at = found.end()
+    return True
 
 
 def may_end(text: bytes) -> bool:

@@ -263,8 +263,9 @@ class Shell:
             return self._state.state()
 
     def state_before(self) -> State | None:
-        """While a command runs: the state as it was told before that, without waiting; None else."""
-        return None if self._current is None else self._state.last_state()
+        """The state as it was last told, while a command runs or if it is so still; else None, at once."""
+        is_known = self._current is not None or self._state.is_settled
+        return self._state.last_state() if is_known else None
 
     def background_output(self) -> list[BackgroundOutput]:
         """Return what background jobs printed after the commands that started them."""

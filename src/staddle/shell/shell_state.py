@@ -83,6 +83,7 @@ class ShellState:
         #: Something has run since the state was asked for; that may have hidden a builtin; some
         #: later text may end the shell because of it; the shell may read later texts wrongly.
         self.dirty, self._may_be_shadowed, self._tainted, self._damaged = True, False, False, False
+        self.is_settled = False  # whether the variables are those of the dump: only programs have run since
         self.traps = OurTraps()
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
@@ -162,6 +163,8 @@ class ShellState:
         spec, known = command.spec, self._dump
         text, stdin, cwd, status = spec.text, spec.stdin, spec.cwd, self.status
         self._used = self.dirty = True
+        keeps = known is not None and spec.cwd is None and not spec.env and known.is_kept_by(spec.text)
+        self.is_settled = self.is_settled and keeps
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
@@ -286,6 +289,7 @@ class ShellState:
         self._dump = self.traps.without(found)
         self.access = protocol.builtin_access(found.functions(), found.disabled()) or access
         self.dirty = self._may_be_shadowed = False
+        self.is_settled = True
 
     def _can_be_given_a_text(self) -> bool:
         """Whether the shell runs a text that it is given, even if it does not tell its state."""

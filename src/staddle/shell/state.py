@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .._value import Value
+from .hazards import only_runs_programs
 from .quoting import Unreadable, WordReader, quoted, statements
 
 TYPE_CHECKING = False
@@ -134,6 +135,13 @@ class Dump:
             if len(words) == 4 and words[3] == name:
                 return words[2]
         return None
+
+    def is_kept_by(self, text: bytes) -> bool:
+        """Whether a shell with this state has the same variables after it has run `text`."""
+        # With an alias or a trap a plain command does more than it says.
+        if self.debug_trap is not None or (self._sections["aliases"] + self._sections["traps"]).strip():
+            return False
+        return only_runs_programs(text, self.functions())
 
     def functions(self) -> frozenset[bytes]:
         """The names of all functions."""
@@ -396,7 +404,7 @@ def variables(
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
     """The name, attributes and value in a line of `declare -p`."""
-    if len(statement) > _LONGEST_KNOWN or statement.startswith((b"declare -a", b"declare -A")):
+    if len(statement) > _LONGEST_KNOWN:
         return _read_variable(statement)
     return _known_variable(statement)
 

@@ -66,3 +66,66 @@ def test_there_is_room_for_two_hundred_sandboxes_under_the_usual_limit() -> None
     assert 200 * 3 + room(1024) * EACH < 1024 - 32
     assert room(1024) >= 40
     assert room(64) >= 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ls",
+        "/bin/true",
+        "ls -la /tmp",
+        "pytest -q tests/test_a.py::test_b -k 'a or b'",
+        'git commit -m "a message"',
+        "cat a.txt | grep -c x",
+        "make CC=gcc all && ./run.sh; echo done",
+        "python3 x.py\nls\n",
+        "  ls  ",
+        "",
+        "g++ -O2 a.cc",
+    ],
+)
+def test_programs_change_no_variable(text: str) -> None:
+    assert hazards.only_runs_programs(text.encode(), {b"other"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=1",
+        "A=1 ls",
+        "export A=1",
+        "ls; export A=1",
+        "ls && cd /tmp",
+        "ls | read x",
+        "ls\nunset A",
+        "printf -v A 1",
+        "mine",
+        "ls; mine",
+        "echo $(ls)",
+        "echo ${A:=1}",
+        "echo $((A=1))",
+        "echo `ls`",
+        'echo "${A:=1}"',
+        "ls > file",
+        "{ export A=1; }",
+        "for A in 1; do ls; done",
+        "if true; then A=1; fi",
+        ". ./file",
+        "source file",
+        "eval A=1",
+        "(( A=1 ))",
+        "[[ a =~ (a) ]]",
+        "ls 'a",
+        "~/x",
+        "command export A=1",
+        "builtin cd /",
+        "x" * 5000,
+        "!ls",
+        "time export A=1",
+        "ls #; export A=1\nexport A=2",
+        "let A=1",
+        "f() { :; }",
+    ],
+)
+def test_anything_else_may_change_variables(text: str) -> None:
+    assert not hazards.only_runs_programs(text.encode(), {b"mine"})
