@@ -497,8 +497,11 @@ def test_the_copy_is_private_and_not_writable_from_inside(sandbox: Sandbox) -> N
 
 
 @pytest.mark.needs_root
-def test_something_mounted_in_the_directory_is_not_copied(project: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "none", str(project / "sub")], check=True)
+@pytest.mark.parametrize("how", ["-t tmpfs none", "--bind {}"])  # another file system, and the same one
+def test_something_mounted_in_the_directory_is_not_copied(project: Path, tmp_path: Path, how: str) -> None:
+    (tmp_path / "a b").mkdir()
+    words = [word.format(tmp_path / "a b") for word in how.split()]
+    subprocess.run(["mount", *words, str(project / "sub")], check=True)
     try:
         (project / "sub/hidden").write_text("of the mount\n")
         with Sandbox(project) as sb:

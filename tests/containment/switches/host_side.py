@@ -175,6 +175,45 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "open_snapshot_has_count",
         starts=True,
     ),
+    "denied paths are not copied below layers": HostSwitch(
+        Edit(
+            "layers/frozen_base.py",
+            "without=Selection(hidden) if hidden else None,\n"
+            "                    owner=store.owner,\n                )\n"
+            "                _put_places(host, layer.upper, hidden)",
+            "owner=store.owner,\n                )",
+        ),
+        "tests/kernel/test_frozen_base.py",
+        "denied_paths_are_not_copied",
+        starts=True,
+    ),
+    "mounts in a directory are not copied": HostSwitch(
+        Edit(
+            "layers/frozen_base.py",
+            "if any(_plain(point).startswith(within) for point in points):",
+            "if False:",
+        ),
+        "tests/kernel/test_frozen_base.py",
+        "something_mounted",
+        starts=True,
+        only="root",
+    ),
+    "conflicts of a frozen sandbox": HostSwitch(
+        Edit(
+            "layers/baseline.py",
+            "if copied is not None:\n                mark",
+            "if False:\n                mark",
+        ),
+        "tests/kernel/test_frozen_base.py",
+        "host_changed_too_is_a_conflict",
+        starts=True,
+    ),
+    "bounds of a saved copy": HostSwitch(
+        Edit("sandbox/workspace/snapshot_file.py", "progress=progress, whole=bounds)", "progress=progress)"),
+        "tests/kernel/test_frozen_saving.py",
+        "too_much_in_it",
+        starts=True,
+    ),
     "review of renames that complete a repository": HostSwitch(
         Edit(
             "layers/review.py",
