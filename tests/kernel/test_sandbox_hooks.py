@@ -314,6 +314,25 @@ def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
     assert os.path.getsize(log) > 0
 
 
+def test_a_command_that_has_begun_is_in_the_log_after_a_kill(tmp_path: Path) -> None:
+    project, log = tmp_path / "project", tmp_path / "log"
+    project.mkdir()
+    code = (
+        "import sys; from staddle import Sandbox\n"
+        "sb = Sandbox(sys.argv[1], mode='bind', audit=sys.argv[2])\n"
+        "sb.run('true'); sb.run('exit 3')\n"
+        "sb.run('touch begun; sleep 1000')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(project), str(log)]) as program:
+        assert until((project / "begun").exists)
+        program.send_signal(signal.SIGKILL)
+    told = [(line["what"], line.get("command", line.get("exit_code"))) for line in lines_of(log)]
+    assert told[1:] == [
+        ("command", "true"), ("result", 0), ("command", "exit 3"), ("result", 3),
+        ("command", "touch begun; sleep 1000"),
+    ]  # fmt: skip
+
+
 @pytest.mark.same_for_everyone
 def test_the_end_of_a_program_in_the_background_is_recorded_when_it_is_noticed(tmp_path: Path) -> None:
     with Sandbox(audit=tmp_path / "audit") as sb:
