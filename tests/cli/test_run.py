@@ -357,3 +357,16 @@ def test_command_rules_are_applied_to_a_script_file(
     assert staddle(*run, "publish", cwd=project).stdout == "git push\n"
     script.write_text("#!/usr/bin/env python3\nprint(1); ('git push')\n")  # another language is not read
     assert staddle(*run, "publish", cwd=project).stdout == "1\n"
+
+
+@pytest.mark.same_for_everyone
+def test_nothing_is_kept_for_a_command_that_rules_refuse(tmp_path: Path) -> None:
+    policy, project, state = tmp_path / "policy.toml", tmp_path / "project", tmp_path / "state"
+    policy.write_text('[rules]\ndeny = ["git push"]\n')
+    project.mkdir()
+    env = environment() | {"XDG_STATE_HOME": str(state)}
+    run = ("run", "--policy", str(policy), "--keep", "work")
+    done = staddle(*run, "-c", "git push", cwd=project, env=env)
+    assert done.returncode == 125
+    assert "'git push' should not be run here" in done.stderr
+    assert not state.exists()

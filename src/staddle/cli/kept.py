@@ -10,7 +10,7 @@ from ..display import shown
 from ..errors import UsageError
 from ..policy.paths import WORKSPACE_PATH, covers
 from ..sandbox.workspace import persistent
-from .options import Option, Parsed, help_rows, parse_among
+from .options import Option, Parsed, check_rules, help_rows, parse_among
 from .report import say_error
 
 TYPE_CHECKING = False
@@ -115,10 +115,12 @@ def below(paths: Sequence[str]) -> tuple[str, ...] | None:
         ) from None
 
 
-def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[Sandbox, str | None]:
+def open_kept(
+    parsed: Parsed, argv: Sequence[str] = (), script: str | None = None, **hooks: Any
+) -> tuple[Sandbox, str | None]:
     """Open the sandbox of `--keep`, and return it with its workspace. `script` must be readable in it.
 
-    `hooks` are arguments of Sandbox.
+    Nothing is made for a command, `argv`, that the rules of the policy refuse. `hooks` are for the Sandbox.
     """
     from ..sandbox.sandbox import Sandbox
 
@@ -131,6 +133,7 @@ def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[
             fix="leave one of them out",
         )
     policy, workspace = _policy_and_workspace(parsed, name or "")
+    check_rules(policy, argv, script)
     if script is not None and not (workspace is not None and is_within(script, workspace)):
         policy = policy.with_read(script)
     sandbox = Sandbox(
@@ -145,12 +148,15 @@ def open_kept(parsed: Parsed, script: str | None = None, **hooks: Any) -> tuple[
     return sandbox, workspace
 
 
-def open_overlay(parsed: Parsed, script: str | None = None) -> tuple[Sandbox, str | None]:
+def open_overlay(
+    parsed: Parsed, argv: Sequence[str] = (), script: str | None = None
+) -> tuple[Sandbox, str | None]:
     """Open the sandbox of `--mode overlay`, whose changes end with it. `script` must be readable in it."""
     from ..sandbox.sandbox import Sandbox
     from .options import sandbox_from
 
     policy, workspace, _ = sandbox_from(parsed)
+    check_rules(policy, argv, script)
     if script is not None and not (workspace is not None and is_within(script, workspace)):
         policy = policy.with_read(script)
     sandbox = Sandbox(

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
-    from ..policy.command_rules.rules import CommandRules
-
 
 class Option(Value):
     """One option. `value` names what it takes (empty: a switch); `many` may be repeated."""
@@ -380,8 +378,13 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
     return ["bash", file, *words[1:]], file
 
 
-def check_script(rules: CommandRules, command: Sequence[str], script: str) -> None:
-    """Apply command rules to a script file that is run by a shell, as to a script that is given by -c."""
+def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> None:
+    """Apply the command rules of a policy to a command, and to a script file that a shell runs for it."""
+    if policy.rules is None or not command:
+        return
+    policy.rules.check(command)
+    if script is None:
+        return
     from ..policy.command_rules.shell_parser import LONGEST
     from ..policy.command_rules.wrapper_commands import SHELLS
 
@@ -393,4 +396,4 @@ def check_script(rules: CommandRules, command: Sequence[str], script: str) -> No
         names = [os.path.basename(word) for word in words if not word.startswith("-")]
         runner = next((name for name in names if name != "env"), "")
     if os.path.basename(runner) in SHELLS:
-        rules.check_script(os.fsdecode(text))
+        policy.rules.check_script(os.fsdecode(text))

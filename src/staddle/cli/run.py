@@ -10,7 +10,7 @@ from .options import (
     RUNNING,
     Option,
     Parsed,
-    check_script,
+    check_rules,
     command_from,
     help_rows,
     parse,
@@ -124,10 +124,7 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
 
     policy, workspace = policy_from(parsed)
     command, script = command_from(parsed)
-    if policy.rules is not None:
-        policy.rules.check(command)
-        if script is not None:
-            check_script(policy.rules, command, script)
+    check_rules(policy, command, script)
     if script is not None:
         policy = policy.with_read(script)
     plan = compile(policy, cwd=_start(parsed, workspace), base=os.getcwd())

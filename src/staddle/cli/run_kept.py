@@ -7,7 +7,7 @@ import os
 from ..errors import CommitRefused, LayerError, StaddleError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from .kept import is_within, open_kept, open_overlay
-from .options import check_script, command_from
+from .options import command_from
 from .report import print_report, refuse, say, say_error, say_gaps, say_violations
 from .shell import passed_through
 
@@ -34,12 +34,10 @@ def run(parsed: Parsed) -> int:
         )
     try:
         argv, script = command_from(parsed)
-        sandbox, workspace = (open_kept if parsed.on("keep") else open_overlay)(parsed, script)
+        sandbox, workspace = (open_kept if parsed.on("keep") else open_overlay)(parsed, argv, script)
     except StaddleError as error:
         return refuse(parsed, error, 125)
     with sandbox:
-        if script is not None and sandbox.policy.rules is not None:
-            check_script(sandbox.policy.rules, argv, script)
         if script is not None and workspace is not None and is_within(script, workspace):
             inside = WORKSPACE_PATH + os.path.realpath(script)[len(workspace.rstrip("/")) :]
             argv = [inside if word == script else word for word in argv]
