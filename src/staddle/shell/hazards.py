@@ -5,10 +5,11 @@ A wrong guess costs a fraction of a millisecond, or the state of one command whe
 
 from __future__ import annotations
 
-import re
+from functools import cache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import re
     from collections.abc import Collection
 
 #: May end the shell, or make it deaf.
@@ -47,12 +48,18 @@ _NO_PROGRAMS = frozenset(
 #: Those of them that change no variable, whatever their arguments are.
 _WITHOUT_EFFECT = frozenset(b"echo false pwd test true".split())
 #: A command of plain words, and what separates it from the next.
-_PLAIN_COMMAND = re.compile(
+_PLAIN_COMMAND = (
     rb"""[ \t\n]* ([\w./+-]+) (?: [ \t]+ (?: [\w./,:@%+=^-] | '[^'\n]*' | "[^"$`\\!\n]*" )+ )* [ \t]*"""
-    rb"""(?: && | \|\| | [;|\n] | $ )""",
-    re.VERBOSE,
+    rb"""(?: && | \|\| | [;|\n] | $ )"""
 )
 _LONGEST_PLAIN = 4096
+
+
+@cache
+def _plain_command() -> re.Pattern[bytes]:
+    import re  # which takes longer to load than a sandbox to open
+
+    return re.compile(_PLAIN_COMMAND, re.VERBOSE)
 
 
 def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
@@ -61,7 +68,7 @@ def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
         return False
     at, end = 0, len(text)
     while at < end:
-        found = _PLAIN_COMMAND.match(text, at)
+        found = _plain_command().match(text, at)
         if found is None:
             return not text[at:].strip()
         name = found[1]
