@@ -433,7 +433,7 @@ class SpawnedProcess:
     def wait(self, timeout: float | None = None) -> int | None:
         """The same, waiting up to `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None and not self._closed:
+        while self.poll() is None and not self._closed:
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
                 return None
@@ -445,7 +445,7 @@ class SpawnedProcess:
             except ValueError:  # closed
                 return self._status
             poll.poll(patience * 1000)
-        return status
+        return self._status  # also if another thread has read the end, and closed it
 
     def signal(self, number: int, *, everything: bool = False) -> None:
         """Send it a signal; with `everything` also to whatever it started."""

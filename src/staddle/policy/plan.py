@@ -274,7 +274,7 @@ class Plan(Value):
 
     @property
     def derived(self) -> dict[object, Any]:
-        """A cache of values that were made from this very plan, by key; of the last 64 plans."""
+        """A cache of values that were made from this very plan, by key; of the last 32 plans."""
         found = _entries.get(id(self))
         if found is None:
             found = _entries[id(self)] = (self, {})
@@ -289,7 +289,7 @@ class Plan(Value):
         return scratch, [g for g in self.grants if len(g.path) >= scratch and covers(g.path, path)]
 
 
-_MOST_CACHED = 64
+_MOST_CACHED = 32
 #: By the id of the plan: an entry holds its plan, so that no other one can have the same id meanwhile.
 _entries: dict[int, tuple[Plan, dict[object, Any]]] = {}
 

@@ -304,12 +304,23 @@ def shell() -> str:
     return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
+#: The last content of each file, which the plans of a program share.
+_contents: dict[str, bytes] = {}
+_MOST_CONTENTS = 64
+
+
 def _read(path: str) -> bytes | None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            return os.read(descriptor, LARGEST_COPY + 1)
+            found = os.read(descriptor, LARGEST_COPY + 1)
         finally:
             os.close(descriptor)
     except OSError:
         return None
+    known = _contents.get(path)
+    if found != known:
+        if len(_contents) >= _MOST_CONTENTS:
+            _contents.clear()
+        _contents[path] = known = found
+    return known

@@ -9,7 +9,7 @@ import pytest
 
 from staddle.errors import LaunchFailed
 from staddle.ipc import agent_messages
-from staddle.ipc.agent_client import AgentClient
+from staddle.ipc.agent_client import AgentClient, SpawnedProcess
 
 
 def refusing(why: bytes) -> AgentClient:
@@ -50,4 +50,19 @@ def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pyt
     os.close(read)
     assert link.count()[5] == 42
     link.close()
+    theirs.close()
+
+
+def test_the_end_that_another_thread_has_read_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    process = SpawnedProcess(7, ours.detach())
+
+    def poll() -> None:
+        process._status = 137  # by another thread, after this one has looked
+        process.close()
+
+    monkeypatch.setattr(process, "poll", poll)
+    assert process.wait() == 137
     theirs.close()
