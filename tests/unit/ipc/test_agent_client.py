@@ -53,7 +53,7 @@ def test_an_answer_to_somebody_who_was_interrupted_is_let_go_of(monkeypatch: pyt
     theirs.close()
 
 
-def test_the_end_that_another_thread_has_read_is_waited_for_no_longer(
+def test_the_end_that_another_thread_has_read_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
