@@ -175,6 +175,26 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "open_snapshot_has_count",
         starts=True,
     ),
+    # A sandbox that is opened in advance has the policy, the view and the directory that are asked for.
+    "no next sandbox with another policy": HostSwitch(
+        Edit("sandbox/open/next_sandbox.py", "and decided.plan == before.plan", "and True"),
+        "tests/kernel/test_next_sandbox.py",
+        "another_policy",
+    ),
+    "no next sandbox where files are hidden": HostSwitch(
+        Edit("sandbox/open/next_sandbox.py", "        and hides_nothing(decided.plan, decided.bash)\n", ""),
+        "tests/kernel/test_next_sandbox.py",
+        "is_hidden",
+    ),
+    "no next sandbox for another directory": HostSwitch(
+        Edit(
+            "sandbox/open/next_sandbox.py",
+            "        or _state(settings.workspace) != found.state\n",
+            "",
+        ),
+        "tests/kernel/test_next_sandbox.py",
+        "has_changed",
+    ),
     "denied paths are not copied below layers": HostSwitch(
         Edit(
             "layers/frozen_base.py",
