@@ -22,6 +22,7 @@ from typing import Any
 from seccompy.notify import Listener
 
 from staddle import Policy
+from staddle.background import wait_for_jobs
 from staddle.errors import StaddleError
 from staddle.forkserver import client
 from staddle.layers import trash
@@ -97,6 +98,7 @@ class HostProgram:
 
     def there(self) -> dict[str, Any]:
         """What is there of us, once nothing changes any more."""
+        wait_for_jobs()
         wanted = 2 * len(client._servers) + self._others  # each with who makes its sandboxes
         if not until(lambda: len(children()) <= wanted, 5):
             self._others += len(children()) - wanted  # that is a difference, but not one for each time

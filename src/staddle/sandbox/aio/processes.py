@@ -168,14 +168,16 @@ def _until(timeout: float | None) -> float | None:
 
 
 async def _ended(what: Process | Terminal, timeout: float | None) -> int | None:
-    limit = patience(timeout)
-    until = None if limit is None else time.monotonic() + limit
+    until = _until(timeout)
     while (code := what.poll()) is None:
-        # A copy: two tasks may wait for the same end, and a loop has one reader for a descriptor.
+        now = time.monotonic()
+        if until is not None and now >= until:
+            return None
+        # A copy: two tasks may wait for the same end, and a loop has one reader for a descriptor. A second at
+        # a time: only one of them reads the end, and the agent need not close the socket.
         copy = os.dup(what.end_fileno())
         try:
-            if not await readable(copy, until):
-                return what.poll()
+            await readable(copy, now + 1 if until is None else min(until, now + 1))
         finally:
             os.close(copy)
     return code
