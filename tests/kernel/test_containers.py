@@ -350,6 +350,91 @@ def test_a_host_name_that_is_refused_is_a_gap_and_not_the_end() -> None:
     assert NAMELESS.staddle("run", "--nested", "--", "hostname").stdout == "box\n"
 
 
+#: Podman without options: it covers parts of /proc as well, so that nobody can mount another.
+COVERED = Container(uid=1000, profile="podman", marks=("run/.containerenv",))
+#: Two sandboxes and a large process of the same user beside them.
+OUTSIDE = """
+import json, subprocess, sys, time, warnings
+from staddle import Policy, Sandbox
+warnings.simplefilter("ignore")
+large = "x = bytearray(150 << 20); print(1, flush=True); import time; time.sleep(300)"
+other = subprocess.Popen([sys.executable, "-c", large], env={"SECRET": "outside"}, stdout=subprocess.PIPE)
+other.stdout.readline()
+policy = Policy.agent(nested=True).with_limits(memory="100M", processes=40)
+found = {}
+look = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\\\0' '\\\\n' | grep -a SECRET"
+with Sandbox(policy=policy) as sb, Sandbox(policy=policy) as neighbour:
+    neighbour.start("SECRET=neighbour sleep 300")
+    for user in (None, "root"):
+        found[str(user)] = [
+            sb.run(look, user=user).stdout,
+            sb.run("for p in self [0-9]*; do readlink /proc/$p/ns/mnt; ls /proc/$p/root/; done | sort -u",
+                   cwd="/proc", user=user).stdout,
+            sb.run("for p in [0-9]*; do echo 1000 > $p/oom_score_adj && echo $p; done", cwd="/proc",
+                   user=user).stdout,
+            sb.run("mount -o remount,bind,rw /proc || umount -l /proc", user=user).exit_code,
+        ]
+    found["score"] = open(f"/proc/{other.pid}/oom_score_adj").read()
+    sb.run("exec 7</proc; cd /proc/self")
+    found["names"] = sb.run("ls /proc/self/fd /proc/self/root/ >/dev/null; echo $?; cd").stdout
+    found["memory"] = str(sb.run("python3 -c 'x = bytearray(200 << 20)'").reason)
+    found["processes"] = str(sb.run("for i in $(seq 100); do sleep 9 & done; wait", timeout=20).reason)
+    found["timeout"] = str(sb.run("sleep 100 & sleep 100", timeout=0.5).reason)
+    running = sb.start("sleep 100")
+    sb.pause(), sb.resume()
+    running.kill()
+    found["killed"] = running.wait(20)
+    found["exec"] = [sb.exec(["echo", str(number)]).stdout for number in range(3)]
+    found["sudo"] = sb.run("sudo id -u").stdout
+    found["usage"] = sb.usage.processes
+    try:
+        found["files"] = sb.files.read("/proc/self/environ")
+    except Exception as error:
+        found["files"] = type(error).__name__
+found["other"] = other.poll()
+other.kill()
+print(json.dumps(found))
+"""
+
+
+def test_a_proc_with_covers_is_a_gap_and_not_the_end() -> None:
+    found = COVERED.python(WHOLE)
+    assert (found["backend"], found["method"]) == ("namespaces", "swap")
+    assert found["gaps"] == ["identity", "processes", "layers"]
+    assert found["said"] == "one\n1\n/workspace\n"
+    strict = COVERED.staddle("run", "--", "true")
+    assert strict.returncode == 125
+    assert "covered" in strict.stderr
+    said = json.loads(COVERED.staddle("doctor", "--json").stdout)
+    assert said["auto"] is None
+    assert "processes" not in said["backends"]["namespaces"]["enforces"]
+    nested = COVERED.staddle(
+        "run", "--nested", "--memory", "50M", "--", "python3", "-c", "bytearray(99 << 20)"
+    )
+    assert nested.returncode == 137
+    assert "limits.memory" in nested.stderr
+
+
+def test_a_proc_with_covers_opens_no_process_outside() -> None:
+    found = COVERED.python(OUTSIDE)
+    for user in ("None", "root"):
+        secrets, links, written, mounted = found[user]
+        assert secrets == ""
+        assert len([word for word in links.split() if word.startswith("mnt:")]) == 1  # its own
+        assert "work" not in links.split()  # a directory that only the container has
+        assert written == ""
+        assert mounted != 0
+    assert found["score"] == "0\n"
+    assert found["names"] == "0\n"
+    assert (found["memory"], found["processes"], found["timeout"]) == ("memory", "processes", "timeout")
+    assert found["killed"] in (-9, 137)
+    assert found["exec"] == ["0\n", "1\n", "2\n"]
+    assert found["sudo"] == "0\n"
+    assert found["usage"] > 10
+    assert found["files"] == "PermissionError"
+    assert found["other"] is None  # it is larger than the limit, and not the sandbox's
+
+
 @pytest.mark.parametrize(
     ("container", "kind", "needs", "words"),
     [

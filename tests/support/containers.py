@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import staddle
 from tests.support import engine_profiles
 
 TREE = Path(__file__).parents[2]
+#: The staddle that is tried: a copy without one of its protections may be first on the path.
+SOURCE = Path(staddle.__file__).parents[1]
 #: The capabilities of root in a container that was started without options.
 CAPABILITIES = (
     *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID"),
@@ -93,7 +96,7 @@ class Container:
         environment = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/root" if self.uid == 0 else "/home/box",
-            "PYTHONPATH": str(TREE / "src"),
+            "PYTHONPATH": str(SOURCE),
             "LANG": "C.UTF-8",
             **self.env,
         }
@@ -140,6 +143,8 @@ class Container:
         for path in {str(TREE), os.path.realpath(sys.base_prefix)}:
             if os.stat(path).st_dev != os.stat("/").st_dev:
                 rows.append((path, "bind", path, ["rbind", "ro"]))
+        if not SOURCE.is_relative_to(TREE):
+            rows.append((str(SOURCE), "bind", str(SOURCE), ["rbind", "ro"]))
         return [
             {"destination": path, "type": kind, "source": source, "options": options}
             for path, kind, source, options in rows

@@ -76,13 +76,18 @@ def wrong(said: bytes, nonce: str, *, named: bool = True) -> str:
         "no system call filter": fields.get(b"Seccomp") != b"2",
         "new privileges can be gained": fields.get(b"NoNewPrivs") != b"1",
         "capabilities": any(int(fields.get(name, b"1"), 16) for name in _CAPABILITIES),
-        "no process namespace": int(fields.get(b"Pid", b"999999")) > 9,
+        "no process namespace": _number(fields) > 9,
         "no user namespace": not any(len(n) == 3 and n[0] == b"1000" and n[2] == b"1" for n in numbers),
         "no host name of its own": named and lines[0] != b"canary-" + nonce.encode(),
         "a network": any(n[0].endswith(b":") and b"lo:" not in n[0] and len(n) == 17 for n in numbers if n),
         "the host's root directory": not any(b" / / " in line and b" - tmpfs " in line for line in lines),
     }
     return ", ".join(problem for problem, seen in problems.items() if seen)
+
+
+def _number(fields: dict[bytes, bytes]) -> int:
+    """The number of the process in its own pid namespace; /proc may be that of one around it."""
+    return int(fields.get(b"NSpid", fields.get(b"Pid", b"999999")).split()[-1])
 
 
 class SelfTest:

@@ -13,6 +13,7 @@ that what a group may read in a granted directory can be read.
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import time
 
@@ -98,7 +99,7 @@ class Namespaces:
         with _probing:
             if _known.get(who) == self._to_be_seen():
                 _known[who] = self._try()
-                return not _known[who].usable or not _names_hosts()
+                return not _known[who].usable or not _names_hosts() or outer_processes()
             return False
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
@@ -142,11 +143,16 @@ class Namespaces:
                     break
             return problem, started.not_started or message
 
-        _nameless.discard(os.geteuid())
+        who = os.geteuid()
+        for without in (_nameless, _with_outer_processes):
+            without.discard(who)
         try:
             problem, message = outcome()
             if problem and "sethostname" in message:  # refused by the filters of some container engines
-                _nameless.add(os.geteuid())
+                _nameless.add(who)
+                problem, message = outcome()
+            if problem and _proc_is_covered():
+                _with_outer_processes.add(who)
                 problem, message = outcome()
         except (OSError, StaddleError) as error:
             return self._unusable(Obstacle(f"its self-test could not be started: {error}", ""))
@@ -162,6 +168,10 @@ class Namespaces:
             return self._unusable(
                 Obstacle(f"its self-test ran, but with {problem}", "please report this, it is a bug")
             )
+        if "mount_setattr" in message and os.strerror(errno.ENOSYS) in message:
+            return self._unusable(
+                Obstacle("this kernel is older than 5.12: it has no mount_setattr", "use Linux 5.12 or newer")
+            )
         from ..linux.userns import observe, obstacle
 
         in_the_way = obstacle(observe(_who()))
@@ -175,6 +185,17 @@ class Namespaces:
 def _names_hosts() -> bool:
     """Whether a sandbox of this user has a host name of its own, as the probe found."""
     return os.geteuid() not in _nameless
+
+
+def outer_processes() -> bool:
+    """Whether a sandbox of this user has the /proc of the container around it, as the probe found."""
+    return os.geteuid() in _with_outer_processes
+
+
+def _proc_is_covered() -> bool:
+    """Whether a new /proc is refused, because parts of this one are covered, and nothing else."""
+    found = userns.observe(_who())
+    return found.stage == "proc" and bool(found.covered)
 
 
 def host_name(plan: Plan) -> bytes:
@@ -313,6 +334,7 @@ def spec(
         memory=0 if limited is None else limited.memory,
         processes=0 if limited is None else limited.processes,
         processors=_processors(plan),
+        outer_processes=int(outer_processes()),
     )
 
 
@@ -400,6 +422,14 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
             "start the container with the filter that `staddle doctor --container` names",
             documented=True,
         )
+    if outer_processes():
+        yield Gap(
+            "processes",
+            "/proc is the container's, because parts of it are covered: its other processes, their command "
+            "lines, mounts and connections can be seen, and a process has another number in it",
+            "start the container with --security-opt systempaths=unconfined (Docker) or unmask=ALL (Podman)",
+            documented=True,
+        )
 
 
 def _limits(plan: Plan) -> Iterator[Gap]:
@@ -415,5 +445,6 @@ _known: dict[int, Probe] = {}
 #: How long a failure is believed, in seconds, and until when those that there were.
 _FAILURE_HOLDS = 5.0
 _tried_again: dict[int, float] = {}
-#: The users whose sandboxes can have no host name of their own.
+#: The users whose sandboxes can have no host name of their own, and those whose can have no /proc.
 _nameless: set[int] = set()
+_with_outer_processes: set[int] = set()

@@ -284,7 +284,7 @@ def _views_of(plan: Plan, bash: str) -> _SharedViews:
 
 def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.ForkServerConfig:
     from ..backends.launching import filter_profile, rlimits
-    from ..backends.namespaces import host_name, scopes
+    from ..backends.namespaces import host_name, outer_processes, scopes
     from ..limits import process_attributes
     from ..limits.enforced import keeps_processors, session_cgroups, stand_ins
     from ..mounts.operations import sized
@@ -316,6 +316,7 @@ def _config(plan: Plan, shared: shared_view.SharedView, bash: str) -> records.Fo
         memory=memory,
         processes=processes,
         processors=process_attributes.cpu_count(plan.limits.cpu),
+        outer_processes=int(outer_processes()),
     )
 
 

@@ -24,7 +24,7 @@ from ..ipc.status import reason
 from ..limits import process_attributes
 from ..limits.limit_tally import LimitTally
 from ..limits.supervisor import Supervisor
-from ..linux import mounts, process, userns
+from ..linux import mounts, process, procfs, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call
 from ..mounts.operations import Empty, decode_operations
@@ -109,6 +109,8 @@ def _live(
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
         process_attributes.narrow_cpus(config.processors)
         doing = ""
+        if config.outer_processes:
+            procfs.use_outer(os.open(procfs.PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         control = own_namespaces.made(config, template.outside, layer)
         doing = "at a last look"
         verify.at_the_first()

@@ -22,7 +22,7 @@ import select
 from ..errors import StaddleError
 from ..ipc.exec_spec import decode
 from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
-from ..linux import cgroups, mounts, netlink, process, userns
+from ..linux import cgroups, mounts, netlink, process, procfs, userns
 from ..linux.process import exit_status
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
@@ -198,7 +198,13 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
         work.gateway.give_sockets(spec.network)
     elif spec.namespaces & userns.CLONE_NEWNET:
         netlink.loopback_up()
-    enter_root(work.operations, spec.unprivileged_uid, work.translated)
+    outer: tuple[int, ...] = ()
+    if spec.outer_processes:
+        outer = (os.open(procfs.PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),)
+        procfs.use_outer(*outer)
+    enter_root(
+        work.operations, spec.unprivileged_uid, work.translated, outer_processes=bool(spec.outer_processes)
+    )
     if spec.unprivileged_uid >= 0:
         process.become(spec.unprivileged_uid, spec.unprivileged_uid)
         process.dumpable(True)  # changing ids took /proc/self away from us
@@ -234,7 +240,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
-    process.close_from(3, keep=(go, report_to, *work.tally))
+    process.close_from(3, keep=(go, report_to, *work.tally, *outer))
     os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
     os.close(report_to)  # before the command begins: from then on a signal to the launcher is the command's
     os.close(go)
@@ -324,7 +330,11 @@ def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict
 
 
 def enter_root(
-    operations: Sequence[Operation], owner: int, translated: Mapping[tuple[int, int], int]
+    operations: Sequence[Operation],
+    owner: int,
+    translated: Mapping[tuple[int, int], int],
+    *,
+    outer_processes: bool = False,
 ) -> None:
     """Make the new root and move into it; nothing of the old one can be reached afterwards.
 
@@ -336,6 +346,7 @@ def enter_root(
             place,
             owner=owner,
             translation=(lambda *whose: translated.get(whose)) if owner >= 0 else None,
+            outer_processes=outer_processes,
         ).build(operations)
     except StaddleError as error:
         raise NotStarted(CONFINEMENT, str(error)) from None

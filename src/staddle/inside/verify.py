@@ -34,13 +34,21 @@ def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[st
     """The missing protections, by the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {
-        "being its PID 1": b"Pid:\t1" in seen["status"].split(b"\n"),
+        "being its PID 1": _number(seen["status"]) == b"1",
         **rights(seen["status"], kept),
         "a user of its own": len(id_map) == 3 and id_map[::2] == [b"%d" % spec.uid, b"1"],
         "being another user than root": len(id_map) == 3 and id_map[1] != b"0",
         "a root of its own": own_root(seen["mountinfo"]),
+        "a /proc of its own, or one that cannot be written": bool(spec.outer_processes)
+        == is_read_only(seen["mountinfo"], b"/proc"),
     }
     return absent(found)
+
+
+def _number(status: bytes) -> bytes:
+    """The number of a process in its own pid namespace; /proc may be that of one around it."""
+    words = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    return words[-1] if words else b""
 
 
 def rights(status: bytes, kept: int = 0) -> dict[str, bool]:
@@ -52,6 +60,12 @@ def rights(status: bytes, kept: int = 0) -> dict[str, bool]:
         "an end to all capabilities": len(capabilities) >= 5
         and not any(int(row[1], 16) & ~kept for row in capabilities),
     }
+
+
+def is_read_only(mountinfo: bytes, path: bytes) -> bool:
+    """Whether the mount at `path` is read-only. Pure."""
+    rows = [row.split(b" ") for row in mountinfo.split(b"\n")]
+    return any(len(row) > 5 and row[4] == path and b"ro" in row[5].split(b",") for row in rows)
 
 
 def own_root(mountinfo: bytes) -> bool:

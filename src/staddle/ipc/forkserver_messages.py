@@ -80,6 +80,8 @@ class ForkServerConfig(Value):
     #: What is in it at first: a directory of the host, beside which each sandbox's layer is prewarmed.
     #: Empty: the world comes with the request, if there is one.
     skeleton: bytes = b""
+    #: Whether /proc is that of the container around us, because no other can be mounted.
+    outer_processes: int = 0
 
     @property
     def whose(self) -> int:

@@ -60,6 +60,8 @@ class NamespaceSpec(Value):
     memory: int = 0
     processes: int = 0
     tally: int = -1
+    #: Whether /proc is that of the container around us, because no other can be mounted.
+    outer_processes: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""

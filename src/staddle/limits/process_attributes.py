@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 
 from ..linux import process
+from ..linux.procfs import own
 
 
 def cpu_count(cpu: float | None) -> int:
@@ -44,7 +45,7 @@ def narrow_cpus(number: int) -> None:
     os.sched_setaffinity(0, chosen)
 
 
-_OOM_SCORE = "/proc/self/oom_score_adj"
+_OOM_SCORE = "oom_score_adj"
 #: From -1000, never, to 1000, always.
 _BEFORE_OTHERS = 500
 
@@ -64,13 +65,13 @@ def go_first() -> None:
 
 def _open_oom_score() -> int:
     try:
-        return os.open(_OOM_SCORE, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(own(_OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         # A copy of a process that is not dumpable; then its files in /proc are root's, and
         # we are not. Nobody in the sandbox can make use of the moment: they are in another user
         # namespace, with no rights over this one.
         process.dumpable(True)
         try:
-            return os.open(_OOM_SCORE, os.O_RDWR | os.O_CLOEXEC)
+            return os.open(own(_OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
         finally:
             process.dumpable(False)

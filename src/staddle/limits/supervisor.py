@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..linux import netlink, process, process_tree
+from ..linux import netlink, process, process_tree, procfs
 from .unnamed_files import OpenFiles, device_of_memory_files
 
 TYPE_CHECKING = False
@@ -41,8 +41,8 @@ class Sample(Value):
 
 def others() -> list[int]:
     """Every process of this pid namespace but the one that asks."""
-    own = str(os.getpid())
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != own]
+    own = os.getpid()
+    return [pid for pid in procfs.pids() if pid != own]
 
 
 def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
@@ -53,14 +53,14 @@ def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
     """
     found, of_files = [], 0
     for pid in pids:
-        words = _contents(f"/proc/{pid}/statm", 128).split()
+        words = _contents(f"{procfs.directory(pid)}/statm", 128).split()
         if len(words) > 2 and (resident := int(words[1])):
             found.append((pid, (resident - int(words[2])) * _PAGE))
             of_files += int(words[2]) * _PAGE
     sample = Sample(tuple(found), shared + of_files, exact=False)
     if sample.total <= enough:
         return sample
-    mapped = sum(_field(_contents(f"/proc/{pid}/status", 4096), b"RssShmem:") for pid, _ in found)
+    mapped = sum(_field(_contents(f"{procfs.directory(pid)}/status", 4096), b"RssShmem:") for pid, _ in found)
     return Sample(tuple(found), max(shared, mapped), exact=False)
 
 
@@ -78,7 +78,9 @@ def exactly(pids: Iterable[int], shared: int) -> Sample:
     """
     found, mapped = [], 0
     for pid in pids:
-        anonymous, shmem = _rolled_up(_contents(f"/proc/{pid}/smaps_rollup", 4096)) or _resident(pid)
+        anonymous, shmem = _rolled_up(_contents(f"{procfs.directory(pid)}/smaps_rollup", 4096)) or _resident(
+            pid
+        )
         found.append((pid, anonymous))
         mapped += shmem
     return Sample(tuple(found), max(shared, mapped), exact=True)
@@ -86,7 +88,7 @@ def exactly(pids: Iterable[int], shared: int) -> Sample:
 
 def _resident(pid: int) -> tuple[int, int]:
     """As `_rolled_up`, of a process whose pages are not ours to see: all of them count as its own."""
-    words = _contents(f"/proc/{pid}/statm", 128).split()
+    words = _contents(f"{procfs.directory(pid)}/statm", 128).split()
     return ((int(words[1]) - int(words[2])) * _PAGE, 0) if len(words) > 2 else (0, 0)
 
 
@@ -109,7 +111,7 @@ def threads(pids: Iterable[int]) -> int:
     count = 0
     for pid in pids:
         try:
-            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+            count += os.stat(f"{procfs.directory(pid)}/task").st_nlink - 2
         except OSError:
             continue
     return count

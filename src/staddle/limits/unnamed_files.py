@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 
-from ..linux import process
+from ..linux import process, procfs
 from ..linux.fileio import read_whole
 from ..linux.syscalls import call
 
@@ -176,19 +176,21 @@ def _queued(queue: _socket.socket) -> Iterator[int]:
 def _tables(pid: int) -> list[str]:
     """The threads of a process that have descriptors of their own, as directories in /proc: one, mostly."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = os.listdir(f"{procfs.directory(pid)}/task")
     except OSError:
         return []
     if len(threads) == 1:
-        return [f"/proc/{pid}"]
+        return [procfs.directory(pid)]
     found: list[str] = []
     for thread in threads:
         if not any(_is_same_table(int(thread), int(other)) for other in found):
             found.append(thread)
-    return [f"/proc/{pid}/task/{thread}" for thread in found]
+    return [f"{procfs.directory(pid)}/task/{thread}" for thread in found]
 
 
 def _is_same_table(thread: int, other: int) -> bool:
+    if procfs.is_outer():
+        return False  # they are not called by these numbers here: both are looked at
     try:
         return call("kcmp", thread, other, _KCMP_FILES, 0, 0) == 0
     except OSError:
@@ -220,5 +222,5 @@ def device_of_memory_files() -> int:
 
 def mounts_without_layers(pid: int) -> frozenset[int]:
     """The numbers of a process's mounts that are no overlays."""
-    rows = _info(f"/proc/{pid}/mountinfo").splitlines()
+    rows = _info(f"{procfs.directory(pid)}/mountinfo").splitlines()
     return frozenset(int(row.split(b" ", 1)[0]) for row in rows if b" - overlay " not in row)

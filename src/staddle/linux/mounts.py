@@ -18,7 +18,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 1 << 12, 1 << 14, 1 << 18, 1 << 19
 MNT_DETACH = 2
 #: mount_setattr(2), Linux 5.12
-ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 0x01, 0x02, 0x04, 0x100000
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 0x01, 0x02, 0x04, 0x08, 0x100000
 
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
@@ -64,7 +64,7 @@ def attach(tree: int, target: int) -> None:
 
 
 def set_attributes(tree: int, attributes: int, *, recursive: bool = True, private: bool = False) -> None:
-    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV to the mount at `tree`, and to those below it.
+    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC to the mount at `tree`, and to those below it.
 
     With `private`, mounts made elsewhere do not propagate to it any more.
     """

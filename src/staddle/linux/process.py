@@ -9,6 +9,7 @@ import errno
 import os
 import struct
 
+from . import procfs
 from .syscalls import call, ctypes
 
 TYPE_CHECKING = False
@@ -302,9 +303,12 @@ STATE, PARENT, STARTED = 0, 1, 19
 def stat_fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat after the name; none when the process is gone."""
     try:
-        return split_stat(_read(f"/proc/{pid}/stat", 2048))
+        fields = split_stat(_read(f"{procfs.directory(pid)}/stat", 2048))
     except OSError:
         return []
+    if procfs.is_outer() and len(fields) > PARENT:
+        fields[PARENT] = b"%d" % procfs.number(int(fields[PARENT]))
+    return fields
 
 
 def split_stat(text: bytes, most: int = -1) -> list[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from . import procfs
 from .process import SIGKILL, STARTED, parent_of, pidfd_open, pidfd_send_signal, stat_fields
 
 _SIGSTOP, _SIGCONT = 19, 18
@@ -16,9 +17,9 @@ _PATIENCE = 1.0
 def descendants(root: int) -> list[int]:
     """Every living process below `root`, parents before children, without `root` itself."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal() and (parent := parent_of(int(name))):
-            children.setdefault(parent, []).append(int(name))
+    for pid in procfs.pids():
+        if parent := parent_of(pid):
+            children.setdefault(parent, []).append(pid)
     found: list[int] = []
     todo = [root]
     while todo:

@@ -12,6 +12,7 @@ import os
 from .._value import Value
 from .mounts import CLONE_NEWNS, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_REC, MS_SLAVE, mount
 from .process import become, dumpable
+from .procfs import own
 from .syscalls import call
 
 TYPE_CHECKING = False
@@ -180,7 +181,7 @@ def map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
         ("gid_map", f"{inside_gid} {gid} 1"),
     )
     for name, text in lines:
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        fd = os.open(own(name), os.O_WRONLY)
         os.write(fd, text.encode())
         os.close(fd)
 

@@ -83,6 +83,25 @@ def mount_processes(target: str) -> None:
     mounts.mount("proc", target, "proc", flags=_PLAIN | mounts.MS_NOEXEC, options="hidepid=2")
 
 
+def outer_processes(place: str = "/proc") -> int:
+    """A copy of the /proc at `place`, attached nowhere: read-only, since it lists others of the same user.
+
+    What is covered in it stays so. Of processes in another user namespace no memory, no descriptor and no
+    directory can be looked into; but their files that the user may write would be writable.
+    """
+    source = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        tree = mounts.clone_tree(source)
+    finally:
+        os.close(source)
+    try:
+        mounts.set_attributes(tree, _NOSUID | _NODEV | mounts.ATTR_NOEXEC | _RDONLY)
+    except BaseException:
+        os.close(tree)
+        raise
+    return tree
+
+
 class Builder:
     """Carries out operations on a tree that is attached at `place`.
 
@@ -91,7 +110,8 @@ class Builder:
     `owner` has the private directories (-1: whoever we are). With `handed_on`, a launcher that
     runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
     is given where the owners of what is shown must be translated to the sandbox's user. `taken`
-    are trees that another process has opened, which could (None: it is optional and gone).
+    are trees that another process has opened, which could (None: it is optional and gone). With
+    `outer_processes`, /proc is the one that we see: the kernel allows no other.
     """
 
     def __init__(
@@ -102,7 +122,9 @@ class Builder:
         handed_on: bool = False,
         translation: Translation | None = None,
         taken: Mapping[Bind, int | None] | None = None,
+        outer_processes: bool = False,
     ) -> None:
+        self._outer_processes = outer_processes
         self._place, self._owner, self._handed_on = place, owner, handed_on
         self._translation = translation
         self._root = -1
@@ -296,7 +318,12 @@ class Builder:
             os.symlink(target, name, dir_fd=directory)
 
     def _processes(self, path: str) -> None:
-        mount_processes(mounts.path_of(self._target(path, directory=True, below=False)))
+        target = self._target(path, directory=True, below=False)
+        if self._outer_processes:
+            self._opened.append(outer_processes())
+            mounts.attach(self._opened[-1], target)
+        else:
+            mount_processes(mounts.path_of(target))
         self._covered(path)
 
     def _mount(self, kind: str, path: str, flags: int, options: str, *, below: bool = False) -> None:

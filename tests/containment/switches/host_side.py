@@ -27,6 +27,14 @@ class HostSwitch:
 
 
 HOST_SWITCHES: dict[str, HostSwitch] = {
+    # In a container whose /proc lists processes outside, of the same user.
+    "read-only /proc of a container": HostSwitch(
+        Edit("mounts/builder.py", "mounts.ATTR_NOEXEC | _RDONLY)", "mounts.ATTR_NOEXEC)"),
+        "tests/kernel/test_containers.py",
+        "opens_no_process_outside",
+        starts=True,
+        only="root",  # starts a container
+    ),
     # A directory that a shell kept open leads by ".." to where old trees are set aside.
     "cover of the place aside": HostSwitch(
         Edit(

@@ -9,7 +9,7 @@ from staddle.backends.canary import plan, wrong
 NONCE = "0123456789abcdef"
 GOOD = (
     "canary-0123456789abcdef\n"
-    "Name:\tcat\nPid:\t2\nUid:\t1000\t1000\t1000\t1000\n"
+    "Name:\tcat\nPid:\t2\nNSpid:\t2\nUid:\t1000\t1000\t1000\t1000\n"
     "CapInh:\t0000000000000000\nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n"
     "CapBnd:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\nSeccomp:\t2\n"
     "      1000          0          1\n"
@@ -28,7 +28,8 @@ def test_a_sandbox_of_ours() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "noticed"),
     [
-        ("Pid:\t2\n", "Pid:\t4711\n", "no process namespace"),
+        ("NSpid:\t2\n", "NSpid:\t4711\n", "no process namespace"),
+        ("Pid:\t2\nNSpid:\t2\n", "Pid:\t4711\n", "no process namespace"),
         ("NoNewPrivs:\t1", "NoNewPrivs:\t0", "new privileges"),
         ("Seccomp:\t2", "Seccomp:\t0", "no system call filter"),
         *(

@@ -13,7 +13,7 @@ import os
 from ...ipc.exec_spec import ExecSpec
 from ...ipc.status import CONFINEMENT, NotStarted
 from ...limits import process_attributes
-from ...linux import cgroups, process, userns
+from ...linux import cgroups, process, procfs, userns
 from ...linux.syscalls import call
 from ..confine import become_command, confine
 from . import verify
@@ -78,12 +78,12 @@ class ProcessConfinement:
             if self._ours.recv(1) != _DONE:
                 return  # it has failed, and tells why itself
             for name, text in self._maps():
-                fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+                fd = os.open(f"{procfs.directory(pid)}/{name}", os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     os.write(fd, text)
                 finally:
                     os.close(fd)
-            self._namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            self._namespace = os.open(f"{procfs.directory(pid)}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
             # Before anything of the sandbox runs: nothing in it looks into us, the agent. That hides us
             # in its /proc, too. Not sooner: its maps would have been closed to us, as ours to it.
             process.dumpable(False)
@@ -256,7 +256,7 @@ def enter_alone() -> None:
     process.dumpable(True)  # else our own maps would be closed to us
     call("unshare", userns.CLONE_NEWUSER)
     for name, text in (("setgroups", b"deny"), *ROOT_MAPS):
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        fd = os.open(procfs.own(name), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text)
         finally:

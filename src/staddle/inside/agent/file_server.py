@@ -441,7 +441,8 @@ def _refuse_ourselves(fd: int) -> None:
         where = os.readlink(f"/proc/self/fd/{fd}".encode())
     except OSError:
         return  # there is no /proc, and nothing of us in it
-    if where.startswith(b"/proc/") and str(os.getpid()).encode() in where.split(b"/"):
+    ours = {b"%d" % os.getpid(), os.readlink(b"/proc/self")}  # /proc may be that of a container around us
+    if where.startswith(b"/proc/") and not ours.isdisjoint(where.split(b"/")):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 

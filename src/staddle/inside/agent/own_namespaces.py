@@ -18,7 +18,7 @@ from ...ipc.descriptors import receive, send
 from ...ipc.status import reason
 from ...linux import mounts, netlink, overlay
 from ...linux.syscalls import call
-from ...mounts.builder import Builder, mount_processes
+from ...mounts.builder import Builder, mount_processes, outer_processes
 from ...mounts.operations import decode_operations
 from ...mounts.shared_view import ASIDE, BORROWED, CONTROL, OLD_PROCESSES, OLD_ROOT
 from ...network.namespace import setup, socket_handoff
@@ -84,7 +84,10 @@ def _live(
 
 def _make(config: ForkServerConfig, layer: bytes) -> int:
     _set_aside("/proc", OLD_PROCESSES)
-    mount_processes("/proc")
+    if config.outer_processes:
+        _attach_processes()
+    else:
+        mount_processes("/proc")
     if not config.network:
         setup.allow_low_ports()
     if layer:
@@ -109,6 +112,17 @@ def _set_aside(mounted: str, place: str) -> None:
     finally:
         for fd in opened:
             os.close(fd)
+
+
+def _attach_processes() -> None:
+    """Show the /proc of the container around us; the one that is aside can be written."""
+    tree = outer_processes(OLD_PROCESSES)
+    place = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        mounts.attach(tree, place)
+    finally:
+        os.close(place)
+        os.close(tree)
 
 
 def _control() -> int:

@@ -18,7 +18,7 @@ import struct
 import time
 
 from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
-from ...linux import process
+from ...linux import process, procfs
 from ...linux.fileio import read_if_there
 from ...linux.process import stat_fields
 from ...linux.syscalls import call, ctypes
@@ -54,9 +54,9 @@ _seen: dict[int, ProcessEntry] = {}
 def table() -> dict[int, ProcessEntry]:
     """List all processes that can be seen, and those of HIDDEN as dead ones, which are not signalled."""
     found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (entry := _entry(int(name))) is not None:
-            found[int(name)] = entry
+    for pid in procfs.pids():
+        if (entry := _entry(pid)) is not None:
+            found[pid] = entry
     _seen.clear()
     _seen.update(found)
     return found
@@ -72,7 +72,7 @@ def _entry(pid: int) -> ProcessEntry | None:
 def name(pid: int) -> bytes:
     """The name that a process has given itself; empty when it has ended."""
     try:
-        with open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
+        with open(f"{procfs.directory(pid)}/comm", "rb", buffering=0) as file:
             return (file.read(64) or b"").rstrip(b"\n")
     except OSError:
         return b""
@@ -138,9 +138,9 @@ def holder(present: set[tuple[int, int]], former: set[tuple[int, int]]) -> Calla
     def holds(pid: int) -> int:
         files = set()
         try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
+            for name in os.listdir(f"{procfs.directory(pid)}/fd"):
                 try:
-                    files.add(identity(f"/proc/{pid}/fd/{name}"))
+                    files.add(identity(f"{procfs.directory(pid)}/fd/{name}"))
                 except OSError:
                     continue
         except OSError:
@@ -266,10 +266,10 @@ def _mark(pids: set[int]) -> int:
     found = 0
     for pid in sorted(pids):
         try:
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                spent = read_if_there(f"/proc/{pid}/task/{thread}/schedstat")
+            for thread in os.listdir(f"{procfs.directory(pid)}/task"):
+                spent = read_if_there(f"{procfs.directory(pid)}/task/{thread}/schedstat")
                 if not spent:
-                    spent = read_if_there(f"/proc/{pid}/task/{thread}/status")  # it counts, too
+                    spent = read_if_there(f"{procfs.directory(pid)}/task/{thread}/status")  # it counts, too
                 found = hash((found, thread, spent)) & _MARK
         except OSError:
             continue  # it has ended
@@ -278,7 +278,7 @@ def _mark(pids: set[int]) -> int:
 
 def _continues(pid: int) -> bool:
     """Whether the process has a timer that sends SIGCONT, where the kernel tells."""
-    return b"signal: %d/" % SIGCONT in read_if_there(f"/proc/{pid}/timers")
+    return b"signal: %d/" % SIGCONT in read_if_there(f"{procfs.directory(pid)}/timers")
 
 
 class Pause:

@@ -25,7 +25,7 @@ _PACKAGES = (
     *("staddle.network", "staddle.network.namespace"),
 )
 _MODULES = (
-    *("staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
+    *("staddle.linux.procfs", "staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.status", "staddle.inside.child"),
     *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader"),
@@ -43,7 +43,7 @@ _MODULES = (
 _FILE_SERVER_PACKAGES = (*_PACKAGES, "staddle.files")
 _FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
-    *("staddle.linux.process", "staddle.linux.fileio"),
+    *("staddle.linux.procfs", "staddle.linux.process", "staddle.linux.fileio"),
     *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
     *("staddle.files.globs", "staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
     *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_operations"),

@@ -14,7 +14,7 @@ import stat
 
 from ...ipc import agent_messages
 from ...ipc.wire import Malformed
-from ...linux import process
+from ...linux import process, procfs
 from ...linux.process import exit_status
 from .processes import SpawnSpec
 
@@ -211,7 +211,7 @@ class SudoRequests:
             for number in (0, 1, 2, REPLY):
                 taken.append(process.pidfd_getfd(asking, number))
             words, variables = _read(pid, "cmdline"), _read(pid, "environ")
-            directory = os.fsencode(os.readlink(f"/proc/{pid}/cwd"))
+            directory = os.fsencode(os.readlink(f"{procfs.directory(pid)}/cwd"))
             try:
                 self._begin(asking, taken, words, variables, directory)
             except NotUnderstood as error:
@@ -291,7 +291,7 @@ def _tell(fd: int, data: bytes) -> None:
 
 
 def _read(pid: int, name: str) -> list[bytes]:
-    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(f"{procfs.directory(pid)}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = bytearray()
         while len(data) < _LONGEST and (piece := os.read(fd, 1 << 16)):

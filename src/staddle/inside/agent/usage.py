@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 
+from ...linux import procfs
 from ...linux.process import pidfd_open, split_stat
 from . import process_tree
 
@@ -84,10 +85,10 @@ class Count:
         """The usage until now of ended and running processes. Reads /proc for each running one."""
         total = self._ended
         for pid in process_tree.below(os.getpid(), process_tree.table()):
-            words = split_stat(_contents(f"/proc/{pid}/stat"), 15)
+            words = split_stat(_contents(f"{procfs.directory(pid)}/stat"), 15)
             if len(words) > 14:
                 user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
-                moved = _moved(_contents(f"/proc/{pid}/io"))
+                moved = _moved(_contents(f"{procfs.directory(pid)}/io"))
                 total = _sum(total, (user * _TICK, system * _TICK, *moved))
         return (*total, 0, self.started())
 

@@ -12,7 +12,7 @@ import os
 from ...ipc.namespace_spec import foreign
 from ...linux.fileio import read_whole
 from ...mounts.shared_view import ASIDE
-from ..verify import absent, own_root, refuse_without, rights, shared
+from ..verify import absent, is_read_only, own_root, refuse_without, rights, shared
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ def around(config: ForkServerConfig, outside: Outside) -> None:
         "a PID 1 above it": os.getppid() == 1,
         "its own host name": not config.host or os.fsencode(os.uname().nodename) == config.host,
         "a root of its own": own_root(mountinfo),
+        "a /proc of its own, or one that cannot be written": bool(config.outer_processes)
+        == is_read_only(mountinfo, b"/proc"),
         "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
     }
     refuse_without([*shared(outside), *absent(found)])

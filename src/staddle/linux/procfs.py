@@ -1,0 +1,111 @@
+"""The files of /proc, also in a sandbox whose /proc lists the processes of the container around it.
+
+Container engines cover parts of /proc, and the kernel lets nobody mount another one then. A sandbox in such a
+container has the container's, read-only. In it a process is found by its number in the container, which is
+not its number in the sandbox: `directory` and `pids` translate. Everywhere else both are the same.
+
+    use_outer(fd)       the numbers in /proc are not ours; `fd` is that directory, and can be written
+    directory(7)        "/proc/7", or where the process with our number 7 is found
+    own("uid_map")      "/proc/self/uid_map", or the same file where it can be written
+    pids()              the processes of our pid namespace, by our numbers
+"""
+
+from __future__ import annotations
+
+import os
+
+PROC = "/proc"
+_NOBODY = "-"
+_PARENT = 1
+
+
+class _OuterProc:
+    """The /proc of a pid namespace above ours, by a descriptor: the mount that is seen is read-only."""
+
+    def __init__(self, fd: int) -> None:
+        self.root = f"{PROC}/self/fd/{fd}"
+        self._names: dict[int, str] = {}  # by our numbers, as they were last found
+
+    def directory(self, pid: int) -> str:
+        name = self._names.get(pid)
+        if name is None or self.number(name) != pid:
+            self.pids()
+            name = self._names.get(pid, _NOBODY)
+        return f"{self.root}/{name}"
+
+    def pids(self) -> list[int]:
+        children: dict[str, list[str]] = {}
+        for name in filter(str.isdecimal, os.listdir(self.root)):
+            fields = _contents(f"{self.root}/{name}/stat").rpartition(b")")[2].split(None, 2)
+            if len(fields) > _PARENT:
+                children.setdefault(fields[_PARENT].decode(), []).append(name)
+        found = [self._first()]
+        for name in found:  # all that are in our namespace are below its first process
+            found += children.get(name, ())
+        self._names = {number: name for name in found if (number := self.number(name))}
+        return list(self._names)
+
+    def number(self, name: str) -> int:
+        """Our number of a process; 0 if it is gone, or not in a namespace below that of /proc."""
+        words = self._status(name, b"\nNSpid:")
+        return int(words[-1]) if len(words) > 1 else 0
+
+    def _first(self) -> str:
+        """The first process of our namespace: we, or one above us."""
+        name = os.readlink(f"{self.root}/self")
+        while self.number(name) > 1:
+            (name,) = (word.decode() for word in self._status(name, b"\nPPid:")[:1])
+        return name
+
+    def _status(self, name: str, field: bytes) -> list[bytes]:
+        text = _contents(f"{self.root}/{name}/status")
+        return text.partition(field)[2].partition(b"\n")[0].split()
+
+
+#: The one that is in use, if there is one.
+_used: list[_OuterProc] = []
+
+
+def use_outer(fd: int) -> None:
+    """/proc is that of a pid namespace above ours: `fd` is it, not read-only. Holds for forks of us, too."""
+    _used[:] = [_OuterProc(fd)]
+
+
+def is_outer() -> bool:
+    """Whether the numbers in /proc are not ours."""
+    return bool(_used)
+
+
+def directory(pid: int) -> str:
+    """The directory of a process of our pid namespace. If there is no such process, none is there."""
+    return _used[0].directory(pid) if _used else f"{PROC}/{pid}"
+
+
+def own(name: str) -> str:
+    """A file of this process, where it can be written."""
+    return f"{_used[0].root if _used else PROC}/self/{name}"
+
+
+def pids() -> list[int]:
+    """The processes that /proc lists, by the numbers that they have for us."""
+    if _used:
+        return _used[0].pids()
+    return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
+
+
+def number(listed: int) -> int:
+    """Our number of the process that has this one in /proc; 0 for one that is not ours."""
+    return _used[0].number(str(listed)) if _used else listed
+
+
+def _contents(path: str) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""  # it has ended
+    finally:
+        os.close(fd)
