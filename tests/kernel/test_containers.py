@@ -435,6 +435,31 @@ def test_a_proc_with_covers_opens_no_process_outside() -> None:
     assert found["other"] is None  # it is larger than the limit, and not the sandbox's
 
 
+#: A single command of each kind: what it can open of the processes that it sees.
+SINGLE = """
+import json, os, subprocess, sys, warnings
+from staddle import Network, Policy, wrap
+warnings.simplefilter("ignore")
+os.environ["SECRET"] = "the caller's"
+look = "for p in self [0-9]*; do readlink /proc/$p/ns/mnt; cat /proc/$p/environ; ls /proc/$p/root/; done"
+look = f"cd /proc; {look} 2>/dev/null | grep -aoE 'mnt:.*|SECRET|^work$' | sort -u"
+found = {}
+for options in ([], ["--memory", "100M"], ["--allow", "example.org"]):
+    words = [sys.executable, "-m", "staddle", "run", "--nested", *options, "--", "sh", "-c", look]
+    found[" ".join(["run", *options])] = subprocess.run(words, capture_output=True, text=True, cwd="/tmp").stdout
+for network in (Network.deny(), Network.allow("example.org")):
+    policy = Policy.agent(nested=True).with_network(network).with_limits(memory="100M")
+    done = wrap(["sh", "-c", look], policy=policy).run(capture_output=True, text=True)
+    found[f"wrap {network}"] = done.stdout
+print(json.dumps(found))
+"""
+
+
+def test_a_proc_with_covers_opens_no_launcher() -> None:
+    for how, found in COVERED.python(SINGLE).items():
+        assert [word[:4] for word in found.split()] == ["mnt:"], f"{how}: {found}"
+
+
 @pytest.mark.parametrize(
     ("container", "kind", "needs", "words"),
     [
