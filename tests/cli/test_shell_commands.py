@@ -130,6 +130,24 @@ def test_what_is_no_command_of_ours_is_bashs() -> None:
 
 
 @pytest.mark.same_for_everyone
+def test_a_frozen_workspace_does_not_see_edits_on_the_host(project: Path) -> None:
+    words = [*COMMAND, "shell", "--freeze"]
+    with subprocess.Popen(
+        words, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("cat a\n")
+        assert process.stdout.readline() == "one\n"
+        (project / "a").write_text("two\n")
+        process.stdin.write("cat a\n")
+        assert process.stdout.readline() == "one\n"
+        process.stdin.close()
+    assert "--mode bind" in shell("", "--freeze", "--mode", "bind", status=125).stderr
+    assert "--keep" in shell("", "--freeze", "--keep", "x", status=125).stderr
+
+
+@pytest.mark.same_for_everyone
 def test_an_error_is_told_and_the_shell_goes_on() -> None:
     done = shell("x=5\n%restore nowhere\necho $x\n")
     assert done.stdout == "5\n"

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -37,12 +38,16 @@ NEEDED = {
 _SYSTEM = "python3,bubblewrap,iproute2,procps"
 _MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay")
 _SECONDS = 900
+_PARTS = tuple(f"Package: linux-{part}-" for part in ("image", "binary", "base", "modules"))
 NAMESPACES, NOTHING = "namespaces", "-"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A distribution's kernel, and what is expected: the backend of `auto` as root and as a user."""
+    """A distribution's kernel, and what is expected: the backend of `auto` as root and as a user.
+
+    With `fixed`, the user tries again when root has run `staddle doctor --fix`: the backend then.
+    """
 
     name: str
     archive: str
@@ -51,21 +56,29 @@ class Kernel:
     user: str = NAMESPACES
     #: Settings that the distribution makes when it boots.
     sysctls: tuple[str, ...] = ()
-    #: Words of the reason why nothing can be used, as a user.
+    #: Words of the reason why namespaces cannot be used.
     reason: str = ""
+    fixed: str = ""
+
+    def expected(self) -> dict[str, str]:
+        """The backend of `auto`, by who tries."""
+        found = {"root": self.root, "user": self.user}
+        return {**found, "fixed": self.fixed} if self.fixed else found
 
 
 KERNELS = (
-    Kernel("Debian 11", DEBIAN, "bullseye", NOTHING, NOTHING, reason="5.12"),
+    Kernel("Debian 11", DEBIAN, "bullseye", "bwrap", "bwrap", reason="5.12"),
     Kernel("Debian 12", DEBIAN, "bookworm"),
     Kernel("Ubuntu 24.04, user namespaces allowed", UBUNTU, "noble"),
     Kernel(
         "Ubuntu 24.04",
         UBUNTU,
         "noble",
+        root=NOTHING,
         user=NOTHING,
         sysctls=("kernel.apparmor_restrict_unprivileged_userns=1",),
         reason="AppArmor",
+        fixed=NAMESPACES,
     ),
     Kernel("Debian 13", DEBIAN, "trixie"),
     Kernel("Debian sid", DEBIAN, "sid"),
@@ -117,6 +130,11 @@ echo AS root
 python3 /tried.py /srv/project
 echo AS user
 HOME=/home/box setpriv --reuid=1000 --regid=1000 --clear-groups python3 /tried.py /home/box/project
+if [ -s /fix ]; then
+    python3 -m staddle doctor --fix --yes
+    echo AS fixed
+    HOME=/home/box setpriv --reuid=1000 --regid=1000 --clear-groups python3 /tried.py /home/box/other
+fi
 exec /busybox reboot -f
 """
 _FIRST = """#!/busybox sh
@@ -135,7 +153,7 @@ def missing() -> str:
 
 
 def run(kernel: Kernel) -> dict[str, Any]:
-    """What was found, by "root" and "user"."""
+    """What was found, by who tried."""
     files = _unpacked(kernel)
     with tempfile.TemporaryDirectory(prefix="staddle-kernel-") as directory:
         place = Path(directory)
@@ -143,7 +161,7 @@ def run(kernel: Kernel) -> dict[str, Any]:
         _initrd(place, files)
         words = ["-accel", "tcg", "-cpu", "max", "-m", "2048", "-smp", "2", "-nographic", "-no-reboot"]
         words += ["-nic", "none", "-drive", f"file={place / 'disk'},if=virtio,format=raw"]
-        words += ["-kernel", str(next(files.glob("boot/vmlinuz*"))), "-initrd", str(place / "initrd")]
+        words += ["-kernel", str(_image(files)), "-initrd", str(place / "initrd")]
         words += ["-append", "console=ttyS0 panic=-1 quiet loglevel=3"]
         done = subprocess.run(
             ["qemu-system-x86_64", *words],
@@ -154,13 +172,20 @@ def run(kernel: Kernel) -> dict[str, Any]:
         )
     text = done.stdout.decode(errors="replace")
     results = re.findall(r"AS (\w+)\s+RESULT (\{.*\})\s*$", text, re.MULTILINE)
-    assert len(results) == 2, f"{kernel.name} printed:\n{text[:6000]}{done.stderr.decode()[-500:]}"
+    assert len(results) == len(kernel.expected()), (
+        f"{kernel.name} printed:\n{text[:6000]}{done.stderr.decode()[-500:]}"
+    )
     return {who: json.loads(found) for who, found in results}
+
+
+def _image(files: Path) -> Path:
+    (found,) = (path for place in ("boot", "usr/lib/modules/*") for path in files.glob(f"{place}/vmlinuz*"))
+    return found
 
 
 def judged(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
     """What does not agree, or is not as expected."""
-    for who, expected in (("root", kernel.root), ("user", kernel.user)):
+    for who, expected in kernel.expected().items():
         found = results[who]
         if (found["auto"] or NOTHING) != expected:
             yield f"as {who} auto is {found['auto']}: {found['why']}"
@@ -170,8 +195,8 @@ def judged(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
             yield f"as {who} the session is on {found.get('session')}: {found.get('refused', '')}"
         if "session" in found and not found["works"]:
             yield f"as {who} snapshot, restore, diff or commit do not work"
-        if expected == NOTHING and kernel.reason not in found["told"]:
-            yield f"as {who} the reason does not say {kernel.reason}: {found['told']}"
+        if expected != NAMESPACES and kernel.reason not in found["why"][NAMESPACES]:
+            yield f"as {who} the reason does not say {kernel.reason}: {found['why'][NAMESPACES]}"
 
 
 def rows(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
@@ -182,7 +207,8 @@ def rows(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
         limits = ", ".join(f"{name}: {how}" for name, how in found.get("limits", {}).items())
         release = found["kernel"].split("-")[0].split("+")[0]
         auto = found["auto"] or "refused"
-        yield f"| {kernel.name}, {release}, {who} | {usable} | `{auto}` | {session} | {limits} |"
+        name = "user, after `doctor --fix`" if who == "fixed" else who
+        yield f"| {kernel.name}, {release}, {name} | {usable} | `{auto}` | {session} | {limits} |"
 
 
 def _unpacked(kernel: Kernel) -> Path:
@@ -195,7 +221,9 @@ def _unpacked(kernel: Kernel) -> Path:
     depends = meta["Depends"]
     image = re.search(r"linux-image-\d[^ ,]*", depends)
     assert image, depends
-    wanted = [image.group(), image.group().replace("-image-", "-modules-")]
+    wanted = [
+        image.group().replace("-image-", f"-{part}-") for part in ("image", "binary", "base", "modules")
+    ]
     part = place.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -222,7 +250,7 @@ def _packages(archive: str, suite: str) -> dict[str, dict[str, str]]:
         text = gzip.decompress(urllib.request.urlopen(f"{base}.gz").read()).decode()
     found = {}
     for block in text.split("\n\n"):
-        if block.startswith(("Package: linux-image", "Package: linux-modules")):
+        if block.startswith(_PARTS):
             fields = dict(line.split(": ", 1) for line in block.splitlines() if re.match(r"[\w-]+: ", line))
             found[fields["Package"]] = fields
     return found
@@ -247,6 +275,7 @@ def _disk(place: Path, kernel: Kernel) -> None:
     (tree / "init").chmod(0o755)
     (tree / "tried.py").write_text(TRIED)
     (tree / "sysctls").write_text("\n".join(kernel.sysctls))
+    (tree / "fix").write_text(kernel.fixed)
     if "box:" not in (tree / "etc/passwd").read_text():
         with (tree / "etc/passwd").open("a") as file:
             file.write("box:x:1000:1000::/home/box:/bin/bash\n")
@@ -292,20 +321,23 @@ def _plain(module: Path, target: Path) -> None:
         shutil.copy(module, target)
 
 
-def table() -> tuple[list[str], int, bool]:
-    """Try all, and print a line for each: rows of the table, how many failed, whether it was skipped."""
+def table(chosen: str | None = None) -> tuple[list[str], int, bool]:
+    """Try all, or the chosen ones, and print a line for each.
+
+    Returns rows of the table, how many failed, whether it was skipped.
+    """
     if command := missing():
         print(f"skipped: kernels of distributions need qemu and other programs: {command}")
         return [], 0, True
     lines, failed = [], 0
-    for kernel in KERNELS:
+    for kernel in KERNELS if chosen is None else [one for one in KERNELS if chosen in one.name]:
         began = time.monotonic()
         try:
             results = run(kernel)
             wrong = list(judged(kernel, results))
             lines += rows(kernel, results)
         except (AssertionError, subprocess.SubprocessError, OSError) as error:
-            wrong = [str(error)[-2500:]]
+            wrong = [str(error)[-2500:] or type(error).__name__]
         failed += bool(wrong)
         print(f"{'FAILED' if wrong else 'ok'}: {kernel.name} ({time.monotonic() - began:.0f} s)", flush=True)
         for words in wrong:
@@ -314,4 +346,4 @@ def table() -> tuple[list[str], int, bool]:
 
 
 if __name__ == "__main__":
-    print(*table()[0], sep="\n")
+    print(*table(sys.argv[1] if len(sys.argv) > 1 else None)[0], sep="\n")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     KEEP,
     Option("load", "FILE", "begin as at a snapshot that `staddle snapshot --save` wrote (--mode overlay)"),
+    Option("freeze", "", "later edits on the host do not show inside: works on a copy (--mode overlay)"),
     Option("no-commands", "", "leave lines such as %snapshot to bash"),
     *reworded(
         RUNNING,
@@ -109,10 +110,16 @@ def _opened(parsed: Parsed) -> Sandbox:
             raise UsageError(
                 "--keep and --load are both given", fix="`staddle restore NAME --load FILE` first"
             )
+        if parsed.on("freeze"):
+            raise UsageError(
+                "--keep and --freeze are both given",
+                why="a kept sandbox tells edits on the host by `staddle diff`, and has no copy",
+                fix="leave one of them out",
+            )
         from .kept import open_kept
 
         return open_kept(parsed)[0]
-    if parsed.on("load") and not parsed.on("mode"):
+    if (parsed.on("load") or parsed.on("freeze")) and not parsed.on("mode"):
         parsed = parsed.replace(options={**parsed.options, "mode": ["overlay"]})
     policy, workspace, mode = sandbox_from(parsed)
     options: dict[str, Any] = {
@@ -123,6 +130,10 @@ def _opened(parsed: Parsed) -> Sandbox:
         "audit": parsed.one("audit"),
         "workdir": parsed.one("workdir"),
     }
+    if parsed.on("freeze"):
+        if mode != "overlay":
+            raise UsageError(f"--freeze and --mode {mode} contradict each other", fix="leave one of them out")
+        options["freeze"] = True
     if not parsed.on("load"):
         return Sandbox(workspace, **options)
     if mode != "overlay":

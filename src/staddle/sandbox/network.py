@@ -57,6 +57,8 @@ def change(inside: OpenSandbox, network: Network) -> None:
     plan, why = inside.decided.plan, ""
     asks = bool(plan.asks)
     if not inside.decided.is_filtered or inside.network is None or not inside.network.has_gateway:
+        if network == plan.network:
+            return  # without a gateway it has not changed since
         why = f"it was opened with {plan.network}, and has no gateway"
     elif network.mode not in ("allow", "deny"):
         why = f"{network} does not go through the gateway that it has"
