@@ -1,10 +1,10 @@
-"""What a view by seccomp notification would cost: each call with a path stops until a supervisor has answered.
+"""What a view by seccomp notification would cost: calls with a path wait until a supervisor has answered.
 
     python benchmarks/notification.py
 
-On landlock the workspace is seen at its own path, and /tmp cannot be used. A supervisor could translate paths,
-as it makes connections: it would have to read the path from the caller's memory, open the file and put the
-descriptor in its place, since a call that is let through looks at memory that the caller may have changed.
+On landlock the workspace is seen at its own path, and /tmp cannot be used. A supervisor could translate
+paths, as it makes connections: it would have to read the path from the caller's memory, open the file and put
+the descriptor in its place, since a call that is let through looks at memory that the caller may change.
 This measures the least that could cost, with a supervisor in Python that reads the path and lets the call
 through; docs/backends.md has the figures of one run, and why it is not done.
 """
@@ -26,8 +26,8 @@ from pathlib import Path
 
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 _REQUEST, _ANSWER = struct.Struct("QIIiIQ6Q"), struct.Struct("QqiI")
-#: The calls with a path that programs make most, by machine: openat, newfstatat, readlinkat, faccessat(2), statx;
-#: on x86_64 also open, stat, lstat, access, readlink.
+#: The calls with a path that programs make most, by machine: openat, newfstatat, readlinkat, faccessat(2),
+#: statx; on x86_64 also open, stat, lstat, access, readlink.
 _CALLS = {
     "x86_64": (2, 4, 6, 21, 89, 257, 262, 267, 269, 332, 439),
     "aarch64": (48, 56, 78, 79, 291, 439),
@@ -106,9 +106,8 @@ def main() -> int:
         tree.mkdir()
         for number in range(1000):
             (tree / f"{number}.c").write_text(f"int f{number}(void) {{ return {number}; }}\n")
-        quiet = {"check": True, "cwd": tree, "stdout": subprocess.DEVNULL}
         for words in (["init", "-q"], ["add", "."]):
-            subprocess.run(["git", *words], **quiet)  # type: ignore[call-overload]
+            subprocess.run(["git", *words], check=True, cwd=tree, stdout=subprocess.DEVNULL)
         opening = "import os\nfor _ in range(3000): os.stat('1.c')"
         commands = {
             "3,000 times stat": [sys.executable, "-S", "-c", opening],

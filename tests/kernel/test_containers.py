@@ -446,7 +446,8 @@ look = f"cd /proc; {look} 2>/dev/null | grep -aoE 'mnt:.*|SECRET|^work$' | sort 
 found = {}
 for options in ([], ["--memory", "100M"], ["--allow", "example.org"]):
     words = [sys.executable, "-m", "staddle", "run", "--nested", *options, "--", "sh", "-c", look]
-    found[" ".join(["run", *options])] = subprocess.run(words, capture_output=True, text=True, cwd="/tmp").stdout
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/tmp")
+    found[" ".join(["run", *options])] = done.stdout
 for network in (Network.deny(), Network.allow("example.org")):
     policy = Policy.agent(nested=True).with_network(network).with_limits(memory="100M")
     done = wrap(["sh", "-c", look], policy=policy).run(capture_output=True, text=True)

@@ -185,15 +185,25 @@ def test_with_an_open_network_a_kernel_without_landlock_is_a_gap(tmp_path: Path)
 def test_where_our_own_namespaces_lack_something_the_next_backend_is_taken(tmp_path: Path) -> None:
     """The command line notices when the start fails, and chooses again, from where it was."""
     (tmp_path / "here").write_text("")
-    found, _ = diagnosis("no-mount-attributes", cwd=tmp_path)
+    found, _ = diagnosis("no-move-mount", cwd=tmp_path)
     assert not found["backends"]["namespaces"]["usable"]
-    assert "mount_setattr" in found["backends"]["namespaces"]["why"]
+    assert "move_mount" in found["backends"]["namespaces"]["why"]
     assert found["auto"] == "bwrap"
     words = ["run", "--json", "--", "ls"]
-    done = on_host("no-mount-attributes", words=words, cwd=tmp_path)
+    done = on_host("no-move-mount", words=words, cwd=tmp_path)
     if ROOT:  # who is not root inside needs them to be shown what root owns
         assert done.returncode == 125
         return
     report = json.loads(done.stdout)
     assert (report["backend"], report["stdout"]) == ("bwrap", "here\n")
-    assert on_host("no-mount-attributes", words=["run", "--", "ls"], cwd=tmp_path).stdout == "here\n"
+    assert on_host("no-move-mount", words=["run", "--", "ls"], cwd=tmp_path).stdout == "here\n"
+
+
+def test_a_kernel_that_is_too_old_is_named_by_every_backend_that_needs_a_newer_one(tmp_path: Path) -> None:
+    found, _ = diagnosis("no-mount-attributes", cwd=tmp_path)
+    for name in ("namespaces", "bwrap"):
+        assert not found["backends"][name]["usable"]
+        assert "older than 5.12" in found["backends"][name]["why"]
+    refused = on_host("no-mount-attributes", words=["run", "--", "ls"], cwd=tmp_path)
+    assert refused.returncode == 125
+    assert "5.12" in refused.stderr

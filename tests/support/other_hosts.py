@@ -23,6 +23,7 @@ NUMBERS = {
         "clone3": 435,
         "landlock_create_ruleset": 444,
         "mount_setattr": 442,
+        "move_mount": 429,
         "seccomp": 317,
         "prctl": 157,
     },
@@ -32,6 +33,7 @@ NUMBERS = {
         "clone3": 435,
         "landlock_create_ruleset": 444,
         "mount_setattr": 442,
+        "move_mount": 429,
         "seccomp": 277,
         "prctl": 167,
     },
@@ -145,6 +147,8 @@ def main() -> None:
             refuse("landlock_create_ruleset", errno.ENOSYS if value != "disabled" else errno.EOPNOTSUPP)
         elif name == "no-mount-attributes":  # Linux before 5.12
             refuse("mount_setattr", errno.ENOSYS)
+        elif name == "no-move-mount":
+            refuse("move_mount", errno.ENOSYS)
         elif name == "no-seccomp-filters":
             no_filters()
         elif name == "masked-proc":

@@ -23,7 +23,7 @@ from ..ipc import namespace_spec
 from ..ipc.exec_spec import encode as encode_instructions
 from ..ipc.status import sentence
 from ..launch.contract import ENVIRONMENT, Launch, helper_command
-from ..linux import userns
+from ..linux import mounts, userns
 from ..linux.idmaps import unprivileged_uid
 from ..linux.userns import Obstacle
 from ..mounts.operations import encode_operations
@@ -153,7 +153,10 @@ class Namespaces:
                 problem, message = outcome()
             if problem and _proc_is_covered():
                 _with_outer_processes.add(who)
-                problem, message = outcome()
+                if outcome()[0]:
+                    _with_outer_processes.discard(who)  # there is more in the way: the first reason is told
+                else:
+                    problem = message = ""
         except (OSError, StaddleError) as error:
             return self._unusable(Obstacle(f"its self-test could not be started: {error}", ""))
         return self._judged(problem, message)
@@ -169,9 +172,7 @@ class Namespaces:
                 Obstacle(f"its self-test ran, but with {problem}", "please report this, it is a bug")
             )
         if "mount_setattr" in message and os.strerror(errno.ENOSYS) in message:
-            return self._unusable(
-                Obstacle("this kernel is older than 5.12: it has no mount_setattr", "use Linux 5.12 or newer")
-            )
+            return self._unusable(Obstacle(mounts.TOO_OLD, mounts.NEWER))
         from ..linux.userns import observe, obstacle
 
         in_the_way = obstacle(observe(_who()))

@@ -7,6 +7,7 @@ ends, and `path_of` gives a name for one to the older calls.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -92,6 +93,19 @@ def _mount_setattr(
     attr = _ATTR.pack(attributes, 0, propagation, user_namespace)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, attr, _ATTR.size)
+
+
+#: Why there is no mount_setattr, where there is none.
+TOO_OLD, NEWER = "this kernel is older than 5.12: it has no mount_setattr", "use Linux 5.12 or newer"
+
+
+def can_set_attributes() -> bool:
+    """Whether this kernel has mount_setattr."""
+    try:
+        _mount_setattr(-1, 0, 0, recursive=False)
+    except OSError as error:
+        return error.errno != errno.ENOSYS
+    return True
 
 
 def path_of(descriptor: int) -> str:

@@ -21,7 +21,7 @@ from ..._value import Value
 from ...enforcement import Probe, Step
 from ...errors import BackendUnavailable, StaddleError
 from ...launch.contract import Launch
-from ...linux import programs
+from ...linux import mounts, programs
 from ...linux.idmaps import unprivileged_uid
 from ...linux.userns import Obstacle, UsernsFacts, observe, obstacle
 from ...mounts.from_plan import forget, lay_out, layout_of
@@ -144,6 +144,8 @@ class Bwrap:
         who = unprivileged_uid()
         if isinstance(who, Obstacle):
             return self._unusable(who.why, who.fix)
+        if not mounts.can_set_attributes():  # most views need mounts of ours
+            return self._unusable(mounts.TOO_OLD, mounts.NEWER)
         return Starter(bwrap.path, bwrap.identity, able.mounts_descriptors, **tools, unprivileged_uid=who)
 
     def _bwrap(self) -> programs.Program | None:
