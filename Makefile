@@ -72,7 +72,7 @@ hosts-packages:
 	@scripts/system-packages hosts
 
 test-hosts: hosts-packages $(VENV)/installed-dev
-	@timeout 3600 $(BIN)/python -m tests.hosts
+	@timeout 7200 $(BIN)/python -m tests.hosts
 
 test-fleet: $(VENV)/installed
 	$(BIN)/python scripts/test_fleet.py $(FLEET)

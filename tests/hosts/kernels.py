@@ -56,7 +56,6 @@ KERNELS = (
         "Ubuntu 24.04",
         UBUNTU,
         "noble",
-        root=NOTHING,
         user=NOTHING,
         sysctls=("kernel.apparmor_restrict_unprivileged_userns=1",),
         reason="AppArmor",

@@ -44,7 +44,7 @@ _UNPACKED = "base-files bash coreutils dash findutils grep libc-bin mount sed ut
     _PLAIN.replace(",", " ")
 )
 _MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay")
-_SECONDS = 900
+_SECONDS = 1500
 _PARTS = ("image", "binary", "base", "modules")
 _FIRST = """#!/busybox sh
 /busybox mount -t devtmpfs dev /dev

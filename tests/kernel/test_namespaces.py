@@ -18,6 +18,7 @@ import pytest
 
 from staddle import Policy, wrap
 from staddle.errors import LaunchFailed
+from staddle.linux import userns
 from tests.support.staddle_command import COMMAND, environment
 from tests.support.waiting import until
 
@@ -244,3 +245,23 @@ def test_nothing_is_left_of_one_whose_starter_vanishes_at_any_moment(mark: str) 
             check=False,
         )
         assert gone(mark), delay
+
+
+RIGHTS = (
+    "id; cat /proc/self/setgroups; grep -E 'Cap|Groups|NoNew' /proc/self/status; wc -l < /proc/self/uid_map"
+)
+
+
+@pytest.mark.needs_root
+def test_where_others_may_make_no_user_namespace_root_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Ubuntu 24.04. The command has the same rights: none."""
+
+    def said() -> str:
+        command = wrap(["sh", "-c", RIGHTS], Policy.agent(), backend="namespaces")
+        done = command.run(capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    before = said()
+    monkeypatch.setattr(userns, "is_restricted", lambda: True)
+    assert said() == before

@@ -336,6 +336,7 @@ def spec(
         processes=0 if limited is None else limited.processes,
         processors=_processors(plan),
         outer_processes=int(outer_processes()),
+        maps_as_root=int(unprivileged_uid is not None and userns.is_restricted()),
     )
 
 

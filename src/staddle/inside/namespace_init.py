@@ -172,6 +172,37 @@ def _be_somebody_else(spec: NamespaceSpec, namespaces: int = 0) -> None:
     userns.map_ids(uid, gid, spec.uid, spec.gid)
 
 
+def _be_mapped_by_root(spec: NamespaceSpec) -> None:
+    """The same with an id that is not ours, while we are root: what others make is restricted on this host.
+
+    In the new namespace we have no id until a process that is still outside gives us one.
+    """
+    os.setgroups([])
+    waiting, go = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        live(lambda: _map_parent(spec, waiting), lambda _: 1)
+    os.close(waiting)
+    call("unshare", userns.CLONE_NEWUSER)
+    os.write(go, b"!")
+    os.close(go)
+    if os.waitpid(child, 0)[1]:
+        raise NotStarted(CONFINEMENT, "root could not map the ids of the sandbox")
+    os.setresgid(spec.gid, spec.gid, spec.gid)
+    os.setresuid(spec.uid, spec.uid, spec.uid)
+
+
+def _map_parent(spec: NamespaceSpec, waiting: int) -> int:
+    """Write the maps of our parent when it says that it is in its namespace. The exit status."""
+    if os.read(waiting, 1) != b"!":
+        return 1
+    userns.write_maps(
+        procfs.directory(os.getppid()), spec.unprivileged_uid, spec.unprivileged_uid, spec.uid, spec.gid
+    )
+    return 0
+
+
 # ---------------------------------------------------------------- inside
 
 
@@ -206,9 +237,12 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
         work.operations, spec.unprivileged_uid, work.translated, outer_processes=bool(spec.outer_processes)
     )
     if spec.unprivileged_uid >= 0:
-        process.become(spec.unprivileged_uid, spec.unprivileged_uid)
-        process.dumpable(True)  # changing ids took /proc/self away from us
-        _be_somebody_else(spec)
+        if spec.maps_as_root:
+            _be_mapped_by_root(spec)
+        else:
+            process.become(spec.unprivileged_uid, spec.unprivileged_uid)
+            process.dumpable(True)  # changing ids took /proc/self away from us
+            _be_somebody_else(spec)
         _die_with_the_launcher(report_to)  # and the death signal
     process.no_new_privs()
     process.empty_bounding_set()

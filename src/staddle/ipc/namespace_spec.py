@@ -62,6 +62,8 @@ class NamespaceSpec(Value):
     tally: int = -1
     #: Whether /proc is that of the container around us, because no other can be mounted.
     outer_processes: int = 0
+    #: Whether root makes the user namespace and maps the unused id: on this host others may not.
+    maps_as_root: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""

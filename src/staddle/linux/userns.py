@@ -175,15 +175,27 @@ def _steps(identity: int | None, told: list[int]) -> None:
 
 def map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
     """In the new user namespace we are in, call ourselves by these ids. The only ones it gets."""
+    write_maps(own(""), uid, gid, inside_uid, inside_gid)
+
+
+def write_maps(process: str, uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
+    """The same for the process with this directory in /proc."""
     lines = (
         ("setgroups", "deny"),
         ("uid_map", f"{inside_uid} {uid} 1"),
         ("gid_map", f"{inside_gid} {gid} 1"),
     )
     for name, text in lines:
-        fd = os.open(own(name), os.O_WRONLY)
-        os.write(fd, text.encode())
-        os.close(fd)
+        fd = os.open(f"{process}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def is_restricted() -> bool:
+    """Whether a user namespace that is made without a capability has none: AppArmor's setting."""
+    return _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1"
 
 
 def reap(child: int) -> None:
