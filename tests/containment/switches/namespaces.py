@@ -212,9 +212,9 @@ SWITCHES: dict[str, Switch] = {
             NO_LAST_LOOK,
             Edit(
                 "inside/namespace_init.py",
-                "        process.become(spec.unprivileged_uid, spec.unprivileged_uid)\n"
-                "        process.dumpable(True)",
-                "        process.dumpable(True)",
+                "            process.become(spec.unprivileged_uid, spec.unprivileged_uid)\n"
+                "            process.dumpable(True)",
+                "            process.dumpable(True)",
             ),
         ),
     ),
