@@ -672,6 +672,34 @@ def test_memory_is_always_known_and_an_estimate_is_told(backend: str) -> None:
         assert alone.memory_is_estimate == before
 
 
+@pytest.mark.parametrize("where", ["in a copy", "without a workspace"])
+def test_disk_on_landlock_is_what_the_copy_grew_by_and_private_directories(
+    tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "large").write_bytes(bytes(20 * MIB))  # was there: does not count
+    nested = Policy.agent(nested=True)
+    workspace = tmp_path if where == "in a copy" else None
+    with Sandbox(workspace, policy=nested.with_limits(disk="16M"), backend="landlock") as sb:
+        assert [each.by for each in sb.enforced.limits if each.limit == "disk"]
+        assert sb.run("head -c 8M /dev/zero > a").ok
+        fill = "i=0; while head -c 4M /dev/zero > {}.$i; do i=$((i+1)); sleep 0.1; done; false"
+        homes = ["$TMPDIR/b", "~/b"]
+        # Root's private directories are file systems of that size, where it may mount.
+        mounted = os.geteuid() == 0
+        for place in ["b", *homes] if workspace is not None or mounted else homes:
+            found = sb.run(fill.format(place), timeout=30)
+            assert found.reason in ((Reason.disk, Reason.exited) if mounted else (Reason.disk,)), place
+            assert sb.run(f"rm -f {place}.*").ok
+        if workspace is not None:
+            deleted = "exec 9> gone; rm gone; while head -c 4M /dev/zero >&9; do sleep 0.1; done"
+            assert sb.run(deleted, timeout=30).reason is Reason.disk
+            assert sb.run("echo on").stdout == "on\n"
+    with Sandbox(workspace, policy=nested, backend="landlock") as sb:
+        assert [each.default for each in sb.enforced.limits if each.limit == "disk"] == [True]
+    with pytest.raises(PolicyNotEnforceable, match="disk"):
+        Sandbox(tmp_path, policy=nested.with_limits(disk="16M"), backend="landlock", mode="bind")
+
+
 @pytest.mark.parametrize("backend", ["namespaces", "landlock"])
 def test_what_a_supervisor_has_seen_is_an_estimate(backend: str) -> None:
     with Sandbox(policy=Policy.agent().with_limits(memory="1G"), backend=backend, best_effort=True) as sb:

@@ -258,8 +258,13 @@ OF_LANDLOCK = {
 }
 
 
-def of_landlock(limits: Limits) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """Decide how the limits of a sandbox on landlock are held, and list the defaults that nothing holds."""
+def of_landlock(
+    limits: Limits, layer: Literal["directory", "none"] = "none"
+) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
+    """Decide how the limits of a sandbox on landlock are held, and list the defaults that nothing holds.
+
+    `layer`: whether the session writes to directories of ours, as in `enforced_limits`.
+    """
     held = [
         EnforcedLimit(name, _ALWAYS[name]) if name in _ALWAYS else OF_LANDLOCK[name]
         for name, value in limits.as_dict().items()
@@ -267,7 +272,9 @@ def of_landlock(limits: Limits) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, .
     ]
     if limits.cpu is not None and is_whole(limits.cpu):
         held.append(_BY_PROCESSORS)
-    more, gaps = enforced_defaults(limits, CgroupSupport(()), by=OF_LANDLOCK)
+    if layer in _DISK and limits.disk is not None:
+        held.append(_DISK[layer])
+    more, gaps = enforced_defaults(limits, CgroupSupport(()), by=OF_LANDLOCK, layer=layer)
     return (*held, *more), gaps
 
 

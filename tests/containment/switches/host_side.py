@@ -109,7 +109,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     ),
     "count of deleted files": HostSwitch(
         Edit(
-            "sandbox/open/limits.py",
+            "sandbox/open/disk_quota.py",
             "total, count = deleted = self._deleted()",
             "total, count = deleted = 0, 0",
         ),

@@ -50,8 +50,13 @@ def view(plan: Plan, uid: int, home: str) -> RootView:
     for socket in plan.sockets:
         if socket.present:  # it must belong to the user to be connected to, and must not be changed
             trees.setdefault(socket.path, (*_owner(socket.path), True))
-    empty = {item.path: (item.mode, item.size) for item in plan.scratch if _is_directory(item.path)}
-    empty.setdefault("/tmp", (0o1777, 0))
+    most = plan.limits.disk
+    empty = {
+        item.path: (item.mode, item.size if most is None else min(item.size, most))
+        for item in plan.scratch
+        if _is_directory(item.path)
+    }
+    empty.setdefault("/tmp", (0o1777, most or 0))
     if _MADE_ANEW not in trees:
         empty[_MADE_ANEW] = (0o755, _SMALL)
     for path in trees:

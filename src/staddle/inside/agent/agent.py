@@ -272,11 +272,8 @@ class SandboxAgent:
         elif message.kind == agent_messages.COUNT:
             spent = self._count.whole() if message.fields[0] else (0, 0, 0, 0, 0, self._count.started())
             self._main.send(agent_messages.encode(agent_messages.COUNTED, spent))
-        elif message.kind == agent_messages.END_ALL and os.getpid() == 1:
-            try:
-                os.kill(-1, process.SIGKILL)  # all at once: none can start another in between
-            except ProcessLookupError:
-                pass  # there is no process
+        elif message.kind == agent_messages.END_ALL:
+            process_tree.kill_everything(os.getpid())
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.END_OTHERS:
             ended = end_others(self._children, self._ours())

@@ -256,6 +256,19 @@ def kill_all(run: Callable[[], Iterable[int]]) -> None:
         time.sleep(0.002)
 
 
+def kill_everything(root: int) -> None:
+    """Kill whatever is below `root`, which must be where orphans come to, and which reaps it."""
+    if root == 1:
+        signal((-1,), process.SIGKILL)  # all at once: none can start another in between
+        return
+
+    def living() -> list[int]:
+        processes = table()
+        return [pid for pid in below(root, processes) if not processes[pid].dead]
+
+    kill_all(living)
+
+
 #: Looks until everything stands still; so many without a pause in between.
 _MOST_STOPS, _AT_ONCE = 300, 50
 _MARK = (1 << 62) - 1

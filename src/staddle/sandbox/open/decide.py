@@ -205,7 +205,7 @@ def _decided(
             # A session enforces more than one command alone: its agent watches.
             mine = {item.limit: None for item in limits if item.limit in NEED_MORE}
             planned, chosen = planned.replace(limits=planned.limits.replace(**mine)), _LAYERED
-    backend, enforced = backends.choose(planned, chosen, best_effort=settings.best_effort)
+    backend, enforced = _chosen(planned, chosen, settings)
     if backend.name == _LAYERED and limits:
         enforced = enforced.replace(limits=limits)
     if plan.limits.defaults or backend.name == "landlock":
@@ -219,6 +219,16 @@ def _decided(
     decided = Decision(backend, plan, workspace, enforced, is_filtered, bash, environment, secrets)
     plan.derived[asking] = decided
     return decided
+
+
+def _chosen(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, Enforcement]:
+    """The backend of a session. On landlock the host program limits what goes to directories of ours."""
+    if plan.limits.disk is not None and settings.mode in APART and name != _LAYERED:
+        without = plan.replace(limits=plan.limits.replace(disk=None))
+        found = backends.choose(without, name, best_effort=settings.best_effort)
+        if found[0].name == "landlock":
+            return found
+    return backends.choose(plan, name, best_effort=settings.best_effort)
 
 
 def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
@@ -239,7 +249,7 @@ def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcem
         layer: Literal["directory", "none"] = "directory" if mode in APART else "none"
         holds, gaps = enforced_defaults(limits, session_cgroups(limits), by=OF_SESSION, layer=layer)
     elif enforced.backend == "landlock":
-        holds, gaps = of_landlock(limits)
+        holds, gaps = of_landlock(limits, "directory" if mode in APART else "none")
     else:
         holds, gaps = enforced_defaults(limits, CgroupSupport(()), by={})
     return enforced.replace(limits=(*enforced.limits, *holds), gaps=(*enforced.gaps, *gaps))

@@ -5,26 +5,20 @@ its agent starts enters them, by cgroup descriptors that the agent has; the agen
 it would be the kernel's choice when they are full. Where there are none, the agent watches, and
 tells what it did in a file that we give it.
 
-`limits.disk` of a sandbox whose changes are in directories of ours is held by `DiskQuota`: they lie on a file
-system that is not ours to size. How much of that is used is asked for often, which costs nothing;
-what the sandbox takes is counted only when that could be too much. One thread for all sandboxes with such a
-limit, started with the first of them.
+`limits.disk` of a sandbox whose changes are in directories of ours is held by a `DiskQuota`.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-import time
 
-from ...background import Worker, do_later
 from ...errors import LaunchFailed, StaddleError
-from ...limits import disk, enforced, unnamed_files, usage
+from ...limits import default_limits, enforced, usage
 from ...limits.cgroup_layout import CgroupSupport
 from ...limits.limit_tally import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
-from ...mounts.operations import inodes
-from ...policy.limits import LARGEST
+from .disk_quota import DiskQuota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -238,18 +232,33 @@ class SandboxLimits:
 class LaunchedLimits(SandboxLimits):
     """The limits of a sandbox whose launcher holds them, and tells what it did in a file."""
 
-    def __init__(self, launched: CommandLimits) -> None:
+    def __init__(self, limits: Limits, launched: CommandLimits | None, scratch: str = "") -> None:
+        """`scratch` is the directory with its private directories, if it has no file system for them."""
+        self._scratch = scratch
         held_by = enforced.SessionLimits(
-            limits=launched.limits,
+            limits=limits if launched is None else launched.limits,
             cgroups=CgroupSupport(()),
-            watched_memory=launched.memory,
-            watched_processes=launched.processes,
+            watched_memory=0 if launched is None else launched.memory,
+            watched_processes=0 if launched is None else launched.processes,
             quota=0,
             watches_memory=False,
             counts_processes=False,
             is_asked=False,
         )
-        self._begin(held_by, None, os.dup(launched.tally))
+        told = launched is not None and launched.tally >= 0
+        self._begin(held_by, None, os.dup(launched.tally) if launched is not None and told else -1)
+
+    def hold_disk(self, agent: AgentClient, workspace: SandboxWorkspace | None) -> None:
+        """Limit what is written to the copy of the workspace, if there is one, and to private directories."""
+        scratch = self._scratch if os.path.isdir(self._scratch) else ""  # else file systems, with a size
+        store = scratch if workspace is None else workspace.stack.store.path
+        default = "disk" in self.limits.defaults
+        most = default_limits.default_disk(store) if default and store else self.limits.disk
+        if not store or most is None:
+            return
+        self.limits = self.limits.replace(disk=most, defaults=self.limits.defaults)
+        self._disk_quota = DiskQuota(workspace, most, default=default, beside=scratch)
+        self._disk_quota.attach(agent, self._first)
 
     def launched_by(self, pid: int) -> None:
         """Its processes are those below this one."""
@@ -296,181 +305,3 @@ def _read_tally(tally: int) -> tuple[int, int, int]:
     except (OSError, struct.error):
         return 0, 0, 0  # nothing yet, or the sandbox is closed
     return ended, full, peak
-
-
-#: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
-_OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
-#: Bytes and files that can be written in a second.
-_FASTEST, _MOST_FILES = 4 << 30, 400_000
-
-
-class DiskQuota:
-    """The disk quota of one sandbox: counts what it writes, and ends its processes when that is too much."""
-
-    def __init__(self, workspace: SandboxWorkspace, most: int, *, default: bool = False) -> None:
-        """A `default` is first measured when as much was written on that file system."""
-        self._workspace, self._most, self.default = workspace, most, default
-        self._agent: AgentClient | None = None
-        self._first: Callable[[], int] = int
-        self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
-        self._taken = disk.DiskUsage(0, 0)
-        self._not_before = 0.0
-        self._at_end: disk.DiskUsage | None = None  # what was there when everything was ended for it
-        #: How often everything was ended for it.
-        self.ended = 0
-
-    def attach(self, agent: AgentClient, first: Callable[[], int] = int) -> None:
-        """The sandbox is there; `first` gives its first process, as the host counts."""
-        self._agent, self._first = agent, first
-        self.begin_now()
-        _WATCH.add(self)
-
-    def begin_now(self) -> None:
-        """Measure from now on: what others delete before the sandbox writes does not make up for that."""
-        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
-        self._used = _used(self.place) if self.default else None
-
-    def close(self) -> None:
-        """The sandbox has ended."""
-        _WATCH.remove(self)
-        self._agent = None
-
-    @property
-    def place(self) -> str:
-        """The directory that tells how much of the file system is used."""
-        return self._workspace.stack.store.path
-
-    @property
-    def is_over(self) -> bool:
-        """Whether there is too much, as far as it was counted."""
-        return disk.is_over(self._taken, self._most)
-
-    def look(self, used: tuple[int, int]) -> float:
-        """Look once, and do what must be done; how many seconds until the next look.
-
-        `used` is what is in use on the file system now.
-        """
-        agent, now = self._agent, time.monotonic()
-        if agent is None or used == self._used:
-            return _SELDOM
-        if self._used is not None:  # what is deleted elsewhere must not make up for what is written here
-            self._used = min(used[0], self._used[0]), min(used[1], self._used[1])
-        if not self._may_be_over(used):
-            return self._patience(used)
-        if now < self._not_before:
-            return _OFTEN
-        self._taken = self._counted(self._most if self._at_end is None else None)
-        self._used = used
-        if not self.is_over:
-            self._at_end = None
-        elif self._at_end is None or _is_more(self._taken, self._at_end):
-            try:
-                self.ended += 1
-                agent.end_everything()
-            except StaddleError:
-                pass  # it has ended by itself
-            # What is there stays, so that a command can remove some of it: only more ends it again.
-            self._at_end = self._taken = self._count(None)
-        self._not_before = now + (time.monotonic() - now) * _SHARE
-        return _OFTEN
-
-    def _may_be_over(self, used: tuple[int, int]) -> bool:
-        """Whether what came to the file system since the last count, from any process, would be too much."""
-        if self._used is None or self.is_over:
-            return True
-        more = disk.DiskUsage(
-            self._taken.bytes + max(0, used[0] - self._used[0]),
-            self._taken.inodes + max(0, used[1] - self._used[1]),
-        )
-        return disk.is_over(more, self._most)
-
-    def _patience(self, used: tuple[int, int]) -> float:
-        """Seconds until so much could have been written that it has to be counted, at least."""
-        if self._used is None:
-            return _OFTEN
-        left = self._most - self._taken.bytes - (used[0] - self._used[0])
-        files = inodes(self._most) - self._taken.inodes - (used[1] - self._used[1])
-        return min(max(min(left / _FASTEST, files / _MOST_FILES), _OFTEN), _SELDOM)
-
-    def _counted(self, most: int | None) -> disk.DiskUsage:
-        """As `_count`; too much is counted once more: layers may have been merged during the first count."""
-        taken = self._count(most)
-        return self._count(most) if disk.is_over(taken, self._most) else taken
-
-    def _count(self, most: int | None) -> disk.DiskUsage:
-        """Count what is taken; stops as soon as it is over `most`."""
-        total, count = deleted = self._deleted()
-        for path in self._workspace.written():
-            found = disk.occupied(path, most)
-            total, count = total + found.bytes, count + found.inodes
-            if not found.whole:
-                break
-        taken = disk.DiskUsage(total, count)
-        self._workspace.is_crowded = disk.is_over(taken, self._most)
-        # Files in frozen layers that were removed since take room until the next snapshot merges them.
-        if self._workspace.is_crowded and any(tree.stack.frozen for tree in self._workspace.trees.values()):
-            shown = self._workspace.shown(self._most if most is not None else LARGEST)
-            return shown.replace(bytes=shown.bytes + deleted[0], inodes=shown.inodes + deleted[1])
-        return taken
-
-    def _deleted(self) -> tuple[int, int]:
-        """Bytes and number of files in layers that were deleted, and are still open or in flight."""
-        first = self._first()
-        if not first:
-            return 0, 0
-        from ...limits.memory_watch import below
-
-        elsewhere = unnamed_files.mounts_without_layers(first)
-        return unnamed_files.OpenFiles(below(first)).deleted(
-            elsewhere, unnamed_files.device_of_memory_files()
-        )
-
-
-def _is_more(now: disk.DiskUsage, before: disk.DiskUsage) -> bool:
-    return now.bytes > before.bytes or now.inodes > before.inodes
-
-
-def _used(path: str) -> tuple[int, int]:
-    """Bytes and inodes that are in use on a file system."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return 0, 0
-    return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_files - status.f_ffree
-
-
-class _QuotaWatch:
-    """All sandboxes of this process with such a limit."""
-
-    def __init__(self) -> None:
-        self._several: list[DiskQuota] = []  # without a lock: it is only appended to and removed from
-        self._worker = Worker(self._look, self._several.clear)
-
-    def add(self, quota: DiskQuota) -> None:
-        self._several.append(quota)
-        if not quota.default:
-            self._worker.wake()
-        elif len(self._several) == 1:  # else the next look is soon enough
-            do_later(self._worker.wake)
-
-    def remove(self, quota: DiskQuota) -> None:
-        try:
-            self._several.remove(quota)
-        except ValueError:
-            pass  # it was added in the process that this one is a fork of
-
-    def _look(self) -> float | None:
-        wait = _SELDOM
-        used: dict[str, tuple[int, int]] = {}
-        for quota in tuple(self._several):
-            try:
-                place = quota.place
-                if place not in used:
-                    used[place] = _used(place)
-                wait = min(wait, quota.look(used[place]))
-            except Exception:  # noqa: S112 - its layers have gone under it
-                continue
-        return wait if self._several else None
-
-
-_WATCH = _QuotaWatch()

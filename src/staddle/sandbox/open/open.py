@@ -16,6 +16,7 @@ from ...linux.process import parent_of
 from . import as_root
 from .decide import decide, workspace_kind
 from .handle import SandboxHandle
+from .settings import APART
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,7 +136,16 @@ def _open_with(
         from ..workspace.trees import MountedTrees
 
         workspace.attach(MountedTrees(agent), plan.cwd)
+    if settings.mode in APART and decided.backend.name == "landlock":
+        _hold_disk(agent, limits, workspace)
     return SandboxHandle(agent, shell, decided, bash, "", uid, workspace, network, limits)
+
+
+def _hold_disk(agent: AgentClient, limits: SandboxLimits | None, workspace: SandboxWorkspace | None) -> None:
+    from .limits import LaunchedLimits
+
+    if isinstance(limits, LaunchedLimits):
+        limits.hold_disk(agent, workspace)
 
 
 def _with_spare(

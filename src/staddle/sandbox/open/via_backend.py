@@ -73,10 +73,11 @@ def launch_agent(
     agent: AgentClient | None = None
     limits: SandboxLimits | None = None
     try:
-        if launch.limited is not None and launch.limited.tally >= 0:
+        if backend.name == "landlock" or (launch.limited is not None and launch.limited.tally >= 0):
             from .limits import LaunchedLimits
 
-            limits = LaunchedLimits(launch.limited)
+            scratch = os.fsdecode(launch.scratch[0]) if launch.scratch else ""
+            limits = LaunchedLimits(plan.limits, launch.limited, scratch)
             limits.launched_by(started.process.pid)
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
