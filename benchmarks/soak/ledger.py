@@ -22,6 +22,8 @@ LATER = 32
 WARM_UP = 1000
 #: Names that are made outside of the part's own directories.
 _OURS = re.compile("(staddle-)?[0-9a-f]{12,32}")
+#: Letters of the name of a store. As root an empty one stays until the next program sweeps.
+_STORE = 16
 #: How long the end of a program may take to be complete.
 PATIENCE = 20.0
 
@@ -198,7 +200,7 @@ def files_below(place: Path) -> list[str]:
     return [
         f"{directory}/{name}"
         for directory, inner, names in os.walk(place)
-        for name in (*names, *(name for name in inner if name.isdigit()))
+        for name in (*names, *(name for name in inner if name.isdigit() and len(name) < _STORE))
     ]
 
 

@@ -264,8 +264,8 @@ def test_doctor_says_what_is_enforced(lived: tuple[Container, dict[str, Any]]) -
     usable = {name for name, backend in said["backends"].items() if backend["usable"]} - {"native"}
     assert usable == {"landlock"}
     listed = {gap["protection"] for gap in said["backends"]["landlock"]["gaps"]}
-    of_sessions = {"layers", "workspace"}
-    assert listed - {"packages"} == set(lived[1]["gaps"]) - of_sessions - {"packages"}
+    of_sessions, of_single_commands = {"layers", "workspace"}, {"limits.disk"}
+    assert listed - {"packages"} - of_single_commands == set(lived[1]["gaps"]) - of_sessions - {"packages"}
     for name in ("namespaces", "bwrap"):
         assert said["backends"][name]["why"]
 

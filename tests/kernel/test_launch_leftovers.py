@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import staddle
 from staddle import Policy, Sandbox, wrap
 from staddle.background import wait_for_jobs
 from staddle.launch import running
@@ -58,3 +62,41 @@ def test_a_landlock_supervisor_that_is_killed_leaves_no_private_directory(
         wait_for_jobs()  # a spare may be being started
         SPARES.close()
     assert until(lambda: not [path for path in tmp_path.iterdir() if path.name.startswith("staddle-")])
+
+
+#: A program whose lock of its store is held a little longer than its sockets are open: by another process, as
+#: by the kernel on a busy machine, which closes the files of a killed program one after the other.
+SLOW_TO_END = """
+import os, subprocess, time
+from staddle import Sandbox
+sandbox = Sandbox(os.environ["PROJECT"])
+sandbox.run("echo x > y")
+names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+locks = [name for name in names if os.path.exists(name) and os.readlink(name).endswith("/lock")]
+holding = subprocess.Popen(["sleep", "1"], pass_fds=[int(name.rpartition("/")[2]) for name in locks])
+print(len(locks), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A directory that everybody gets to: root's sandboxes have another id."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+        os.chmod(place, 0o711)
+        yield Path(place)
+
+
+def test_layers_of_a_program_that_takes_long_to_end_are_removed(everybodys: Path) -> None:
+    layers, project = everybodys / "layers", everybodys / "project"
+    for directory in (layers, project):
+        directory.mkdir()
+        directory.chmod(0o711)
+    places = {"STADDLE_LAYERS": str(layers), "PROJECT": str(project)}
+    source = str(Path(staddle.__file__).parents[1])
+    words, variables = [sys.executable, "-c", SLOW_TO_END], {**os.environ, **places, "PYTHONPATH": source}
+    with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        process.kill()
+    assert until(lambda: not [path for path in layers.rglob("*") if not path.is_dir()])

@@ -220,6 +220,10 @@ class ForkServerClient:
 
     def close(self) -> None:
         """End it, and every sandbox of it."""
+        try:
+            send(self._socket, records.GOODBYE)
+        except OSError:
+            pass  # it has ended, or does not listen
         self._socket.close()
         import subprocess
 

@@ -12,12 +12,14 @@ import fcntl
 import gc
 import os
 import select
+import time
 
 from ..files.remove_tree import remove
 from ..inside.agent import own_namespaces, verify
 from ..inside.parent import contents
 from ..ipc.descriptors import close_all, receive, send
 from ..ipc.forkserver_messages import (
+    GOODBYE,
     LONGEST,
     MADE,
     NEED_CGROUPS,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 #: Milliseconds without a request before a spare is made again, as long as one was ready: the processor
 #: is for the first command.
 _QUIET = 20
+#: Seconds that the end of the host program may take, on a busy machine, once it has closed the socket.
+_LAST_PATIENCE = 30.0
 
 
 def main(words: list[str]) -> NoReturn:
@@ -66,8 +70,10 @@ def main(words: list[str]) -> NoReturn:
         gc.freeze()
         cloner = Cloner(config, outside)
     except BaseException as error:
-        _answer(socket, REFUSED + reason(error, doing))
-        os._exit(1)
+        try:
+            send(socket, REFUSED + reason(error, doing))
+        finally:
+            os._exit(1)
     ForkServer(config, cloner, socket, old_root).serve()
 
 
@@ -96,7 +102,7 @@ class ForkServer:
         poll.register(self._socket, select.POLLIN)
         poll.register(self._cloner, select.POLLIN)
         self._refill()
-        _answer(self._socket, READY)
+        self._answer(READY)
         while True:
             short = self._is_short
             ready = [fd for fd, _ in poll.poll(_QUIET if short else None)]
@@ -108,10 +114,10 @@ class ForkServer:
                 except ConnectionResetError:
                     self._end()
                 except OSError as error:  # too long, or too many descriptors for us
-                    _answer(self._socket, REFUSED + reason(error))
+                    self._answer(REFUSED + reason(error))
                     continue
-                if not message:
-                    self._end()
+                if not message or message == GOODBYE:
+                    self._end(said_goodbye=bool(message))
                 self._hand_out(message, trees)
             elif short and not ready:
                 self._refill()
@@ -134,11 +140,11 @@ class ForkServer:
         except ConnectionError:
             self._end()  # the cloner or the host program has ended
         except server_mounts.Moved:
-            _answer(self._socket, STALE)
+            self._answer(STALE)
         except _NoCgroups:
-            _answer(self._socket, NEED_CGROUPS)
+            self._answer(NEED_CGROUPS)
         except (Malformed, OSError) as error:
-            _answer(self._socket, REFUSED + reason(error))
+            self._answer(REFUSED + reason(error))
         finally:
             close_all((*borrowed, *extra_fds))
             self._tidy()
@@ -290,18 +296,32 @@ class ForkServer:
             close_all(cgroup_fds)
             raise
 
-    def _end(self) -> NoReturn:
-        """End all sandboxes. If the host program has ended, remove the layers of its sandboxes, too."""
+    def _answer(self, message: bytes) -> None:
+        try:
+            send(self._socket, message)
+        except OSError:
+            self._end()  # the host program has ended
+
+    def _end(self, *, said_goodbye: bool = False) -> NoReturn:
+        """End all sandboxes. If the host program has ended, remove the layers of its sandboxes, too.
+
+        One that has closed the socket without a goodbye has ended, or is about to: the kernel closes its
+        files one after the other, the lock of a store perhaps later than the socket, which is waited for.
+        """
         self._cloner.end()
         for layer in (*self._spares.layers, *(layer for layer, _ in self._coming)):
             own_namespaces.take_back_layer(self._config, layer)
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        is_over = not said_goodbye and bool(poll.poll(0))  # its end is closed
+        deadline = time.monotonic() + (_LAST_PATIENCE if is_over else 0)
         for store in self._stores:
             try:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                continue  # it is alive, or has tidied up itself
-            remove((OLD_ROOT.encode() + store,))
+                continue  # it has tidied up itself
+            if _is_free(lock, deadline):
+                remove((OLD_ROOT.encode() + store,))
         os._exit(0)
 
 
@@ -331,11 +351,16 @@ def _pass_on(sockets: list[int], trees: list[int]) -> None:
             socket.detach()
 
 
-def _answer(socket: _socket.socket, message: bytes) -> None:
-    try:
-        send(socket, message)
-    except OSError:
-        os._exit(0)  # the host program has ended
+def _is_free(lock: int, deadline: float) -> bool:
+    """Whether nobody holds a lock, or nobody does soon. It is ours then."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
 
 
 class Spare:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 #: Replies of a fork server.
 #: It can be asked.
 READY = b"r"
+#: To it: the host program closes the socket and lives on. Without this, it has ended.
+GOODBYE = b"g"
 #: A sandbox, with its agent's socket. After the letter: how many spares lack cgroups, in one byte, and the
 #: name of its home layer. Or, alone: trees were sent.
 TAKEN = b"t"
