@@ -124,7 +124,7 @@ exec /busybox reboot -f
 """
 # With systemd: one service after the other, the second in a session of the user, as at a login.
 _SERVICE = f"""[Unit]
-After=multi-user.target systemd-user-sessions.service dbus.service
+After=basic.target systemd-user-sessions.service systemd-logind.service dbus.service
 [Service]
 Type=oneshot
 Environment={_VARIABLES}
@@ -159,6 +159,7 @@ def run(kernel: Kernel) -> dict[str, Any]:
     if kernel.systemd:
         files[f"{_UNITS}/tried.service"] = files[f"{_UNITS}/multi-user.target.wants/tried.service"] = _AS_ROOT
         files[f"{_UNITS}/tried-user.service"] = _AS_USER
+        files[f"{_UNITS}/serial-getty@ttyS0.service"] = ""  # it would wait for a device that nobody makes
     text = machines.run(
         kernel.archive, kernel.suite, files, processor=kernel.processor, systemd=kernel.systemd
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import takewhile
 
 from .mounts import ATTR_NODEV, ATTR_NOSUID, MNT_DETACH, attach, mount, path_of, set_attributes, umount
 from .syscalls import call
@@ -28,6 +29,12 @@ _OPEN_TREE_CLONE = 1
 _FROM_DESCRIPTOR, _TO_DESCRIPTOR, _BENEATH = 0x04, 0x40, 0x200
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPTION_PAGE = 4095
+
+
+def takes_translated(release: str) -> bool:
+    """Whether a layer may be a mount with translated owners, in the kernel `release`: from 5.19. Pure."""
+    numbers = [int("".join(takewhile(str.isdigit, part)) or 0) for part in release.split(".")]
+    return numbers[:2] >= [5, 19]
 
 
 def overlay(

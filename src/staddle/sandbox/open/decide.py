@@ -101,6 +101,10 @@ def _layers() -> Probe:
 
 
 def _idmappable(directory: str) -> bool:
+    from ...linux.overlay import takes_translated
+
+    if not takes_translated(os.uname().release):
+        return False
     device = os.stat(directory).st_dev
     if device not in _IDMAPPABLE:
         from ...linux.idmaps import unused_ids_here
@@ -299,7 +303,7 @@ def _copy_gap(backend: str) -> Gap:
     """The gap that `enforced` lists for a workspace that is a copy."""
     why, fix = f"{backend} has no layers", f"use the {_LAYERED} backend"
     if backend == _LAYERED:
-        why = "the file system of the workspace cannot show root's files as those of another user"
-        fix = "use a directory on ext4, xfs, btrfs or tmpfs, or do not be root"
+        why = "the file system of the workspace cannot show root's files as those of another user in layers"
+        fix = "use a directory on ext4, xfs, btrfs or tmpfs and Linux 5.19 or newer, or do not be root"
     why += ": the workspace is a copy, and whatever is done with it copies"
     return Gap("layers", why, fix, documented=True)
