@@ -157,7 +157,8 @@ def run(kernel: Kernel) -> dict[str, Any]:
         "/fix": kernel.fixed,
     }
     if kernel.systemd:
-        files[f"{_UNITS}/tried.service"] = files[f"{_UNITS}/multi-user.target.wants/tried.service"] = _AS_ROOT
+        files[f"{_UNITS}/tried.service"] = _AS_ROOT
+        files[f"{_UNITS}/multi-user.target.wants/tried.service"] = f"{machines.LINK}../tried.service"
         files[f"{_UNITS}/tried-user.service"] = _AS_USER
         files[f"{_UNITS}/serial-getty@ttyS0.service"] = ""  # it would wait for a device that nobody makes
     text = machines.run(

@@ -56,6 +56,9 @@ exec /busybox switch_root /root %s
 _PASSWD = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n"
 _GROUP = "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"
 
+#: A file that begins with this is a link to what follows.
+LINK = "-> "
+
 _Packages = dict[str, dict[str, str]]
 
 
@@ -209,6 +212,10 @@ def _disk(place: Path, tree: Path, files: Mapping[str, str]) -> None:
     for name, text in files.items():
         path = tree / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if text.startswith(LINK):
+            path.symlink_to(text.removeprefix(LINK))
+            continue
         path.write_text(text)
         path.chmod(0o755 if text.startswith("#!") else 0o644)
     for name, line in (("passwd", "box:x:1000:1000::/home/box:/bin/bash\n"), ("group", "box:x:1000:\n")):

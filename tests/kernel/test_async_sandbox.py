@@ -185,6 +185,9 @@ def test_streams(backend: str) -> None:
         async for _ in sb.stream("yes"):
             break  # and it is forgotten
         assert (await asyncio.wait_for(sb.run("echo fine"), 60)).ok
+        async for _ in sb.stream("yes"):
+            break
+        assert (await sb.run("echo fine")).ok  # in the same task
         async with sb.stream("echo a; sleep 0.1") as mine:
             await mine.__anext__()
             with pytest.raises(SessionBusy):

@@ -137,6 +137,10 @@ class _Turn:
     async def __aexit__(self, *_: object) -> None:
         self.leave()
 
+    def disown(self) -> None:
+        """Its task does not stand for it any more, and may wait for the next turn."""
+        self._session._busy.discard(self._task)
+
     def leave(self) -> None:
         """Let the next one in."""
         self._session._busy.discard(self._task)
@@ -218,6 +222,8 @@ class Streaming:
     def forget(self) -> None:
         """Close it, on its loop: it was left without a reader."""
         if self._loop is not None and not self._over and not self._loop.is_closed():
+            if self._turn is not None:
+                self._turn.disown()
             self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self.close()))
 
     async def _begin(self) -> None:
