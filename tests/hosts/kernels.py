@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ KERNELS = (
 TRIED = """
 import json, os, subprocess, sys, warnings
 warnings.simplefilter("ignore")
-from staddle import Sandbox, StaddleError
+from staddle import Policy, Sandbox, StaddleError
 def staddle(*words):
     done = subprocess.run([sys.executable, "-m", "staddle", *words], capture_output=True, text=True, cwd="/")
     return done.returncode, done.stdout, done.stderr
@@ -92,8 +91,13 @@ try:
         found["session"] = sb.enforced.backend
         found["works"] = sb.run("cat a; echo $x").stdout == "one\\n1\\n" and len(sb.diff()) == 1
         found["snapshot"] = before.method
-        found["limits"] = {limit.limit: limit.by for limit in sb.enforced.limits}
         sb.commit()
+    limits = {"memory": "500M", "processes": 90, "cpu": 1}
+    with Sandbox(policy=Policy.agent().with_limits(**limits)) as sb:
+        held = {limit.limit: limit.by for limit in sb.enforced.limits if limit.limit in limits}
+        found["limits"] = {name: held[name].partition(" (")[0] for name in limits}
+        hog = sb.run("python3 -c 'x = bytearray(700 << 20); print(1)'", timeout=300)
+        found["held"] = str(hog.reason)
     found["works"] = found["works"] and open(place + "/a").read() == "one\\n"
 except StaddleError as error:
     found["refused"] = str(error)
@@ -182,6 +186,10 @@ def judged(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
         for name, (status, _, said) in found["run"].items():
             if status:
                 yield f"as {who} {name} is usable, and a run on it exits with {status}: {said}"
+        if "session" in found and found["held"] != "memory":
+            yield f"as {who} a command that takes too much memory ends with {found['held']}"
+        if kernel.systemd and "control group" not in found["limits"]["memory"]:
+            yield f"as {who} memory is limited by {found['limits']['memory']}"
         if "session" in found and not found["works"]:
             yield f"as {who} snapshot, restore, diff or commit do not work"
         if expected != NAMESPACES and kernel.reason not in found["why"][NAMESPACES]:
@@ -200,29 +208,26 @@ def rows(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
         yield f"| {kernel.name}, {release}, {name} | {usable} | `{auto}` | {session} | {limits} |"
 
 
-def table(chosen: str | None = None) -> tuple[list[str], int, bool]:
-    """Try all, or the chosen ones, and print a line for each.
-
-    Returns rows of the table, how many failed, whether it was skipped.
-    """
-    if command := machines.missing():
-        print(f"skipped: kernels of distributions need qemu and other programs: {command}")
-        return [], 0, True
-    lines, failed = [], 0
-    for kernel in KERNELS if chosen is None else [one for one in KERNELS if chosen in one.name]:
-        began = time.monotonic()
-        try:
-            results = run(kernel)
-            wrong = list(judged(kernel, results))
-            lines += rows(kernel, results)
-        except (AssertionError, subprocess.SubprocessError, OSError) as error:
-            wrong = [str(error)[-2500:] or type(error).__name__]
-        failed += bool(wrong)
-        print(f"{'FAILED' if wrong else 'ok'}: {kernel.name} ({time.monotonic() - began:.0f} s)", flush=True)
-        for words in wrong:
-            print(f"    {words}")
-    return lines, failed, False
+def tried(kernel: Kernel) -> tuple[list[str], int]:
+    """Try one, and print a line: its rows of the table, and 1 if it failed."""
+    began = time.monotonic()
+    found: list[str] = []
+    try:
+        results = run(kernel)
+        wrong = list(judged(kernel, results))
+        found = list(rows(kernel, results))
+    except (AssertionError, subprocess.SubprocessError, OSError) as error:
+        wrong = [str(error)[-2500:] or type(error).__name__]
+    print(f"{'FAILED' if wrong else 'ok'}: {kernel.name} ({time.monotonic() - began:.0f} s)", flush=True)
+    for words in wrong:
+        print(f"    {words}", flush=True)
+    return found, int(bool(wrong))
 
 
-if __name__ == "__main__":
-    print(*table(sys.argv[1] if len(sys.argv) > 1 else None)[0], sep="\n")
+def merged(before: list[str], kernel: Kernel, new: list[str]) -> list[str]:
+    """The rows of all kernels, those of one of them anew, in their order."""
+    found = []
+    for one in KERNELS:
+        its = re.compile(rf"\| {re.escape(one.name)}, \d")
+        found += new if one == kernel else [row for row in before if its.match(row)]
+    return found

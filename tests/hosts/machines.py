@@ -39,7 +39,7 @@ _PROCESSORS = {
 }
 _SUITE = "trixie"
 _PLAIN = "python3,bubblewrap,iproute2,procps"
-_SYSTEMD = f"{_PLAIN},systemd-sysv,dbus,dbus-user-session,libpam-systemd"
+_SYSTEMD = f"{_PLAIN},systemd-sysv,dbus,dbus-user-session,libpam-systemd,login"
 _UNPACKED = "base-files bash coreutils dash findutils grep libc-bin mount sed util-linux hostname " + (
     _PLAIN.replace(",", " ")
 )
