@@ -99,4 +99,4 @@ def test_layers_of_a_program_that_takes_long_to_end_are_removed(everybodys: Path
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         process.kill()
-    assert until(lambda: not [path for path in layers.rglob("*") if not path.is_dir()])
+    assert until(lambda: not [name for _, _, names in os.walk(layers) for name in names])

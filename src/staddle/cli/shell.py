@@ -113,7 +113,7 @@ def _opened(parsed: Parsed) -> Sandbox:
         if parsed.on("freeze"):
             raise UsageError(
                 "--keep and --freeze are both given",
-                why="a kept sandbox tells edits on the host by `staddle diff`, and has no copy",
+                why="a kept sandbox has no copy: `staddle diff` reports edits on the host",
                 fix="leave one of them out",
             )
         from .kept import open_kept
