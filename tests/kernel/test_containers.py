@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,16 @@ def test_an_allow_list_of_names_and_addresses(container: Container) -> None:
     assert found["by address"] == [0, "served"]
     assert found["another port"][0] == 7
     assert "no entry allows it" in found["another name"][1]
+
+
+@pytest.mark.parametrize("uid", [1000, 0], ids=["user", "root"])
+def test_the_demo_runs_in_an_unchanged_container(uid: int) -> None:
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    container = Container(uid=uid, env={"STADDLE_NESTED": "1", "PATH": path})
+    done = container.run([str(TREE / "scripts/demo")])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("`staddle doctor` shows what this host can enforce.\n")
+    assert "UNEXPECTED" not in done.stdout
 
 
 # With options.
