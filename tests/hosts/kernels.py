@@ -186,8 +186,10 @@ def judged(kernel: Kernel, results: dict[str, Any]) -> Iterator[str]:
         for name, (status, _, said) in found["run"].items():
             if status:
                 yield f"as {who} {name} is usable, and a run on it exits with {status}: {said}"
-        if "session" in found and found["held"] != "memory":
-            yield f"as {who} a command that takes too much memory ends with {found['held']}"
+        if "session" in found and found.get("held") != "memory":
+            why = found.get("refused", "")
+            yield f"as {who} a command that takes too much memory ends with {found.get('held')}: {why}"
+            continue
         if kernel.systemd and "control group" not in found["limits"]["memory"]:
             yield f"as {who} memory is limited by {found['limits']['memory']}"
         if "session" in found and not found["works"]:

@@ -123,9 +123,9 @@ def test_a_session_in_an_unchanged_container(lived: tuple[Container, dict[str, A
 
 def test_every_gap_is_listed_and_told_once(lived: tuple[Container, dict[str, Any]]) -> None:
     container, found = lived
-    expected = {"metadata", "read", "processes", "tmp", "ipc", "layers", "workspace"}
+    expected = {"metadata", "read", "processes", "tmp", "ipc", "keyring", "layers", "workspace"}
     if container.uid:  # an id that is nobody's holds these
-        expected |= {"signals", "devices", "keyring", "capabilities"}
+        expected |= {"signals", "devices", "capabilities"}
     assert {gap for gap in found["gaps"] if not gap.startswith("limits.")} - {"packages"} == expected
     assert found["documented"]
     assert len(found["told"]) == 1

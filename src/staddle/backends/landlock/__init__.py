@@ -328,8 +328,7 @@ def _without_mounts(plan: Plan) -> Iterator[Gap]:
     yield _documented("processes", "/proc is the host's: other processes and their command lines can be seen")
     yield _documented(
         "tmp",
-        "/tmp cannot be used: TMPDIR and HOME are private directories elsewhere, of unbounded size; "
-        "/dev/shm is the host's",
+        "/tmp cannot be used: TMPDIR and HOME are private directories elsewhere; /dev/shm is the host's",
     )
 
 
@@ -343,6 +342,7 @@ def _as_container_root(plan: Plan) -> Iterator[Gap]:
         "ipc",
         "shared memory and semaphores in /dev/shm that every user may open can be opened by name",
     )
+    yield _documented("keyring", "how many keys each user has is in /proc/key-users; none can be read")
     closed = [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
     if closed:
         yield Gap(

@@ -79,14 +79,23 @@ def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
     if settings.keep is not None:
         return "persistent"
     if settings.workspace is None:
-        if settings.backend != "auto":
-            return "overlay" if settings.backend == _LAYERED else "direct"
-        return "overlay" if sys.platform != "darwin" and _layers().usable else "direct"
+        if settings.backend not in _MAY_BE_LAYERED or sys.platform == "darwin" or not _translates():
+            return "direct"
+        return "overlay" if settings.backend == _LAYERED or _layers().usable else "direct"
     name = _backend_name(settings)
     if name not in _MAY_BE_LAYERED or not _layers().usable:
         return "copied"
     # Root's sandbox does not run as root: files that it changes must be shown with another owner.
-    return "copied" if os.geteuid() == 0 and not _idmappable(settings.workspace) else "overlay"
+    return "overlay" if _translates() and (os.geteuid() or _idmappable(settings.workspace)) else "copied"
+
+
+def _translates() -> bool:
+    """Whether this kernel has layers whose owners are translated, where that is needed: for root."""
+    if os.geteuid():
+        return True
+    from ...linux.overlay import takes_translated
+
+    return takes_translated(os.uname().release)
 
 
 def _layers() -> Probe:
@@ -101,10 +110,6 @@ def _layers() -> Probe:
 
 
 def _idmappable(directory: str) -> bool:
-    from ...linux.overlay import takes_translated
-
-    if not takes_translated(os.uname().release):
-        return False
     device = os.stat(directory).st_dev
     if device not in _IDMAPPABLE:
         from ...linux.idmaps import unused_ids_here
