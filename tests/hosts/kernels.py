@@ -132,19 +132,22 @@ After=basic.target systemd-user-sessions.service systemd-logind.service dbus.ser
 [Service]
 Type=oneshot
 Environment={_VARIABLES}
+"""
+_AS_ROOT = f"""{_SERVICE}Environment=HOME=/root
 StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/console
-"""
-_AS_ROOT = f"""{_SERVICE}Environment=HOME=/root
 ExecStart=/bin/sh -c 'mkdir -p /home/box; chown 1000:1000 /home/box'
 ExecStart=/bin/sh -c 'echo AS root; python3 /tried.py /srv/project'
 ExecStart=-/bin/systemctl start tried-user.service
+ExecStart=-/bin/cat /home/box/said
 ExecStart=/bin/systemctl reboot --force --force
 [Install]
 WantedBy=multi-user.target
 """
 _AS_USER = f"""{_SERVICE}User=box
+StandardOutput=file:/home/box/said
+StandardError=inherit
 PAMName=login
 WorkingDirectory=/home/box
 ExecStart=/bin/sh -c 'sleep 5; echo AS user; python3 /tried.py /home/box/project'
