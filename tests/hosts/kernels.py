@@ -141,6 +141,7 @@ ExecStart=/bin/sh -c 'mkdir -p /home/box; chown 1000:1000 /home/box'
 ExecStart=/bin/sh -c 'echo AS root; python3 /tried.py /srv/project'
 ExecStart=-/bin/systemctl start tried-user.service
 ExecStart=-/bin/cat /home/box/said
+ExecStart=-/bin/systemctl status --no-pager --full tried-user.service
 ExecStart=/bin/systemctl reboot --force --force
 [Install]
 WantedBy=multi-user.target
