@@ -59,6 +59,13 @@ _GROUP = "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n"
 #: A file that begins with this is a link to what follows.
 LINK = "-> "
 
+#: The user of a machine, who may log in.
+_BOX = {
+    "passwd": "box:x:1000:1000::/home/box:/bin/bash\n",
+    "group": "box:x:1000:\n",
+    "shadow": "box:*:20000:0:99999:7:::\n",
+}
+
 _Packages = dict[str, dict[str, str]]
 
 
@@ -218,9 +225,10 @@ def _disk(place: Path, tree: Path, files: Mapping[str, str]) -> None:
             continue
         path.write_text(text)
         path.chmod(0o755 if text.startswith("#!") else 0o644)
-    for name, line in (("passwd", "box:x:1000:1000::/home/box:/bin/bash\n"), ("group", "box:x:1000:\n")):
-        if line not in (text := (tree / "etc" / name).read_text()):
-            (tree / "etc" / name).write_text(text + line)
+    for name, line in _BOX.items():
+        path = tree / "etc" / name
+        if path.exists() and line not in (text := path.read_text()):
+            path.write_text(text + line)
     subprocess.run(["mke2fs", "-qF", "-t", "ext4", "-d", str(tree), str(place / "disk"), "2G"], check=True)
 
 
