@@ -289,6 +289,19 @@ def row(name: str, found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _said_of_catalogue(lines: list[str]) -> tuple[str, ...]:
+    """The paragraph about the catalogue; none if it was not run."""
+    said = [line.removeprefix(_CATALOGUE) for line in lines if line.startswith(_CATALOGUE)]
+    if not said:
+        return ()
+    return (
+        "Of the tests of the catalogue of attacks on `landlock`, in a container without options,",
+        f"passed there: {'; '.join(said)}.",
+        "The others need namespaces for the test itself, or are declared gaps.",
+        "",
+    )
+
+
 def page(lines: list[str], kernel_rows: list[str]) -> str:
     kernel = os.uname()
     return "\n".join(
@@ -304,10 +317,7 @@ def page(lines: list[str], kernel_rows: list[str]) -> str:
             "| --- | --- | --- | --- | --- | --- |",
             *(line for line in lines if line.startswith("|")),
             "",
-            "Of the tests of the catalogue of attacks on `landlock`, in a container without options,",
-            f"passed there: {'; '.join(line.removeprefix(_CATALOGUE) for line in lines if line[0] != '|')}.",
-            "The others need namespaces for the test itself, or are declared gaps.",
-            "",
+            *_said_of_catalogue(lines),
             "In each, `doctor`, a strict run, a nested run and a session agree. The last column has medians",
             "of five and of a hundred, on a machine that does other work.",
             "",

@@ -128,7 +128,7 @@ class Keeper:
                 self.metrics.flush(len(self.sandboxes.all), self.warm.count)
 
     def _watch_lease(self) -> None:
-        """End this process when no driver has renewed the lease: nobody can use the sandboxes any more."""
+        """End this process when no driver has renewed the lease: its sandboxes have no user any more."""
         while (left := self.renewed + self.lease - time.monotonic()) > 0:
             time.sleep(min(left, 1))
         # They end with this process in any case.

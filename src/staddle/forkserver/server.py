@@ -320,7 +320,7 @@ class ForkServer:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)
             except OSError:
                 continue  # it has tidied up itself
-            if _is_free(lock, deadline):
+            if _lock(lock, deadline):
                 remove((OLD_ROOT.encode() + store,))
         os._exit(0)
 
@@ -351,8 +351,8 @@ def _pass_on(sockets: list[int], trees: list[int]) -> None:
             socket.detach()
 
 
-def _is_free(lock: int, deadline: float) -> bool:
-    """Whether nobody holds a lock, or nobody does soon. It is ours then."""
+def _lock(lock: int, deadline: float) -> bool:
+    """Take a lock that is free now or before the deadline; whether it was taken."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -160,7 +160,7 @@ _making = threading.Lock()
 
 
 def _after_fork() -> None:
-    """A fork of the process has no copies, and nobody who makes one."""
+    """Forget all copies after a fork of the process: they belong to its parent."""
     global _lock, _making
     _lock, _making = threading.Lock(), threading.Lock()
     _bases.clear()

@@ -78,9 +78,8 @@ def exactly(pids: Iterable[int], shared: int) -> Sample:
     """
     found, mapped = [], 0
     for pid in pids:
-        anonymous, shmem = _rolled_up(_contents(f"{procfs.directory(pid)}/smaps_rollup", 4096)) or _resident(
-            pid
-        )
+        text = _contents(f"{procfs.directory(pid)}/smaps_rollup", 4096)
+        anonymous, shmem = _rolled_up(text) or _resident(pid)
         found.append((pid, anonymous))
         mapped += shmem
     return Sample(tuple(found), max(shared, mapped), exact=True)
