@@ -46,7 +46,9 @@ class Worker:
     def wake(self) -> None:
         """Have `work` called soon. From any thread, and from a signal's handler."""
         if not self._is_running:
-            self._start()
+            from .interrupts import uninterrupted
+
+            uninterrupted(self._start)
         elif self._bell.locked():
             try:
                 self._bell.release()

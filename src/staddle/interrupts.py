@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from functools import partial, wraps
+from types import FunctionType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _SIGNALS = range(1, _signal.NSIG)
+#: Those of which a program may have handlers that raise an OSError. To look at all of them takes longer than
+#: it may before each command.
+_USUAL = tuple(
+    getattr(_signal, f"SIG{name}")
+    for name in (
+        *("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM"),
+        *("CHLD", "XCPU", "VTALRM", "PROF", "WINCH", "IO"),
+    )
+)
+_GENERATOR = 0x20  # CO_GENERATOR
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
@@ -36,21 +47,28 @@ def uninterrupted(work: Callable[[], T]) -> T:
         came.append((number, frame))
 
     try:
-        for number in _SIGNALS:
-            handler = _signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                _signal.signal(number, put_off)
+        for number, handler in _handlers():
+            handlers[number] = handler
+            _signal.signal(number, put_off)
         return work()
     finally:
         raised = _put_back(handlers)
-        for number, frame in came:
+        while came:  # nothing of them stays in this frame: see `unmistaken`
             try:
-                handlers[number](number, frame)
+                handlers[came[0][0]](*came.pop(0))
             except BaseException as error:
                 raised = raised or error
-        if raised is not None:
-            raise raised
+        try:
+            if raised is not None:
+                raise raised
+        finally:
+            del raised  # see `unmistaken`
+
+
+def _handlers() -> list[tuple[int, Callable[[int, object], object]]]:
+    """The signals that have handlers in Python, and these."""
+    found = zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True)
+    return [(number, handler) for number, handler in found if callable(handler)]
 
 
 def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseException | None:
@@ -88,46 +106,113 @@ def unmistaken(work: Callable[[], T]) -> T:
 
     An alarm that raises TimeoutError is the usual case. The error comes out of here as it was raised.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not _can_be_mistaken():
         return work()
-    handlers: dict[int, tuple[object, object]] = {}
+    handlers: dict[int, _Carrier] = {}
     try:
         try:
-            for number in _SIGNALS:
-                handler = _signal.getsignal(number)
-                if callable(handler) and handler is not _signal.default_int_handler:
-                    handlers[number] = handler, _carrying(handler)
-                    _signal.signal(number, handlers[number][1])
+            _Carrier.is_used = True
+            for number, handler in _handlers():
+                if handler is not _signal.default_int_handler:
+                    # One of ours was left here by a signal that came in the last moment.
+                    ours = handler if isinstance(handler, _Carrier) else _Carrier(handler)
+                    handlers[number] = ours
+                    _signal.signal(number, ours)
             return work()
         finally:
+            _Carrier.is_used = False
             _set_again(handlers)
     except _Carried as carried:
-        raise carried.error from None
+        error = carried.error
+    try:
+        raise error
+    finally:
+        del error  # or else it would keep this frame alive, and all that the caller had
 
 
-def _set_again(handlers: dict[int, tuple[object, object]]) -> None:
+def _can_be_mistaken() -> bool:
+    """Whether an OSError of a signal handler may be raised here. Quick: it is asked for every command."""
+    if _Carrier.is_used or threading.current_thread() is not threading.main_thread():
+        return False
+    now = list(map(_signal.getsignal, _USUAL))
+    if now == _Carrier.without_handlers:
+        return False
+    if any(callable(handler) and handler is not _signal.default_int_handler for handler in now):
+        return True
+    _Carrier.without_handlers = now
+    return False
+
+
+def original(error: BaseException) -> BaseException:
+    """The error as the caller's signal handler raised it, while it is on its way through our code."""
+    return error.error if isinstance(error, _Carried) else error
+
+
+def unmistakable(*, but: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
+    """Decorate a class: its public methods run `unmistaken`, `but` for some that call others for all.
+
+    Of its properties those do that are named in `also`.
+    """
+
+    def decorated(cls: type[T]) -> type[T]:
+        for name in also:
+            found: property = vars(cls)[name]
+            setattr(cls, name, property(unmistaken_method(found.fget), doc=found.__doc__))  # type: ignore[arg-type]
+        for name, method in list(vars(cls).items()):
+            is_plain = isinstance(method, FunctionType) and not method.__code__.co_flags & _GENERATOR
+            if is_plain and not name.startswith("_") and name not in but:
+                setattr(cls, name, unmistaken_method(method))
+        return cls
+
+    return decorated
+
+
+def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a method: it runs `unmistaken`."""
+
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not _can_be_mistaken():
+            return method(*args, **kwargs)
+        return unmistaken(partial(method, *args, **kwargs))
+
+    return called
+
+
+class _Carrier:
+    """A signal handler of the caller whose OSErrors are carried through our code."""
+
+    #: Whether `unmistaken` has put them in the place of the caller's.
+    is_used = False
+    #: What the usual signals do while the caller has no handlers, when that was last seen.
+    without_handlers: list[object] = []  # noqa: RUF012
+
+    def __init__(self, handler: Callable[[int, object], object]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: object) -> object:
+        try:
+            return self.handler(number, frame)
+        except OSError as error:
+            raise (_Carried(error) if _Carrier.is_used else error) from None
+
+
+def _set_again(handlers: dict[int, _Carrier]) -> None:
     """Set the caller's own handlers again; a signal that comes meanwhile is raised when that is done."""
-    late: _Carried | None = None
+    late: BaseException | None = None
     while handlers:
         try:
-            number, (handler, ours) = next(iter(handlers.items()))
+            number, ours = next(iter(handlers.items()))
             if _signal.getsignal(number) is ours:  # else the caller has set another one meanwhile
-                _signal.signal(number, handler)
+                _signal.signal(number, ours.handler)
             del handlers[number]
-        except _Carried as carried:
-            late = carried
-    if late is not None:
-        raise late
-
-
-def _carrying(handler: Callable[[int, object], object]) -> Callable[[int, object], object]:
-    def handle(number: int, frame: object) -> object:
-        try:
-            return handler(number, frame)
-        except OSError as error:
-            raise _Carried(error) from None
-
-    return handle
+        except BaseException as error:
+            late = error
+    try:
+        if late is not None:
+            raise late
+    finally:
+        del late  # see `unmistaken`
 
 
 def is_of_a_handler(error: BaseException) -> bool:

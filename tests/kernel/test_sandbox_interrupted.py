@@ -252,3 +252,127 @@ with Sandbox() as sandbox:
         tmp_path,
     )
     assert said == "whole True 0"
+
+
+def test_a_pause_that_is_interrupted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with Sandbox() as sb:
+        for place in ("limits.sandbox_cgroups._until", "ipc.agent_client.AgentClient._pause"):
+            monkeypatch.setattr(f"staddle.{place}", interrupted)
+            try:
+                sb.pause()
+                sb.resume()  # there is a group, or there is none
+            except KeyboardInterrupt:
+                pass
+            monkeypatch.undo()
+            assert sb.run("echo goes on", timeout=20).stdout == "goes on\n"
+
+
+#: What is done to a sandbox by its name, in the child. Each ends by itself.
+_OPERATIONS = """
+import collections, itertools
+names = itertools.count()
+
+def fork(sb):
+    (other,) = sb.fork()
+    with other:
+        other.run("true")
+
+def restore(sb):
+    before = sb.snapshot()
+    sb.run("echo z > z")
+    sb.restore(before)
+
+def commit(sb):
+    sb.run("date +%N > changed")
+    target = f"{place}/to-{next(names)}"
+    os.mkdir(target)
+    sb.commit(to=target)
+
+def session(sb):
+    with sb.session(f"s{next(names)}") as other:
+        other.run("true")
+
+def pause(sb):
+    sb.pause()
+    sb.resume()
+
+def terminal(sb):
+    with sb.terminal(["echo", "t"]) as opened:
+        opened.read(timeout=1)
+
+def tar(sb):
+    with open(f"{place}/t.tar", "wb") as file:
+        sb.download_tar(file, "/workspace/d")
+
+def opened(sb):
+    with Sandbox(work):
+        pass
+
+operations = {
+    "run": lambda sb: sb.run("true"),
+    "exec": lambda sb: sb.exec(["true"]),
+    "stream": lambda sb: list(sb.stream("echo a; echo b")),
+    "start": lambda sb: sb.start("echo hi").wait(5),
+    "terminal": terminal,
+    "session": session,
+    "read": lambda sb: sb.files.read("a"),
+    "write": lambda sb: sb.files.write("b", b"x" * 70000),
+    "list": lambda sb: sb.files.list("d"),
+    "tar": tar,
+    "snapshot": lambda sb: sb.snapshot(),
+    "save": lambda sb: sb.snapshot().save(f"{place}/saved-{next(names)}"),
+    "restore": restore,
+    "fork": fork,
+    "diff": lambda sb: sb.diff(),
+    "commit": commit,
+    "pause": pause,
+    "expose": lambda sb: sb.expose(8000),
+    "open": opened,
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError", "ConnectionResetError"])
+def test_only_the_callers_error_comes_out_of_any_call_and_the_sandbox_stays_whole(
+    tmp_path: Path, kind: str
+) -> None:
+    """An OSError of a signal's handler is never taken for one of ours, and never swallowed."""
+    told = child(
+        _OPERATIONS
+        + """
+work = f"{place}/work"
+os.makedirs(f"{work}/d")
+with open(f"{work}/a", "w") as file:
+    file.write("a")
+lost, done = [], 0
+sb = Sandbox(work)
+seconds = {}
+for name, operation in operations.items():
+    operation(sb)  # what is made once is made
+    began = time.perf_counter()
+    operation(sb)
+    seconds[name] = time.perf_counter() - began
+
+end = time.monotonic() + 12
+while time.monotonic() < end:
+    name = random.choice(list(operations))
+    before = hits
+    interrupted(random.uniform(0.00002, 1.2 * seconds[name]), lambda: operations[name](sb))
+    done += 1
+    if name == "pause":
+        sb.resume()
+    result = sb.run("echo ok", timeout=20)
+    assert result.stdout == "ok\\n", (name, str(result), result.stdout)
+    assert sb.exec(["echo", "ok"], timeout=20).stdout == "ok\\n", name
+    assert sb.files.read("a") == "a", name
+sb.close()
+print(done > 50, hits > done // 3)
+""",
+        tmp_path,
+        kind,
+    )
+    assert told == "True True"

@@ -34,7 +34,7 @@ from staddle.sandbox.open.handle import SandboxHandle
 from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.sandbox.workspace import stores
 from tests.support.faults import WATCHED as USUAL
-from tests.support.faults import Call, Watch, places, watched
+from tests.support.faults import Call, Watch, mounts, places, watched
 from tests.support.forkservers import children, close
 from tests.support.waiting import until
 
@@ -105,7 +105,7 @@ class HostProgram:
         found = {
             "processes": self._others,
             "descriptors": sorted(map(_kind, _open("self"))),
-            "mounts": len(Path("/proc/self/mountinfo").read_bytes().splitlines()),
+            "mounts": len(mounts()),
             "layers": _layers(),
         }
         for server in client._servers.values():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from staddle.interrupts import uninterrupted, with_all
+from staddle.interrupts import original, uninterrupted, unmistakable, unmistaken, with_all
 
 
 class Rung(Exception):
@@ -105,3 +107,148 @@ def test_locks_are_held_and_let_go_of() -> None:
     with pytest.raises(ZeroDivisionError):
         with_all(locks, lambda: 1 // 0)
     assert not any(lock.locked() for lock in locks)
+
+
+# ---------------------------------------------------------------- errors of the caller's handlers
+
+
+class Late(TimeoutError):
+    """An OSError of the caller's."""
+
+
+@pytest.fixture
+def late() -> Iterator[object]:
+    def ring(number: int, frame: object) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield ring
+    signal.signal(signal.SIGALRM, before)
+
+
+def swallowed() -> str:
+    """What much of our code does: an OSError is taken for one of a call."""
+    try:
+        signal.raise_signal(signal.SIGALRM)
+    except OSError:
+        return "taken for ours"
+    return "nothing came"
+
+
+def test_an_error_of_a_handler_is_not_taken_for_one_of_ours(late: object) -> None:
+    assert swallowed() == "taken for ours"
+    with pytest.raises(Late):
+        unmistaken(swallowed)
+    assert signal.getsignal(signal.SIGALRM) is late
+
+
+def test_not_within_another_such_call_either(late: object) -> None:
+    def outer() -> str:
+        try:
+            return unmistaken(swallowed)
+        except OSError:
+            return "taken for ours"
+
+    with pytest.raises(Late):
+        unmistaken(outer)
+    assert signal.getsignal(signal.SIGALRM) is late
+
+
+def test_nor_where_signals_are_deferred(late: object) -> None:
+    def outer() -> str:
+        try:
+            return uninterrupted(swallowed)
+        except OSError:
+            return "taken for ours"
+
+    with pytest.raises(Late):
+        unmistaken(outer)
+
+
+def test_on_its_way_it_can_be_told_which_it_is(late: object) -> None:
+    seen: list[BaseException] = []
+
+    def outer() -> None:
+        try:
+            swallowed()
+        except BaseException as error:
+            seen.append(original(error))
+            raise
+
+    with pytest.raises(Late) as found:
+        unmistaken(outer)
+    assert seen == [found.value]
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("guard", [unmistaken, uninterrupted])
+def test_an_error_keeps_nothing_alive_when_it_is_over(guard: object) -> None:
+    class Stream:
+        """What the caller has when the error comes."""
+
+    gone: list[weakref.ref[Stream]] = []
+
+    def read() -> None:
+        stream = Stream()
+        gone.append(weakref.ref(stream))
+        swallowed()
+
+    gc.disable()
+    try:
+        try:
+            guard(lambda: guard(read))  # type: ignore[operator]
+        except Late:
+            pass
+        assert gone[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_handler_that_was_changed_meanwhile_stays(late: object) -> None:
+    unmistaken(lambda: signal.signal(signal.SIGALRM, signal.SIG_IGN))
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
+
+
+def test_every_public_method_of_a_class() -> None:
+    @unmistakable(but=("other",), also=("used",))
+    class Thing:
+        @property
+        def used(self) -> str:
+            """What was used."""
+            return swallowed()
+
+        def run(self, value: int, *, more: int = 0) -> tuple[int, int, str]:
+            return value, more, swallowed()
+
+        def other(self) -> str:
+            return swallowed()
+
+        def _own(self) -> str:
+            return swallowed()
+
+    def ring(number: int, frame: object) -> None:
+        raise Late
+
+    assert Thing.run.__name__ == "run"
+    signal.signal(signal.SIGALRM, ring)
+    with pytest.raises(Late):
+        Thing().run(1, more=2)
+    with pytest.raises(Late):
+        _ = Thing().used
+    assert Thing.used.__doc__ == "What was used."
+    assert Thing().other() == Thing()._own() == "taken for ours"
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    assert Thing().run(1, more=2) == (1, 2, "nothing came")
+
+
+def test_at_any_moment_the_handler_is_there_again(late: object) -> None:
+    for number in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-6 * (number + 1))
+            unmistaken(lambda: None)
+            time.sleep(0.001)
+        except Late:
+            pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        unmistaken(lambda: None)
+        assert signal.getsignal(signal.SIGALRM) is late

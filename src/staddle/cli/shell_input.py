@@ -271,5 +271,5 @@ class FromInput:
 
     def _close(self) -> None:
         if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+            fd, self._pipe = self._pipe, -1
+            os.close(fd)

@@ -191,8 +191,8 @@ class LocalEnvironment(EnvironmentBase):
     def close(self) -> None:
         """Close the directory. A second time does nothing."""
         if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+            fd, self._root = self._root, -1
+            os.close(fd)
             self._confinement.close()
             if self._audit is not None:
                 self._audit.close()

@@ -220,8 +220,8 @@ class PendingFile:
                 os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
         except OSError as error:
             if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+                fd, self._fd = self._fd, -1
+                os.close(fd)
             self._drop()
             raise translated(error, self._path) from None
         os.close(self._directory)
@@ -229,8 +229,8 @@ class PendingFile:
     def discard(self) -> None:
         """Forget what was written."""
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
             self._drop()
 
     def _drop(self) -> None:

@@ -158,8 +158,8 @@ class Tree:
         """Give back, and close. A second time does nothing."""
         if self.root >= 0:
             self.give_back()
-            os.close(self.root)
-            self.root = -1
+            fd, self.root = self.root, -1
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

@@ -86,10 +86,10 @@ class NodeFiles:
             os.rmdir(os.path.dirname(self.path))
         except OSError:
             pass  # another keeper of this machine is in it
-        if self._alive >= 0:
-            os.close(self._alive)
+        alive, self._alive = self._alive, -1
+        if alive >= 0:
+            os.close(alive)
             os.close(self._claim)
-            self._alive = -1
 
 
 def make_below(home: str, path: str, mode: int) -> None:

@@ -12,7 +12,7 @@ from ..background import do_later
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler, uninterrupted
 from ..ipc import forkserver_messages as records
-from ..ipc.descriptors import close_all, receive, send
+from ..ipc.descriptors import close_all, receive, receive_last, send
 from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files
@@ -58,12 +58,11 @@ class ForkReply:
         try:
             socket.settimeout(_PATIENCE)
             return not socket.recv(1, _socket.MSG_PEEK)
-        except ConnectionResetError:
-            return True
         except OSError as error:
             if is_of_a_handler(error):
                 raise
-            return False  # the caller finds out when it uses the socket
+            # After another error the caller finds out when it uses the socket.
+            return isinstance(error, ConnectionResetError)
         finally:
             socket.detach()
 
@@ -79,7 +78,10 @@ class ForkServerClient:
         self._config = config
         self.live = 0  # open sandboxes, counted by client.py
         self._lock = threading.Lock()
+        #: Whether it has ended, or does not answer in time.
         self._deaf = False
+        #: Whether a reply may come to a request whose caller was interrupted; the number of the last SYNC.
+        self._is_out_of_step, self._serial = False, 0
         before, around = scope.asked() if config.cgroup_fds else ((), {})
         self.cgroups: PrewarmedCgroups | None = None
         try:
@@ -188,14 +190,28 @@ class ForkServerClient:
         try:
             with self._lock:
                 try:
+                    if self._is_out_of_step:
+                        self._resynchronize()
+                    self._is_out_of_step = True
                     send(self._socket, records.encode(request), [*borrowed, *extra_fds])
-                    return receive(self._socket, _LONGEST_ANSWER)
-                except BaseException:
-                    # A late reply must not be taken for the reply to another request.
-                    self._deaf = True
+                    found = receive(self._socket, _LONGEST_ANSWER)
+                    self._is_out_of_step = False
+                    return found
+                except OSError as error:
+                    self._deaf = not is_of_a_handler(error)
                     raise
         finally:
             close_all(borrowed)
+
+    def _resynchronize(self) -> None:
+        """Drop the reply to a request whose caller was interrupted, if there is one."""
+        self._serial += 1
+        sync = records.SYNC + b"%d" % self._serial
+        send(self._socket, sync)
+        while (found := receive(self._socket, _LONGEST_ANSWER))[0] != sync:
+            close_all(found[1])
+            if not found[0]:
+                raise ConnectionResetError
 
     @property
     def ended(self) -> bool:
@@ -262,14 +278,10 @@ class ForkServerClient:
 
     def _last_words(self) -> bytes:
         """Its last message: a socket reports the end of the other side before it."""
-        for _ in range(2):
-            try:
-                return receive(self._socket, records.LONGEST)[0]
-            except ConnectionResetError:
-                continue
-            except OSError:
-                break
-        return b""
+        try:
+            return receive_last(self._socket, records.LONGEST)[0]
+        except OSError:
+            return b""
 
 
 def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:

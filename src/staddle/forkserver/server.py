@@ -26,6 +26,7 @@ from ..ipc.forkserver_messages import (
     READY,
     REFUSED,
     STALE,
+    SYNC,
     TAKEN,
     decode_config,
     decode_request,
@@ -118,7 +119,10 @@ class ForkServer:
                     continue
                 if not message or message == GOODBYE:
                     self._end(said_goodbye=bool(message))
-                self._hand_out(message, trees)
+                if message[:1] == SYNC:
+                    self._answer(message)
+                else:
+                    self._hand_out(message, trees)
             elif short and not ready:
                 self._refill()
 

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from ..errors import LaunchFailed, SandboxClosed, StaddleError
-from ..interrupts import free_within, is_of_a_handler
+from ..interrupts import free_within, is_of_a_handler, uninterruptible
 from ..linux.process import exit_status
 from . import agent_messages
 from .descriptor_holder import is_connected
@@ -147,6 +147,7 @@ class AgentClient:
             return parked.is_connected()
         return is_connected(self._socket.fileno())
 
+    @uninterruptible
     def park_sockets(self) -> bool:
         """Have another process hold the socket until the next request; False when one is in progress."""
         if not self._turn.acquire(False):

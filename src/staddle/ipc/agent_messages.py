@@ -11,7 +11,7 @@ import os
 
 from ..linux.fileio import memory_file
 from . import wire
-from .descriptors import receive, send
+from .descriptors import receive_last, send
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -199,14 +199,7 @@ def receive_message(socket: _socket.socket, *, bodies: bool = False) -> Message 
     Only with `bodies` may it come in a memory file: the agent reads those of the host program,
     which takes none of anybody's.
     """
-    try:
-        try:
-            data, descriptors = receive(socket, LONGEST + 1)
-        except ConnectionResetError:
-            # It ended without having heard all that we said; what it said before comes after that.
-            data, descriptors = receive(socket, LONGEST + 1)
-    except ConnectionResetError:
-        return None
+    data, descriptors, _ = receive_last(socket, LONGEST + 1)
     try:
         if data == _ELSEWHERE and descriptors and bodies:
             body = descriptors.pop()

@@ -59,6 +59,32 @@ def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[by
     return message, descriptors
 
 
+def receive_last(
+    socket: _socket.socket, longest: int
+) -> tuple[bytes, list[int], ConnectionResetError | None]:
+    """As `receive`; and the error, if the other end was closed without having heard what we said last.
+
+    What it said before comes after that error.
+    """
+    unheard: ConnectionResetError | None = None
+    for _ in range(2):
+        try:
+            return *receive(socket, longest), unheard
+        except ConnectionResetError as error:
+            if not _is_ours(error):
+                raise
+            unheard = error
+    return b"", [], unheard
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether a call of this module failed: a signal handler of the host program may raise the same error."""
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        place = place.tb_next
+    return place is not None and place.tb_frame.f_globals is globals()
+
+
 def _without_blocking(socket: _socket.socket) -> int:
     """The flag by which a call on a socket with a timeout never blocks, whatever is done to its open file.
 

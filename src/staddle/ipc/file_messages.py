@@ -12,7 +12,7 @@ import errno
 import os
 
 from . import wire
-from .descriptors import receive, send
+from .descriptors import receive_last, send
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -80,8 +80,8 @@ class Said:
     def close(self) -> None:
         """Close the descriptor, if one came."""
         if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+            fd, self.descriptor = self.descriptor, -1
+            os.close(fd)
 
 
 def send_message(
@@ -96,12 +96,7 @@ def receive_message(socket: _socket.socket) -> Said | None:
 
     ConnectionResetError when it was closed without having heard what we said last.
     """
-    unheard: ConnectionResetError | None = None
-    try:
-        data, descriptors = receive(socket, LONGEST)
-    except ConnectionResetError as error:
-        unheard = error
-        data, descriptors = receive(socket, LONGEST)  # what it said before comes after that
+    data, descriptors, unheard = receive_last(socket, LONGEST)
     if not data and not descriptors:
         if unheard is not None:
             raise unheard

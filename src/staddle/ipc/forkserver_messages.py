@@ -23,6 +23,8 @@ TAKEN = b"t"
 MADE = b"m"
 #: It cannot be had here, because the host's mounts have changed; a new fork server may have it.
 STALE = b"s"
+#: To it, with a number, and back: every reply before is to a request whose caller was interrupted.
+SYNC = b"y"
 #: It cannot be had; a sentence follows.
 REFUSED = b"x"
 #: The request has to be repeated, with cgroup descriptors.

@@ -100,8 +100,8 @@ class PtyLaunch:
             self._release()
 
     def _release(self) -> None:
-        os.close(self._leader)
-        self._leader = -1
+        fd, self._leader = self._leader, -1
+        os.close(fd)
         if self._launch.status is not None:
             os.close(self._launch.status)
         if self._launch.gateway_log is not None:

@@ -124,8 +124,8 @@ class Claim:
     def release(self) -> None:
         """Give it back. A second time does nothing."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            fd, self._descriptor = self._descriptor, -1
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

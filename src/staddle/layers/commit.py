@@ -206,9 +206,9 @@ class Staging:
         return tree, self._source[1]
 
     def _close_source(self) -> None:
-        if self._source is not None:
-            os.close(self._source[1])
-            self._source = None
+        source, self._source = self._source, None
+        if source is not None:
+            os.close(source[1])
         self._opened.give_back()
 
     def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:

@@ -107,8 +107,8 @@ class CommitDirectory:
 
     def _leave(self) -> None:
         if self.slots >= 0:
-            os.close(self.slots)
-            self.slots = -1
+            fd, self.slots = self.slots, -1
+            os.close(fd)
         if os.path.lexists(f"{self.path}/record"):
             os.close(self._lock)
         elif self._slots_path.startswith(self.path):

@@ -30,6 +30,10 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
                 os.chown(trash, *owner)
         except FileExistsError:
             pass
+        except FileNotFoundError:
+            if not os.path.lexists(path):
+                return  # it went with its home
+            continue  # another thread has tidied the trash away before it had its owner
         place = f"{trash}/{os.urandom(8).hex()}"
         try:
             os.rename(path, place)

@@ -137,6 +137,13 @@ class SandboxCgroups:
 
         Nothing inside can resist, but a process that waits for a disk stands still only afterwards.
         """
+        try:
+            return self._freeze(patience)
+        except BaseException:  # of a signal's handler, too
+            self.thaw()
+            raise
+
+    def _freeze(self, patience: float) -> bool:
         if self._unified and _exists(self._unified, _FREEZE):
             cgroups.write(self._unified, _FREEZE, "1")
             frozen = _until(

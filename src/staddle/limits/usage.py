@@ -229,9 +229,9 @@ class ProcessMeter:
     """
 
     def __init__(self, pid: int) -> None:
+        self._open: list[int] = []  # first: an interrupt may come before the rest
         self.pid = pid
         self._began = -1
-        self._open: list[int] = []
 
     def now(self) -> ProcSample | None:
         """As it is at this moment; None when the process has ended, or is not to be seen from here."""

@@ -146,8 +146,8 @@ class Ruleset:
     def close(self) -> None:
         """Forget the ruleset; what it restricted stays restricted."""
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

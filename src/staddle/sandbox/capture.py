@@ -112,8 +112,8 @@ class Spill:
         """Close it; its path, if all of the output is there."""
         if self._fd < 0:
             return None
-        os.close(self._fd)
-        self._fd = -1
+        fd, self._fd = self._fd, -1
+        os.close(fd)
         return self._path
 
     def _give_up(self) -> None:

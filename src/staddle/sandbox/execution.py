@@ -292,9 +292,9 @@ class Execution:
         """Take it out of what can be interrupted."""
         self._known.discard(self)
         with self._ringing:
-            if self._bell >= 0:
-                os.close(self._bell)
-            self._bell = -1
+            bell, self._bell = self._bell, -1
+            if bell >= 0:
+                os.close(bell)
 
     def _leave_pipes(self) -> None:
         """Leave its pipes to the processes that still hold them: a pipe that is closed would kill those."""

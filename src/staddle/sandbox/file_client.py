@@ -17,6 +17,7 @@ import threading
 from .. import errors
 from ..display import shown
 from ..errors import SandboxClosed, SessionError
+from ..interrupts import uninterrupted, uninterruptible
 from ..ipc import file_messages
 from ..ipc.agent_client import PATIENCE
 from ..ipc.opened_shell import lost
@@ -62,6 +63,8 @@ class FileClient:
         self._socket: _socket.socket | None = None
         self._process: SpawnedProcess | None = None
         self._closed = False
+        #: Whether an answer is still to come: its caller may have been interrupted meanwhile.
+        self._is_asked = False
 
     # ------------------------------------------------------------ questions
 
@@ -117,11 +120,15 @@ class FileClient:
     @property
     def busy(self) -> bool:
         """Whether it is being asked something at this moment."""
-        if not self.turn.acquire(blocking=False):
-            return True
-        self.turn.release()
-        return False
+        return not uninterrupted(self._is_free)
 
+    def _is_free(self) -> bool:
+        if not self.turn.acquire(blocking=False):
+            return False
+        self.turn.release()
+        return True
+
+    @uninterruptible
     def replace_server(self) -> None:
         """End the server, once it has answered: the next request is for another one."""
         if self.turn.acquire(timeout=PATIENCE):
@@ -130,6 +137,7 @@ class FileClient:
             finally:
                 self.turn.release()
 
+    @uninterruptible
     def park_sockets(self) -> bool:
         """End the server of an idle sandbox, for its descriptors; the next request starts another one."""
         # Also not while this very thread asks for something, in the middle of which it needs descriptors.
@@ -150,8 +158,11 @@ class FileClient:
         handed = () if descriptor < 0 else (descriptor,)
         if sum(map(len, words)) > file_messages.LONGEST - 4096:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        if self._is_asked:
+            self._let_go()
         for attempt in range(3):
             server = self._socket or self._started()
+            self._is_asked = True  # before it is sent: an interruption from here on leaves that open
             try:
                 file_messages.send_message(
                     server, file_messages.QUESTION, operation, words, numbers, descriptors=handed
@@ -222,6 +233,7 @@ class FileClient:
         if said.letter == file_messages.QUESTION:
             said.close()
             raise self._lost("it asks instead of answering")
+        self._is_asked = said.letter == file_messages.MORE
         return said
 
     def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
@@ -273,6 +285,7 @@ class FileClient:
 
     def _let_go(self) -> None:
         """End it: what comes from it now belongs to no question."""
+        self._is_asked = False
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -302,6 +315,7 @@ class FileClient:
         killed.unheard = unheard
         return killed
 
+    @uninterruptible
     def close(self) -> None:
         """End the server, unless a request is in progress: that one fails when the sandbox ends."""
         self._closed = True
@@ -380,9 +394,9 @@ class Sending:
             pass
 
     def _close(self) -> None:
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
 
 
 class Receiving:

@@ -12,6 +12,7 @@ import time
 
 from .._value import Value
 from ..errors import InvalidCall
+from ..interrupts import unmistakable
 from ..ipc import file_messages
 from ..shell.command import CommandSpec
 from .arguments import patience
@@ -64,6 +65,7 @@ class FileEvent(Value):
     path: str
 
 
+@unmistakable()
 class FileTools:
     """The larger tools of `Files`."""
 

@@ -18,6 +18,7 @@ import stat
 from .._value import Value
 from ..display import shown
 from ..errors import InvalidCall
+from ..interrupts import uninterrupted, unmistakable
 from ..ipc import file_messages
 from .file_tools import FileTools
 from .spawn import account
@@ -63,6 +64,7 @@ class FileInfo(Value):
         return self.kind == "directory"
 
 
+@unmistakable()
 class Files(FileTools):
     """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
 
@@ -287,14 +289,7 @@ class Files(FileTools):
 
 def directory(inside: OpenSandbox) -> str:
     """Directory of the session; while a command runs, the one before it."""
-    shell = inside.main._shell
-    held = shell.lock()
-    if held.acquire(blocking=False):
-        try:
-            return shell.directory()
-        finally:
-            held.release()
-    return inside.main._exec_context.cwd
+    return uninterrupted(inside.main._shell.directory_now) or inside.main._exec_context.cwd
 
 
 def encoded(path: AnyPath) -> bytes:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from itertools import count
 
+from ..interrupts import original
 from .command_log import CommandLog
 from .open.hook_settings import CommandStart
 
@@ -101,6 +102,7 @@ class Hooks:
     def failed(self, spec: CapturedCommand, error: BaseException) -> None:
         """A command that was begun has no result. Never raises: the error is on its way already."""
         if self._log is not None and spec.number:
+            error = original(error)
             self._log.try_write("failed", id=spec.number, error=f"{type(error).__name__}: {error}")
 
     def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> CommandStart:

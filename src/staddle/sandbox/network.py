@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InvalidCall, PolicyNotEnforceable, StaddleError
+from ..interrupts import unmistakable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _reach(inside: OpenSandbox) -> SandboxNetwork:
     return inside.network
 
 
+@unmistakable()
 class NetworkMethods:
     """The methods of a sandbox that lead into its network."""
 

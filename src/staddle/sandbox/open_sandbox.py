@@ -9,6 +9,7 @@ from itertools import count
 from weakref import WeakSet
 
 from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
+from ..interrupts import uninterruptible
 from ..ipc import file_messages
 from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
 from ..shell.shell import Shell
@@ -285,9 +286,16 @@ class OpenSandbox:
 
     def pause(self) -> None:
         """Stop everything: by the groups it is in, else by signals. SessionError if these cannot hold it."""
-        limits = self.enforced_limits
         for session in self.every_session():
             session._shell.maintain()  # its state cannot be asked for later
+        try:
+            self._stop()
+        except BaseException:
+            self.resume()
+            raise
+
+    def _stop(self) -> None:
+        limits = self.enforced_limits
         self.agent.is_paused = True
         for client in self.file_clients:
             client.replace_server()  # by one that is not frozen with the rest
@@ -296,7 +304,6 @@ class OpenSandbox:
         mark, timers = self.agent.pause()
         if mark >= 0 and not timers:
             return
-        self.resume()
         raise SessionError(
             "the sandbox cannot be paused",
             why="a program in it has a timer that continues it"
@@ -305,6 +312,7 @@ class OpenSandbox:
             fix="end it, or run where the sandbox has a control group",
         )
 
+    @uninterruptible
     def resume(self) -> None:
         """Let it go on, whichever way it was stopped."""
         if self.enforced_limits is not None:
@@ -377,6 +385,7 @@ class OpenSandbox:
         finally:
             self._close()
 
+    @uninterruptible
     def _close(self) -> None:
         if self.workspace is not None and self.workspace.keeps_shells and not self.agent.is_paused:
             self._keep_shells(self.workspace)

@@ -6,6 +6,7 @@ import os
 
 from .._value import Value
 from ..errors import InvalidCall
+from ..interrupts import unmistakable
 from ..launch.signals import SIGKILL
 from ..linux.process import split_stat
 from .arguments import FROM_POLICY, seconds
@@ -57,6 +58,7 @@ class ProcessInfo(Value):
     threads: int
 
 
+@unmistakable()
 class ProcessMethods:
     """The methods of a Sandbox about all processes in it, however they were started."""
 

@@ -10,6 +10,7 @@ import time
 from .._value import Value
 from ..display import shown
 from ..errors import InvalidCall, WaitTimeout
+from ..interrupts import unmistakable
 from ..launch.signals import SIGKILL, SIGTERM
 from ..shell.background_output import BackgroundOutput
 from ..shell.transcript import Transcript
@@ -91,6 +92,7 @@ class Output(str):
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
+@unmistakable()
 class Process:
     """A program in the background of a sandbox. It ends with the sandbox, if not before."""
 

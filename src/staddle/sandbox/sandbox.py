@@ -13,7 +13,7 @@ import threading
 import time
 
 from ..errors import InvalidCall, SandboxClosed
-from ..interrupts import unmistaken
+from ..interrupts import unmistakable, unmistaken, unmistaken_method
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
 
 
+@unmistakable(but=("run", "exec", "stream"), also=("usage", "state"))
 class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     """A confined place to run commands in, open until `close()`.
 
@@ -172,6 +173,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         words = arguments.arguments(argv)
         return self._executed(words, words, options, spawn.account(self._now(), user))
 
+    @unmistaken_method
     def _executed(
         self,
         command: str | tuple[str, ...],
@@ -472,7 +474,8 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def _warm_up(self) -> None:
         """Do now what the first command would have to wait for."""
         shell = self._now().main._shell
-        shell.run(CommandSpec(b"", out=_drop, err=_drop))  # opens what is kept open
+        said: list[bytes] = []
+        shell.run(CommandSpec(b"", out=said.append, err=said.append))  # opens what is kept open
         shell.state()
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
@@ -494,7 +497,3 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
                 fix="open one here",
             )
         return self._inside
-
-
-def _drop(_: bytes) -> None:
-    pass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 from weakref import ref
 
 from ..errors import SandboxClosed, SessionBusy
+from ..interrupts import free_within, uninterrupted, unmistakable
 from ..launch.signals import SIGINT
 from ..shell.command import Outcome
 from ..shell.state import State
@@ -51,6 +53,7 @@ class SessionState(State):
     history: tuple[str, ...] = ()
 
 
+@unmistakable()
 class Session:
     """A shell in a sandbox, with variables, functions, a directory and jobs of its own.
 
@@ -197,10 +200,9 @@ class Session:
         """Run a command that ends when `cancel` is set, while it waits for its turn as well."""
         shell, lock = self._shell, self._shell.lock()
         while not cancel.is_set():
-            if shell.begin(spec, wait=False):
+            if uninterrupted(partial(shell.begin, spec, wait=False)):
                 return drive(shell, cancel)
-            if lock.acquire(timeout=LOOK_EVERY):  # it is free, but has to be talked to first
-                lock.release()
+            if free_within(LOOK_EVERY, lock):  # but has to be talked to first
                 shell.begin(spec)
                 return drive(shell, cancel)
         return Outcome(128 + SIGINT, SIGINT, "cancelled", False, 0.0, "", None)
@@ -235,9 +237,14 @@ class Session:
         self._refuse_from_within()
         self._refuse_from_now()
         if not self._ended:
-            self._ended = True
-            self._end_stream()
+            uninterrupted(self._end)
+
+    def _end(self) -> None:
+        self._ended = True
+        self._end_stream()
+        try:
             self._shell.close()
+        finally:
             self._on_close(self)
 
     def _end_stream(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 
 from .._value import Value
-from ..interrupts import uninterrupted
+from ..interrupts import uninterrupted, unmistaken_method
 from .execution import drive, readable, wait
 
 TYPE_CHECKING = False
@@ -87,6 +87,9 @@ class Stream:
     until one or the other.
     """
 
+    #: Called when the command is over; None before and after.
+    _over: Callable[[], None] | None = None
+
     def __init__(
         self,
         shell: Shell,
@@ -95,7 +98,6 @@ class Stream:
         over: Callable[[], None],
         hooks: Hooks | None = None,
     ) -> None:
-        self._over: Callable[[], None] | None = None
         self._hooks = hooks
         self._driving = threading.Lock()
         self._shell, self._spec, self._resulting = shell, spec, result
@@ -136,6 +138,7 @@ class Stream:
                 while self._chunks.take() is not None:
                     pass
 
+    @unmistaken_method
     def _advance(self) -> None:
         with self._driving:  # one thread may close the session while another reads
             if self._over is None:

@@ -7,6 +7,7 @@ import select
 import time
 
 from ..errors import InvalidCall, SandboxClosed
+from ..interrupts import unmistakable
 from ..launch import pty
 from ..launch.redaction import Redactor
 from ..launch.signals import SIGHUP, SIGKILL
@@ -26,6 +27,7 @@ _LONGEST = 1e6
 _GRACE = 0.5
 
 
+@unmistakable()
 class Terminal:
     """The user's side of a pseudo-terminal: what is written here is typed there.
 

@@ -7,7 +7,7 @@ from os import fspath
 
 from .._value import Value
 from ..errors import InvalidCall, LayerError, SandboxLost, SessionError, StaddleError
-from ..interrupts import with_all
+from ..interrupts import unmistakable, with_all
 from ..layers.drift import MOST_PATHS, Drift
 from ..layers.store import no_room
 from ..policy.paths import WORKSPACE_PATH
@@ -43,6 +43,7 @@ class Restored(Value):
     drift: Drift = Drift()
 
 
+@unmistakable()
 class WorkspaceMethods:
     """The methods of a Sandbox about the changes to its files."""
 

@@ -131,8 +131,8 @@ class BashProcess:
             return False
         self._sockets = PARKED.hold((self._socket.fileno(), self._control))
         self._socket.close()
-        os.close(self._control)
-        self._control = -1
+        fd, self._control = self._control, -1
+        os.close(fd)
         return True
 
     def _take_back(self, sockets: Ticket) -> None:
@@ -173,8 +173,8 @@ class BashProcess:
         self._drop_files()
         self._socket.close()
         if self._control >= 0:
-            os.close(self._control)
-            self._control = -1
+            fd, self._control = self._control, -1
+            os.close(fd)
         if self._sockets is not None:
             self._sockets.drop()
             self._sockets = None

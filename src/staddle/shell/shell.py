@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import _thread
+from functools import partial
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
-from ..interrupts import free_within
+from ..interrupts import free_within, uninterrupted, uninterruptible
 from ..ipc.parked_sockets import PARKED
 from .bash_process import BashProcess
 from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET
@@ -104,20 +105,33 @@ class Shell:
         has to be said to the shell before. Return whether it was started.
         """
         command = RunningCommand(spec, self._state)
-        if not self._turn.acquire(wait):
+        if not wait:
+            return self._begin_now(command, is_ready=True)
+        while not uninterrupted(partial(self._begin_now, command, is_ready=False)):
+            with self._turn:
+                pass  # the one wait that a signal's handler may end
+        return True
+
+    def _begin_now(self, command: RunningCommand, *, is_ready: bool) -> bool:
+        """Start a command, and keep the turn. Return False while another has it.
+
+        With `is_ready` also when something has to be said to the shell first.
+        """
+        if not self._turn.acquire(False):
             return False
+        is_begun = False
         try:
             self._check_open()
-            is_begun = wait or self._state.is_ready(spec)
-            if is_begun:
+            if not is_ready or self._state.is_ready(command.spec):
                 self._begin(command)
+                is_begun = True
         except BaseException as error:
             self._current = None
             self._end_if_lost(error)
-            self._turn.release()
             raise
-        if not is_begun:
-            self._turn.release()
+        finally:
+            if not is_begun:
+                self._turn.release()
         return is_begun
 
     def _begin(self, command: RunningCommand) -> BashProcess:
@@ -295,6 +309,15 @@ class Shell:
         self._state.ensure_bash()
         return self._state.directory()
 
+    def directory_now(self) -> str:
+        """Working directory of the shell; empty while a command runs."""
+        if not self._turn.acquire(False):
+            return ""
+        try:
+            return self.directory()
+        finally:
+            self._turn.release()
+
     def reenter_directory(self, *, at_once: bool = False) -> None:
         """Enter the directory that it is in once more: another file system is there now. While held.
 
@@ -347,6 +370,7 @@ class Shell:
         for late in self._late:
             late.close()
 
+    @uninterruptible
     def park(self) -> bool:
         """Give back descriptors that a shell at rest does not need; False when it is not at rest."""
         if not self._turn.acquire(False):
@@ -358,6 +382,7 @@ class Shell:
         finally:
             self._turn.release()
 
+    @uninterruptible
     def park_sockets(self) -> bool:
         """Have another process hold the sockets of a shell at rest; False when it is not at rest."""
         if not self._turn.acquire(False):
@@ -370,6 +395,7 @@ class Shell:
         finally:
             self._turn.release()
 
+    @uninterruptible
     def maintain(self) -> None:
         """Do now what the next command would wait for: replace an ended bash, read its state, renew pipes."""
         if not self._turn.acquire(False):

@@ -140,8 +140,8 @@ class TreeMounts:
         if self._mounted_aside >= 0 and (not self._hiding or self._take_away_whole()):
             # The holder: umount2(2) would take the cover alone if that were mounted over the same place.
             mounts.umount(mounts.path_of(self._mounted_aside))
-            os.close(self._mounted_aside)
-            self._mounted_aside = -1
+            fd, self._mounted_aside = self._mounted_aside, -1
+            os.close(fd)
             self._hiding.clear()
 
     def _take_away_whole(self) -> bool:

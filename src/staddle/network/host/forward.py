@@ -51,7 +51,7 @@ class ExposedPort:
     """A port of the host's 127.0.0.1 that leads to `port` inside. Ours until `close`, whatever serves it."""
 
     def __init__(self, port: int, host_port: int = 0) -> None:
-        self._port = checked_port(port)
+        self.port = checked_port(port)
         self._listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         try:
             self._listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
@@ -64,7 +64,7 @@ class ExposedPort:
 
     def serve(self, gateway: GatewayProcess, socket: int) -> None:
         """Have this gateway accept its connections; `socket` leads to the first process inside."""
-        gateway.expose(self._listener.fileno(), self._port)
+        gateway.expose(self._listener.fileno(), self.port)
         _give(gateway, socket, STOCK)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 
 from ...errors import LaunchFailed, StaddleError
 from ...events import Event
+from ...interrupts import uninterruptible
 from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import MOST_DESCRIPTORS
 from ...network.host import forward, gateway_process
@@ -122,20 +123,26 @@ class SandboxNetwork:
         if self._deciding is not None:
             self._attend()
 
+    @uninterruptible
     def attach(self, agent: AgentClient) -> None:
         """Give the gateway the sockets that it is to serve; nothing goes out before."""
         if self._gateway is not None and not self._given:
             with self._lock:
                 self._attached(agent, self._gateway)
 
+    @uninterruptible
     def connect(self, agent: AgentClient, port: int) -> int:
         """The descriptor of a connection to a server inside, at `port` of its 127.0.0.1."""
         with self._lock:
             return forward.connect(self._attached(agent, self._gateway).fileno(), port)
 
+    @uninterruptible
     def expose(self, agent: AgentClient, port: int, host_port: int) -> int:
         """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
         with self._lock:
+            for known in self._exposed:
+                if host_port and (known.port, known.host_port) == (port, host_port):
+                    return host_port  # its caller may have been interrupted, and asks again
             gateway = self._gateway
             if gateway is None:
                 self._settings = Network.deny(), 0
@@ -151,6 +158,7 @@ class SandboxNetwork:
             self._attend()
             return exposed.host_port
 
+    @uninterruptible
     def change(self, network: Network, asks: int) -> None:
         """Go by the rules of another policy; they hold when this returns."""
         with self._lock:

@@ -14,6 +14,7 @@ from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from ...errors import InvalidCall, LayerError, SandboxLost
+from ...interrupts import unmistakable
 from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now, now_ns
 from ...layers.frozen_base import FrozenBase, LoadedBase, origin
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from .workspace import SandboxWorkspace
 
 
+@unmistakable()
 class Snapshot:
     """A moment of a sandbox. It holds its layers until `close()`, or until it is garbage collected.
 

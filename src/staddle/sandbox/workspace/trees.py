@@ -13,6 +13,7 @@ from functools import partial
 
 from ...errors import LayerError
 from ...forkserver.connection import OverlayDirs, in_order
+from ...interrupts import uninterrupted
 from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
 from ...layers.frozen_base import FrozenBase
 from ...layers.squash import DEEP, DEEPEST, Squash
@@ -189,19 +190,19 @@ class MountedTrees:
             yield lambda: True
             return
         is_paused = self._agent.is_paused
-        if self._freezer is not None and self._freezer.freeze():
-            try:
-                yield lambda: True
-            finally:
-                if not is_paused:
-                    self._freezer.thaw()
-            return
-        before = self._agent.pause()[0]
+        resume: Callable[[], object] | None = None  # known before it is stopped: a signal's handler may raise
         try:
+            if self._freezer is not None:
+                resume = self._freezer.thaw
+                if self._freezer.freeze():
+                    yield lambda: True
+                    return
+            resume = self._agent.resume
+            before = self._agent.pause()[0]
             yield lambda: before >= 0 and self._agent.pause()[0] == before
         finally:
-            if not is_paused:
-                self._agent.resume()
+            if resume is not None and not is_paused:
+                uninterrupted(resume)
 
     def while_stopped(self, work: Callable[[], Result]) -> Result:
         """Do `work` while nothing runs, again if something did; LayerError after a few times.
