@@ -107,8 +107,8 @@ class Layers:
             except BaseException:
                 os.close(here)
                 raise
-            os.close(here)
-            here = below
+            above, here = here, below
+            os.close(above)
         return here
 
     def _make(self, member: Member, name: str, here: int, content: Content) -> None:

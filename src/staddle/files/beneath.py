@@ -135,8 +135,8 @@ def make_directories(root: int, path: str, mode: int = 0o755) -> int:
                 except FileExistsError:
                     pass  # another process was quicker; the next line sees what it made
                 below = open_beneath(here, name, _DIRECTORY)
-            os.close(here)
-            here = below
+            above, here = here, below
+            os.close(above)
         return here
     except OSError as error:
         os.close(here)

@@ -39,8 +39,8 @@ def open_deep(root: int, path: str, flags: int) -> int:
         while len(path) > _LONGEST:
             cut = path.rfind("/", 0, _LONGEST)
             below = open_beneath(here, path[:cut], os.O_PATH | os.O_DIRECTORY)
-            os.close(here)
-            here, path = below, path[cut + 1 :]
+            above, here, path = here, below, path[cut + 1 :]
+            os.close(above)
         return open_beneath(here, path, flags)
     finally:
         os.close(here)
@@ -69,9 +69,9 @@ class LastDirectory:
 
     def close(self) -> None:
         """A second time does nothing."""
-        if self._path is not None:
+        path, self._path = self._path, None
+        if path is not None:
             os.close(self._fd)
-            self._path = None
 
 
 class Tree:
@@ -175,8 +175,8 @@ class Tree:
         try:
             for name in path.split("/") if path else ():
                 below = os.open(name, _PATH | os.O_DIRECTORY, dir_fd=here)
-                os.close(here)
-                here = below
+                above, here = here, below
+                os.close(above)
                 if stat.S_IMODE(os.fstat(here).st_mode) & 0o700 != 0o700:
                     self._lend(os.dup(here), 0o700)
             return os.open(".", _DIRECTORY | os.O_CLOEXEC, dir_fd=here)

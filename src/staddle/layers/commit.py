@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 import stat
 import time
+from functools import partial
 
 from .._value import Value
 from ..errors import CommitFailed, LayerError
 from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
+from ..interrupts import uninterrupted
 from ..linux.process import mount_id
 from .baseline import Baseline
 from .changes import Change, change_of
@@ -344,12 +346,11 @@ def commit(
             changes = tuple(change_of(opened, item) for item in taken)
             try:
                 if taken:
-                    _carry_out(opened, taken, progress, since, durable)
+                    settle = tuple if baseline is None else partial(baseline.settle, target.root, taken)
+                    _carry_out(opened, taken, progress, since, durable=durable, settle=settle)
             except CreatedMeanwhile as error:
                 created = str(error)
                 continue  # by another commit, perhaps: it is decided about once more
-            if baseline is not None and taken:
-                baseline.settle(target.root, taken)
             return Committed(changes, kept, found.left_out, allowed.unused)
     raise changed_meanwhile(created)
 
@@ -359,14 +360,19 @@ def _carry_out(
     taken: Sequence[Difference],
     progress: Callable[[int, int], object] | None,
     since: int,
+    *,
     durable: bool,
+    settle: Callable[[], object],
 ) -> None:
-    """Write what was decided, to the base as it was looked at `since`."""
+    """Write what was decided, to the base as it was looked at `since`; then call `settle`.
+
+    Once all of it is beside the base, signals are deferred: what was interrupted would be put back.
+    """
     target = opened.bases[0]
     with CommitDirectory(target.path, target.root, durable=durable) as place:
         try:
             steps = Staging(opened, target.root, place.slots).stage(taken, progress)
-            place.carry_out(target.root, steps, since)
+            uninterrupted(partial(place.carry_out, target.root, steps, since, settle))
         except OSError as error:
             raise CommitFailed(
                 "the changes could not be committed",

@@ -59,8 +59,10 @@ class CommitDirectory:
             self._leave()
             raise
 
-    def carry_out(self, target: int, steps: Sequence[Step], since: int) -> None:
-        """Do the steps. All are done when this returns, none when it raises.
+    def carry_out(
+        self, target: int, steps: Sequence[Step], since: int, settle: Callable[[], object] = tuple
+    ) -> None:
+        """Do the steps, and call `settle`. All are done when this returns, none when it raises.
 
         `since` is when the target was looked at: what changed later in a directory that goes
         is a conflict.
@@ -86,6 +88,7 @@ class CommitDirectory:
             os.unlink(f"{self.path}/record")
             raise
         os.unlink(f"{self.path}/record")
+        settle()
 
     def _write(self, name: str, facts: dict[str, object]) -> None:
         """A file of facts that is there whole, or not at all."""

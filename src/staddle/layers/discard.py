@@ -170,8 +170,8 @@ class _Covering:
                         fix=f"drop {whole!r} too",
                     )
             below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-            os.close(here)
-            here = below
+            above, here = here, below
+            os.close(above)
         return here
 
     def _make(self, here: int, path: str, *, opaque: bool) -> None:

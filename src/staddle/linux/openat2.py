@@ -78,8 +78,8 @@ def _opened_by_steps(directory: int, path: str, flags: int, mode: int) -> int:
     try:
         for name in parts[:-1]:
             below = _step(here, name, os.O_PATH | os.O_DIRECTORY, 0)
-            os.close(here)
-            here = below
+            above, here = here, below
+            os.close(above)
         return _step(here, parts[-1], flags, mode)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), path) from None

@@ -201,8 +201,13 @@ class MountedTrees:
             before = self._agent.pause()[0]
             yield lambda: before >= 0 and self._agent.pause()[0] == before
         finally:
-            if resume is not None and not is_paused:
-                uninterrupted(resume)
+            try:
+                if resume is not None and not is_paused:
+                    uninterrupted(resume)
+            except BaseException:  # perhaps before it was begun
+                if resume is not None and not is_paused:
+                    uninterrupted(resume)
+                raise
 
     def while_stopped(self, work: Callable[[], Result]) -> Result:
         """Do `work` while nothing runs, again if something did; LayerError after a few times.
