@@ -13,6 +13,7 @@ from staddle import Limits, Policy, Reason, Sandbox, wrap
 from staddle.limits import cgroup_files, default_limits, enforced, host_cgroups, memory_watch
 from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
+from staddle.sandbox.open.next_sandbox import NEXT
 
 _MEBI = 1 << 20
 #: Takes 500 MiB, and keeps it until it is killed: where nothing holds the limit, for so many seconds.
@@ -101,6 +102,8 @@ def test_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_when_memory_has_no_room_layers_go_to_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STADDLE_LAYERS", raising=False)
+    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
+    NEXT.close()
     with Sandbox() as first:
         monkeypatch.setattr("staddle.layers.store.has_memory_for_more", lambda: False)
         with Sandbox() as second:

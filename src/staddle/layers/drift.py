@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MOST_PATHS = 100
 #: So many entries are looked at where nobody has asked: some milliseconds.
 MOST_ENTRIES = 1000
+#: Nanoseconds that a time may lose as a number of seconds.
+_ROUNDING = 1000
 #: CLOCK_REALTIME_COARSE, which the module has no name for.
 _COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
 
@@ -44,12 +46,22 @@ class Drift(Value):
 
 def now() -> float:
     """The time by the clock that files are stamped with, which stands still for some milliseconds."""
-    return time.clock_gettime(_COARSE)
+    return now_ns() / 1e9
 
 
 def now_ns() -> int:
-    """The same in nanoseconds, exactly as a file has it."""
-    return time.clock_gettime_ns(_COARSE)
+    """The same in nanoseconds, exactly as a file has it.
+
+    From a new file: since Linux 6.13 a stamp can be later than the clock that it was once taken from.
+    """
+    try:
+        file = os.memfd_create("now")
+    except OSError:
+        return time.clock_gettime_ns(_COARSE)
+    try:
+        return os.fstat(file).st_ctime_ns
+    finally:
+        os.close(file)
 
 
 def drift(
@@ -66,7 +78,7 @@ def drift(
     By the time of the last change of any kind, which no process can set: a change in the very first
     milliseconds is missed. `at` goes before each path. Not more than `most` entries are looked at.
     """
-    moment = int(since * 1e9)
+    moment = int(since * 1e9) + _ROUNDING
     found: list[str] = []
     count = 0
     with Tree(reach(directory), ours=False) as base:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from .workspace import Method
 
 
-#: Nanoseconds that a time may lose as a number of seconds.
-_ROUNDING = 1000
 #: With so many layers a freeze squashes them where room is short.
 _FEW = 3
 
@@ -213,7 +211,7 @@ class OverlayWorkspace(SandboxWorkspace):
             return Drift()
         layers, since = self.stack.view().layers, self.baseline.taken
         if self._base is not None:
-            since = self._base.taken + _ROUNDING
+            since = self._base.taken
         return drift(self.directory, since / 1e9, layers, at=self.mounted_at, limit=limit)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
