@@ -39,6 +39,8 @@ _PROCESSORS = {
 }
 _SUITE = "trixie"
 _PLAIN = "python3,bubblewrap,iproute2,procps"
+#: With the program that loads AppArmor's profiles, which Ubuntu has.
+_WITH_APPARMOR = f"{_PLAIN},apparmor"
 _SYSTEMD = f"{_PLAIN},systemd-sysv,dbus,dbus-user-session,libpam-systemd,login"
 _UNPACKED = "base-files bash coreutils dash findutils grep libc-bin mount sed util-linux hostname " + (
     _PLAIN.replace(",", " ")
@@ -174,7 +176,12 @@ def _system(systemd: bool) -> Path:
     place = PLACE / ("tree-systemd" if systemd else "tree")
     if not place.exists():
         with _Complete(place) as part:
-            words = ["--variant=minbase", f"--include={_SYSTEMD if systemd else _PLAIN}", _SUITE, str(part)]
+            words = [
+                "--variant=minbase",
+                f"--include={_SYSTEMD if systemd else _WITH_APPARMOR}",
+                _SUITE,
+                str(part),
+            ]
             subprocess.run(["debootstrap", *words, DEBIAN], check=True, stdout=subprocess.DEVNULL)
     return place
 

@@ -117,7 +117,7 @@ def _fix(is_sure: bool) -> int:
         print("no setting of this host refuses user namespaces")
         return 0
     for fix in found:
-        print(f"{fix.why}. This file allows them for staddle:\n\n{fix.path}:")
+        print(f"{fix.why}. This file allows user namespaces for {fix.whom}:\n\n{fix.path}:")
         print("".join(f"  {line}\n" for line in fix.content.splitlines()), end="")
         print(f"\nand then: {' '.join(fix.command)}\n")
     if os.geteuid() != 0:

@@ -120,6 +120,15 @@ def test_ubuntu_gets_a_profile_for_the_interpreter_alone() -> None:
     assert fix.command[0] == "apparmor_parser"
 
 
+def test_without_apparmors_parser_the_setting_is_changed() -> None:
+    (fix,) = fixes.fixes(facts(apparmor="1"), "/usr/bin/python3", has_parser=False)
+    assert "apparmor_parser is not installed" in fix.why
+    assert fix.whom == "every program"
+    assert fix.path == "/etc/sysctl.d/60-staddle.conf"
+    assert fix.content == "kernel.apparmor_restrict_unprivileged_userns = 0\n"
+    assert fix.command[0] == "sysctl"
+
+
 def test_settings_of_the_kernel_are_in_one_file() -> None:
     (fix,) = fixes.fixes(facts(userns_clone="0", maximum="0"), "/usr/bin/python3")
     assert fix.content == "kernel.unprivileged_userns_clone = 1\nuser.max_user_namespaces = 15000\n"
@@ -128,7 +137,7 @@ def test_settings_of_the_kernel_are_in_one_file() -> None:
 
 def test_a_fix_is_written_whole_and_its_failure_told(tmp_path: Path) -> None:
     place = tmp_path / "file.conf"
-    fix = fixes.Fix("why", str(place), "text\n", ("true",))
+    fix = fixes.Fix("why", "whom", str(place), "text\n", ("true",))
     assert fixes.apply(fix) == ""
     assert place.read_text() == "text\n"
     assert fixes.apply(fix.replace(command=("false",))) == "false failed"
