@@ -178,6 +178,19 @@ def test_who_does_not_know_the_word_is_not_served(proxy: Served, echo: Echo, fie
     assert proxy.ask(request).startswith(b"HTTP/1.1 407 ")
 
 
+def _at_one_port() -> tuple[socket.socket, socket.socket]:
+    """A server for streams and a socket for datagrams with the same port of 127.0.0.1."""
+    while True:
+        streams = socket.create_server(("127.0.0.1", 0))
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            datagrams.bind(streams.getsockname())
+            return streams, datagrams
+        except OSError:  # another program has that one
+            streams.close()
+            datagrams.close()
+
+
 class Nameserver:
     """Answers every question about an IPv4 address with `address`; a truncated answer first, then by TCP."""
 
@@ -185,10 +198,8 @@ class Nameserver:
         self._packed = socket.inet_aton(address)
         self._truncates = truncates
         self.asked: list[str] = []
-        self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._datagrams.bind(("127.0.0.1", 0))
-        self.port: int = self._datagrams.getsockname()[1]
-        self._streams = socket.create_server(("127.0.0.1", self.port))
+        self._streams, self._datagrams = _at_one_port()
+        self.port: int = self._streams.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
         threading.Thread(target=self._serve_streams, daemon=True).start()
 
