@@ -216,8 +216,10 @@ def test_an_agent_may_reach_its_own_hosts_where_only_some_are_allowed(name: str)
 
 @pytest.mark.same_for_everyone
 def test_a_policy_file_takes_the_place_of_the_preset(name: str, world: World) -> None:
-    (world.top / "policy.toml").write_text('preset = "agent"\n[limits]\ntimeout = 1\n')
+    policy = world.top / "policy.toml"
+    policy.write_text('preset = "agent"\n[limits]\ntimeout = 1\n')
     jail("run", name, "--policy", "policy.toml", "--", "sleep", "60", status=124)
+    policy.write_text('preset = "agent"\n[limits]\ntimeout = 60\n')
     jail("run", name, "--policy", "policy.toml", "--", "sh", "-c", "echo x > file.txt")
     assert "file.txt" in jail("status", name).stdout
 
