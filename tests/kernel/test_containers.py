@@ -388,7 +388,7 @@ with Sandbox(policy=policy) as sb, Sandbox(policy=policy) as neighbour:
     found["score"] = open(f"/proc/{other.pid}/oom_score_adj").read()
     sb.run("exec 7</proc; cd /proc/self")
     found["names"] = sb.run("ls /proc/self/fd >/dev/null; echo $?; cd").stdout
-    found["memory"] = str(sb.run("python3 -c 'x = bytearray(200 << 20)'").reason)
+    found["memory"] = str(sb.run("python3 -c 'x = bytearray(200 << 20); import time; time.sleep(20)'").reason)
     found["processes"] = str(sb.run("for i in $(seq 100); do sleep 9 & done; wait", timeout=20).reason)
     found["timeout"] = str(sb.run("sleep 100 & sleep 100", timeout=0.5).reason)
     running = sb.start("sleep 100")
@@ -420,7 +420,14 @@ def test_a_proc_with_covers_is_a_gap_and_not_the_end() -> None:
     assert said["auto"] is None
     assert "processes" not in said["backends"]["namespaces"]["enforces"]
     nested = COVERED.staddle(
-        "run", "--nested", "--memory", "50M", "--", "python3", "-c", "bytearray(99 << 20)"
+        "run",
+        "--nested",
+        "--memory",
+        "50M",
+        "--",
+        "python3",
+        "-c",
+        "x = bytearray(99 << 20); import time; time.sleep(20)",
     )
     assert nested.returncode == 137
     assert "limits.memory" in nested.stderr

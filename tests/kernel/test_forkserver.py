@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from staddle.forkserver import client
+from staddle.forkserver import client, connection
+from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
@@ -205,6 +207,25 @@ def test_a_fork_server_that_was_killed_is_replaced() -> None:
     # A sandbox that is opened in advance may start another one at any moment.
     assert killed
     assert until(lambda: not any(b"forkserver" in _command(pid) for pid in killed))
+    sandbox = opened()
+    assert output(sandbox, "echo", "there") == ("there\n", 0)
+    close(sandbox)
+
+
+def test_a_fork_server_that_is_asked_is_not_ended_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one closes its sandbox, and ends fork servers that have none."""
+    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
+    NEXT.close()
+    monkeypatch.setattr(client, "_MOST_IDLE", -100)  # all of them
+    take = connection.ForkServerClient.take
+
+    def slowly(self: connection.ForkServerClient, *given: Any, **more: Any) -> Any:
+        monkeypatch.setattr(connection.ForkServerClient, "take", take)
+        close(opened(env={"ANOTHER": "plan"}))
+        return take(self, *given, **more)
+
+    close(opened())
+    monkeypatch.setattr(connection.ForkServerClient, "take", slowly)
     sandbox = opened()
     assert output(sandbox, "echo", "there") == ("there\n", 0)
     close(sandbox)

@@ -11,7 +11,7 @@ import pytest
 
 from staddle import Sandbox, Snapshot
 from staddle.errors import CommitRefused, InvalidCall
-from staddle.layers.drift import Drift, now
+from staddle.layers.drift import Drift, now, now_ns
 
 
 @pytest.fixture
@@ -163,3 +163,13 @@ def test_a_copy_is_not_kept_and_needs_a_workspace_to_be_one() -> None:
         Sandbox(mode="copy", keep="fix")
     with Sandbox(mode="copy") as sandbox:
         assert sandbox.run("echo x > y; cat y").stdout == "x\n"
+
+
+def test_the_time_of_a_snapshot_is_not_before_that_of_an_earlier_edit(tmp_path: Path) -> None:
+    """A kernel gives files finer stamps than its coarse clock has, once somebody looks at them."""
+    file = tmp_path / "file"
+    for number in range(300):
+        file.write_text(str(number))
+        file.stat()
+        file.write_text("again")
+        assert file.stat().st_ctime_ns <= now_ns()

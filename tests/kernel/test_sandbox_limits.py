@@ -56,7 +56,7 @@ def limited(**limits: object) -> Sandbox:
 
 def test_what_takes_too_much_memory_is_ended_and_told_so() -> None:
     with limited(memory="64M") as sb:
-        result = sb.run("python3 -c 'a = bytearray(150 << 20)'")
+        result = sb.run("python3 -c 'a = bytearray(150 << 20); import time; time.sleep(20)'")
         assert (result.reason, result.exit_code, result.ok) == (Reason.memory, 137, False)
         assert "64 MiB" in result.why
         with pytest.raises(CommandFailed, match=r"limits\.memory"):
@@ -66,7 +66,7 @@ def test_what_takes_too_much_memory_is_ended_and_told_so() -> None:
 
 def test_a_program_without_a_shell_is_told_the_same() -> None:
     with limited(memory="64M") as sb:
-        result = sb.exec(["python3", "-c", "a = bytearray(150 << 20)"])
+        result = sb.exec(["python3", "-c", "a = bytearray(150 << 20); import time; time.sleep(20)"])
         assert (result.reason, result.signal) == (Reason.memory, 9)
 
 
@@ -236,12 +236,14 @@ def test_what_is_written_to_layers_in_memory_counts(place: str) -> None:
         assert "limits.memory" in result.why
         assert sb.run(f"rm {place}/file; echo alive").stdout == "alive\n"
         # The room that there was for that is taken back.
-        assert sb.exec(["python3", "-c", "a = bytearray(80 << 20)"]).reason is Reason.memory
+        held = "import time; a = bytearray(80 << 20); time.sleep(20)"
+        assert sb.exec(["python3", "-c", held]).reason is Reason.memory
 
 
 def test_a_command_that_coped_has_come_to_its_own_end() -> None:
     with limited(memory="64M") as sb:
-        result = sb.run("python3 -c 'a = bytearray(150 << 20)'; echo $?")
+        held = "import time; a = bytearray(150 << 20); time.sleep(20)"
+        result = sb.run(f"python3 -c '{held}'; echo $?")
         assert (result.reason, result.stdout, result.why) == (Reason.exited, "137\n", "")
 
 
@@ -652,7 +654,7 @@ def test_commands_of_two_sessions_at_once_are_each_told_their_own_end() -> None:
 
         thread = threading.Thread(target=calm)
         thread.start()
-        results["hog"] = sb.run("python3 -c 'a = bytearray(300 << 20)'").reason
+        results["hog"] = sb.run("python3 -c 'a = bytearray(300 << 20); import time; time.sleep(20)'").reason
         thread.join()
         assert results == {"calm": Reason.exited, "hog": Reason.memory}
 

@@ -153,7 +153,7 @@ def test_its_processes_are_counted_with_all_others(how: str) -> None:
 def test_its_memory_is_counted_with_that_of_all_others(how: str) -> None:
     sb, user = opened(how, memory="200M")
     with sb:
-        hungry = "x = bytearray(600 << 20); print(len(x))"
+        hungry = "import time; x = bytearray(600 << 20); time.sleep(20); print(len(x))"
         done = sb.exec(["/usr/bin/python3", "-c", hungry], user=user, timeout=30)
         assert (done.ok, done.stdout) == (False, "")
         assert sb.run("echo here").stdout == "here\n"

@@ -109,7 +109,8 @@ def apply(fix: Fix) -> str:
             file.write(fix.content)
         os.chmod(half, 0o644)
         os.replace(half, fix.path)
-        done = subprocess.run(fix.command, capture_output=True, text=True, timeout=60, check=False)
+        env = {**os.environ, "PATH": _PLACES}
+        done = subprocess.run(fix.command, env=env, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         try:
             os.unlink(half)

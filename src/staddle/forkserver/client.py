@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 from .._value import Value
 from ..errors import LaunchFailed
@@ -162,20 +163,12 @@ def open_sandbox(
     others |= trees
     for _ in range(2):
         server = _server(config)
-        for _ in range(_SPARES + 1):  # a spare may have been killed while it waited
-            found = server.take(view, layers, others, extra_fds)
-            if found is None or not found.has_been_killed:
-                break
-            _discard(found, home)
-        else:
-            raise LaunchFailed(
-                "the sandbox could not be made",
-                why="its PID 1 is killed",
-                fix="see whether memory has run out (dmesg), and try again",
-            )
+        try:
+            found = _taken(partial(server.take, view, layers, others, extra_fds), home)
+        except BaseException:
+            _released(server)
+            raise
         if found is not None:
-            with _registry:
-                server.live += 1
             place = view[0] if view and isinstance(view[0], Bind) else None
             return SandboxProcess(found, server, config, place)
         _forget(config, server)
@@ -192,6 +185,20 @@ def open_sandbox(
     )
 
 
+def _taken(take: Callable[[], ForkReply | None], home: HomeTree | None) -> ForkReply | None:
+    """A sandbox that lives. None when another fork server has to be asked."""
+    for _ in range(_SPARES + 1):  # a spare may have been killed while it waited
+        found = take()
+        if found is None or not found.has_been_killed:
+            return found
+        _discard(found, home)
+    raise LaunchFailed(
+        "the sandbox could not be made",
+        why="its PID 1 is killed",
+        fix="see whether memory has run out (dmesg), and try again",
+    )
+
+
 def _discard(reply: ForkReply, home: HomeTree | None) -> None:
     """Let go of a sandbox that is not used, and of its home layer."""
     reply.close()
@@ -200,7 +207,10 @@ def _discard(reply: ForkReply, home: HomeTree | None) -> None:
 
 
 def _server(config: records.ForkServerConfig) -> ForkServerClient:
-    """The fork server of this configuration, started if there is none or it has ended."""
+    """The fork server of this configuration, started if there is none or it has ended.
+
+    It counts as one with one more sandbox: no other thread ends it meanwhile. See `_released`.
+    """
     with _registry:
         found = _servers.get(config)
         if found is None or found.ended:
@@ -208,16 +218,16 @@ def _server(config: records.ForkServerConfig) -> ForkServerClient:
             _servers[config] = found
             if before is not None and not before.live:
                 before.close()
+        found.live += 1
         return found
 
 
 def _forget(config: records.ForkServerConfig, stale: ForkServerClient) -> None:
-    """Ask this fork server no more; it ends with its last sandbox."""
+    """Ask this fork server no more: it gave no sandbox, and ends with its last one."""
     with _registry:
         if _servers.get(config) is stale:
             del _servers[config]
-    if not stale.live:
-        stale.close()
+    _released(stale)
 
 
 def _released(owner: ForkServerClient) -> None:

@@ -198,7 +198,8 @@ class ForkServerClient:
                     self._is_out_of_step = False
                     return found
                 except OSError as error:
-                    self._deaf = not is_of_a_handler(error)
+                    if not is_of_a_handler(error):
+                        self._deaf = True
                     raise
         finally:
             close_all(borrowed)

@@ -190,23 +190,21 @@ class MountedTrees:
             yield lambda: True
             return
         is_paused = self._agent.is_paused
-        resume: Callable[[], object] | None = None  # known before it is stopped: a signal's handler may raise
+        resume: Callable[[], object] = tuple  # known before it is stopped: a signal's handler may raise
         try:
             if self._freezer is not None:
-                resume = self._freezer.thaw
+                resume = tuple if is_paused else self._freezer.thaw
                 if self._freezer.freeze():
                     yield lambda: True
                     return
-            resume = self._agent.resume
+            resume = tuple if is_paused else self._agent.resume
             before = self._agent.pause()[0]
             yield lambda: before >= 0 and self._agent.pause()[0] == before
         finally:
             try:
-                if resume is not None and not is_paused:
-                    uninterrupted(resume)
+                uninterrupted(resume)
             except BaseException:  # perhaps before it was begun
-                if resume is not None and not is_paused:
-                    uninterrupted(resume)
+                uninterrupted(resume)
                 raise
 
     def while_stopped(self, work: Callable[[], Result]) -> Result:
