@@ -95,7 +95,7 @@ class _MemoryWatches:
                 wait = min(wait, watch.look())
             except Exception:  # noqa: S112 - it is being closed
                 continue
-        return max(_SHORTEST, wait, (time.monotonic() - began) * _SHARE)
+        return max(_SHORTEST, wait, min((time.monotonic() - began) * _SHARE, _LONGEST))
 
 
 def below(first: int) -> list[int]:

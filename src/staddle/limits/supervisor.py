@@ -153,8 +153,9 @@ def _contents(path: str, longest: int) -> bytes:
         os.close(fd)
 
 
-#: Looking for open memory files takes longer than all the rest: not more than this part of the time.
-_SHARE = 50
+#: Looking for open memory files takes longer than all the rest: not more than this part of the processor's
+#: time; and between two looks no more than so many seconds, however much there is to look at.
+_SHARE, _LONGEST_BLIND = 50, 1.0
 #: Between two looks, in seconds, where the processes are counted; and when half of what may be is there.
 _SELDOM, _OFTEN = 0.25, 0.01
 #: The most events that are kept: a sandbox can cause them for ever.
@@ -303,9 +304,9 @@ class Supervisor:
 
         if again or now >= self._looked:
             self._measured_at = now
-            began = time.monotonic()
+            began = time.thread_time()  # of other programs' time there may be much between
             self._unnamed, self._largest = OpenFiles(pids).memory(self._device, self._largest)
             if self._counts_sockets:
                 self._unnamed += netlink.socket_memory()
-            self._looked = now + max(0.05, (time.monotonic() - began) * _SHARE)
+            self._looked = now + min(max(0.05, (time.thread_time() - began) * _SHARE), _LONGEST_BLIND)
         return self._unnamed

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
-from staddle.limits.supervisor import MemoryAction, Sample, judge
+from staddle.limits import supervisor
+from staddle.limits.supervisor import MemoryAction, Sample, Supervisor, judge
 
 MB = 1 << 20
 
@@ -60,3 +64,31 @@ def test_the_nearer_the_limit_the_sooner_the_next_look() -> None:
 def test_rest_makes_looks_rarer_but_never_rare() -> None:
     moving, resting = (judge(sample(900), 1000 * MB, resting=still).again for still in (False, True))
     assert moving < resting <= 0.25
+
+
+def _busy(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@pytest.mark.parametrize(("take", "blind"), [(time.sleep, 0.1), (_busy, 1.01)])
+def test_open_files_that_take_long_to_look_at_are_looked_at_again_soon(
+    monkeypatch: pytest.MonkeyPatch, take: Any, blind: float
+) -> None:
+    """Waiting for a processor is no reason to look later, and many descriptors are a short one."""
+    looks = []
+
+    class SlowFiles:
+        def __init__(self, pids: list[int]) -> None:
+            take(0.1)
+            looks.append(pids)
+
+        def memory(self, device: int, largest: int) -> tuple[int, int]:
+            return 0, largest
+
+    monkeypatch.setattr(supervisor, "OpenFiles", SlowFiles)
+    watch = Supervisor(100 * MB, None, [], pids=list)
+    for now in (0, 0.04, blind):
+        watch.turn(now)
+    assert len(looks) == 2

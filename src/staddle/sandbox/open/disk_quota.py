@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ...ipc.agent_client import AgentClient
     from ..workspace.workspace import SandboxWorkspace
 
-#: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time.
-_OFTEN, _SELDOM, _SHARE = 0.03, 0.25, 10
+#: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time, and
+#: between two counts that are needed are no more than so many seconds, however long one takes.
+_OFTEN, _SELDOM, _SHARE, _LONGEST_BLIND = 0.03, 0.25, 10, 1.0
 #: Bytes and files that can be written in a second.
 _FASTEST, _MOST_FILES = 4 << 30, 400_000
 
@@ -104,7 +105,8 @@ class DiskQuota:
                 pass  # it has ended by itself
             # What is there stays, so that a command can remove some of it: only more ends it again.
             self._at_end = self._taken = self._count(None)
-        self._not_before = now + (time.monotonic() - now) * _SHARE
+        ended = time.monotonic()
+        self._not_before = ended + min((ended - now) * _SHARE, _LONGEST_BLIND)
         return _OFTEN
 
     def _may_be_over(self, used: tuple[int, int]) -> bool:
