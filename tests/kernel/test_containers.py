@@ -308,6 +308,45 @@ def test_an_allow_list_of_names_and_addresses(container: Container) -> None:
     assert "no entry allows it" in found["another name"][1]
 
 
+#: Asks a nameserver over TCP, as the C library does, and connects to the address that it is told.
+_ASKS = r"""
+import socket, sys
+asking = socket.create_connection(("192.0.2.53", 53))
+question = bytes.fromhex("000701000001000000000000") + b"\6served\7example" + bytes.fromhex("0000010001")
+asking.sendall(len(question).to_bytes(2, "big") + question)
+address = socket.inet_ntoa(asking.recv(4096)[-4:])
+for seconds in (None, 30):
+    with socket.create_connection((address, int(sys.argv[1])), seconds) as s:
+        s.sendall(b"GET / HTTP/1.0\r\nHost: served.example\r\n\r\n")
+        print(s.makefile().read().split()[-1])
+"""
+_BY_NAME = f"""
+import http.server, json, subprocess, sys, threading
+class Served(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"served")
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Served)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+port = str(server.server_port)
+with open("/etc/hosts", "a") as file:
+    print("127.0.0.1 served.example", file=file)
+run = ["run", "--nested", "--allow", "served.example:" + port, "--allow", "127.0.0.1:" + port]
+done = subprocess.run(
+    [sys.executable, "-m", "staddle", *run, "--timeout", "none", "--", "python3", "-c", {_ASKS!r}, port],
+    capture_output=True, text=True, cwd="/",
+)
+print(json.dumps([done.stdout, done.stderr[-300:]]))
+"""
+
+
+def test_a_program_that_knows_of_no_proxy_reaches_a_name() -> None:
+    """Also where the supervisor puts another socket in the caller's place."""
+    out, err = ROOT.python(_BY_NAME)
+    assert out == "served\nserved\n", err
+
+
 @pytest.mark.parametrize("uid", [1000, 0], ids=["user", "root"])
 def test_the_demo_runs_in_an_unchanged_container(uid: int) -> None:
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"

@@ -109,3 +109,63 @@ def test_without_best_effort_it_says_what_does_not_hold_and_does_not_start() -> 
     assert [gap.why for gap in raised.value.gaps if gap.protection == "network"] == [
         "udp://10.0.0.1:53 cannot be reached: Landlock cannot restrict UDP",
     ]
+
+
+#: A program that knows of no proxy: names are asked for, and connected to, by calls of the C library.
+BY_NAME = """
+import errno, json, socket, sys
+def tried(do):
+    try:
+        return do()
+    except OSError as error:
+        return errno.errorcode.get(error.errno, type(error).__name__)
+def connect(address, port=443, seconds=None, family=socket.AF_INET):
+    with socket.socket(family) as s:
+        s.settimeout(seconds)
+        s.connect((address, port))
+        return "connected"
+def again():
+    with socket.socket() as s:
+        first = tried(lambda: s.connect((known, 80)))
+        return [first, tried(lambda: s.connect((known, 443)))]
+known = tried(lambda: socket.gethostbyname("name.example"))
+print(json.dumps({
+    "known": known,
+    "unknown": tried(lambda: socket.gethostbyname("other.example")),
+    "another port": tried(lambda: connect(known, 80)),
+    "another port, with a timeout": tried(lambda: connect(known, 80, 9)),
+    "not there": tried(lambda: connect(known)),
+    "mapped": tried(lambda: connect("::ffff:" + known, 80, None, socket.AF_INET6)),
+    "of no name": tried(lambda: connect("198.19.9.9")),
+    "again": again(),
+    "datagram": tried(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)),
+}))
+"""
+
+
+def test_names_are_asked_for_and_connected_to_by_programs_that_know_of_no_proxy() -> None:
+    """What is reached is in test_network_matrix: every client does so."""
+    network = Network.allow("name.example:443", dns=["127.0.0.77"])  # nobody answers there
+    command = ["python3", "-c", BY_NAME]
+    wrapped = wrap(command, Policy.agent().with_network(network), backend="landlock", best_effort=True)
+    done = wrapped.run(stdout=subprocess.PIPE)
+    found = json.loads(done.stdout)
+    assert found.pop("known").startswith("198.18.")
+    assert found == {
+        "unknown": "gaierror",
+        **dict.fromkeys(("another port", "another port, with a timeout", "mapped"), "EACCES"),
+        **dict.fromkeys(("not there", "of no name"), "EHOSTUNREACH"),
+        "again": ["EACCES", "EHOSTUNREACH"],
+        "datagram": "ESOCKTNOSUPPORT",
+    }
+
+
+def test_without_a_list_of_hosts_nothing_is_led_anywhere() -> None:
+    code = """
+import socket
+for place in (("198.18.1.0", 443), ("127.0.0.1", 53), ("10.0.0.1", 53)):
+    print(socket.socket().connect_ex(place))
+"""
+    policy = Policy.agent().with_network(Network.loopback([9]))
+    wrapped = wrap(["python3", "-c", code], policy, backend="landlock", best_effort=True)
+    assert wrapped.run(stdout=subprocess.PIPE, text=True).stdout == "13\n" * 3

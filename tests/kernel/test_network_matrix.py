@@ -19,6 +19,7 @@ from tests.support.network_world import OTHER, PUBLIC
 pytestmark = pytest.mark.same_for_everyone
 
 #: ICMP is not for sandboxes, whatever their network: the system call filter has no socket for it.
+LANDLOCK = "allow, landlock"
 CLIENTS = [client for client in SCRIPTS if client != "ping"]
 
 every_client = pytest.mark.parametrize("client", CLIENTS)
@@ -62,6 +63,16 @@ def test_a_name_on_the_list_is_reached(host: Host, client: str) -> None:
 @every_client
 def test_a_name_that_is_not_on_the_list_does_not_exist(host: Host, client: str) -> None:
     assert refused(host, "allow", client, ANOTHER)["refused"] == [ANOTHER]
+
+
+@every_client
+def test_without_a_network_of_its_own_a_sandbox_reaches_a_name_on_the_list(host: Host, client: str) -> None:
+    reached(host, LANDLOCK, client, NAME)
+
+
+@every_client
+def test_without_a_network_of_its_own_no_other_name_exists(host: Host, client: str) -> None:
+    refused(host, LANDLOCK, client, ANOTHER)
 
 
 @every_client

@@ -13,7 +13,7 @@ from tests.support.network_offers import PACKAGE
 _TRUST = "/etc/ssl/certs/ca-certificates.crt"
 _PYTHON = f"{sys.prefix}/bin/python"
 _SSH = (
-    "ssh -F none -i /home/user/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
+    "ssh -F none -i $HOME/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "
     "-o BatchMode=yes -o LogLevel=ERROR"
 )
 _REQUEST = r"GET /word HTTP/1.0\r\nHost: @host@\r\n\r\n"

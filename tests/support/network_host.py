@@ -41,8 +41,12 @@ SETTINGS = {
     "allow": Network.allow(f"{NAME}:{','.join(map(str, PORTS))}"),
     "open": Network.open(),
 }
+#: The same list on a backend without network namespaces.
+SETTINGS["allow, landlock"] = SETTINGS["allow"]
 #: Longer than anything takes that works or is refused, shorter than any client's own patience.
 SECONDS = 60
+#: None of our clients is told of a proxy, where there is one as well.
+_PROXIES = [name for word in ("HTTP", "HTTPS", "ALL") for name in (f"{word}_PROXY", f"{word.lower()}_proxy")]
 _DATABASE_USER = 1000
 _IFA_F_TENTATIVE = 0x40
 
@@ -71,7 +75,9 @@ class Host:
 
     def fetch(self, setting: str, client: str, name: str) -> dict[str, Any]:
         """What became of a client that asked for the word of the host with this name."""
-        script = SCRIPTS[client].replace("@host@", name).replace("@repository@", self._repository)
+        script = f"unset {' '.join(_PROXIES)}\n" + SCRIPTS[client].replace("@host@", name).replace(
+            "@repository@", self._repository
+        )
         return self.run(setting, f"({script})")
 
     def close_sandboxes(self) -> dict[str, Any]:
@@ -126,7 +132,13 @@ def main(directory: Path) -> None:
             continue
         if setting not in sandboxes:
             policy = Policy.agent().with_network(SETTINGS[setting]).with_read(sys.prefix)
-            sandboxes[setting] = Sandbox(workspace=directory / "workspace", policy=policy)
+            backend = "landlock" if "landlock" in setting else "auto"
+            sandboxes[setting] = Sandbox(
+                workspace=directory / "workspace",
+                policy=policy,
+                backend=backend,
+                best_effort=backend != "auto",
+            )
         done = sandboxes[setting].run(script, timeout=SECONDS)
         said = {
             "code": done.exit_code,
@@ -144,7 +156,7 @@ def _closed(sandboxes: dict[str, Sandbox], before: dict[str, list[str]]) -> dict
     """Close all of them, and see what they leave behind on this host."""
     places = set()
     for setting, sandbox in sandboxes.items():
-        if setting != "open":
+        if setting not in ("open", "allow, landlock"):
             places.add(sandbox.run("readlink /proc/self/ns/net").stdout.strip())
             sandbox.expose(8000)
         sandbox.close()

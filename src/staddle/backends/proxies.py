@@ -22,14 +22,14 @@ class LaunchProxy:
 
     def __init__(self, plan: Plan) -> None:
         """Does nothing for a policy without a list of hosts."""
-        self.port = 0
+        self.port, self.word = 0, ""
         self.variables: dict[str, str] = {}
         self.descriptors: tuple[int, ...] = ()
         if plan.network.mode != "allow":
             return
         import _socket
 
-        word = os.urandom(16).hex()
+        self.word = word = os.urandom(16).hex()
         settings = "\n".join([word, " ".join(plan.network.dns), *map(str, plan.network.rules)]).encode()
         if len(settings) > _LONGEST_SETTINGS:
             raise PolicyError(

@@ -48,16 +48,16 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
     process.block_signals(supervisor.HANDLED)
     parent = os.getppid()
     _die_with(parent, spec, status)
+    if spec.proxy:
+        from .landlock import proxy
+
+        proxy.start(spec, (status, spec.tally), lambda: _become(spec))
     if spec.uid >= 0:
         # All of it now: who we become may not be able to read this package.
         from ..linux import process_tree  # noqa: F401
         from . import root_view
         from .landlock import connections  # noqa: F401
 
-        if spec.proxy:
-            from .landlock import proxy
-
-            proxy.load()
         if spec.tally >= 0:
             from ..limits import limit_tally  # noqa: F401
             from ..limits import supervisor as limit_supervisor  # noqa: F401

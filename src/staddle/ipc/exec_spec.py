@@ -86,6 +86,10 @@ class ExecSpec(Value):
     tally: int = -1
     #: The descriptors of an HTTP proxy that the launcher starts outside the sandbox: listener, settings.
     proxy: tuple[int, ...] = ()
+    #: The port of that proxy, and the word that it knows its sandbox by: the supervisor leads connections
+    #: to it that it does not make itself. 0: none.
+    proxy_port: int = 0
+    proxy_word: bytes = b""
 
 
 _SHAPES = wire.shapes(ExecSpec)
@@ -129,6 +133,8 @@ def _check(spec: ExecSpec) -> None:
         raise Malformed("limits need a supervisor that applies them, and a file for its report")
     if spec.proxy and (not spec.supervise or len(spec.proxy) != 2 or min(spec.proxy) < 3):
         raise Malformed("a proxy needs a launcher, a listener and settings")
+    if not 0 <= spec.proxy_port <= 65535 or (spec.proxy_port and not (spec.proxy and spec.proxy_word)):
+        raise Malformed("only a proxy that is started has a port and a word")
     if spec.scratch and not spec.supervise:
         raise Malformed("private directories need a supervisor that removes them")
     if (spec.uid < 0) != (spec.gid < 0):

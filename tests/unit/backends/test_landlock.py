@@ -437,7 +437,9 @@ def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
     assert [port for port, _ in order.ports] == [row[2]]
     assert len(order.proxy) == 2
     variables = dict(item.split(b"=", 1) for item in order.environment)
-    assert variables[b"HTTPS_PROXY"].endswith(b"@127.0.0.1:%d" % row[2])
+    assert variables[b"HTTPS_PROXY"] == b"http://staddle:%s@127.0.0.1:%d" % (order.proxy_word, row[2])
+    assert order.proxy_port == row[2]
+    assert variables[b"RES_OPTIONS"] == b"use-vc"
 
 
 @pytest.mark.parametrize(("limit", "value"), [("cpu", 0.5), ("disk", 1)])

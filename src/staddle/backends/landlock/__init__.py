@@ -106,8 +106,9 @@ class Landlock:
         port = 0 if proxy is None else proxy.port
         ports, net = rules.ports(plan, kept, port)
         variables = layout.environment(plan, can_mount=seen is not None)
-        if proxy is not None:
+        if proxy is not None and proxy.port:
             variables |= proxy.variables
+            variables["RES_OPTIONS"] = f"{variables.get('RES_OPTIONS', '')} {rules.ASKS_OVER_TCP}".strip()
         instructions = ExecSpec(
             argv=tuple(os.fsencode(word) for word in command),
             environment=tuple(os.fsencode(f"{name}={value}") for name, value in variables.items()),
@@ -139,6 +140,8 @@ class Landlock:
             ports=ports,
             destinations=rules.destinations(plan, port),
             proxy=() if proxy is None else proxy.descriptors,
+            proxy_port=port,
+            proxy_word=b"" if proxy is None else proxy.word.encode(),
         )
         return plan, granted, seen, instructions
 

@@ -15,6 +15,7 @@ from ..._value import Value
 from ...policy import system
 from ...policy.paths import KERNEL_TREES, above, covers, upward
 from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
+from .rules import ASKS_OVER_TCP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def _obstacle(
 def as_user(text: Text, plan: Plan, uid: int, home: str) -> bytes:
     """The content of `text`; of an account file, with the plan's user being the one that really is."""
     if text.path not in ("/etc/passwd", "/etc/group"):
-        return text.content
+        over_tcp = text.content == system.RESOLV_CONF
+        return text.content + b"options %s\n" % ASKS_OVER_TCP.encode() if over_tcp else text.content
     lines = []
     for line in text.content.split(b"\n"):
         cells = line.split(b":")

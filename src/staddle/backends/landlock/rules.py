@@ -149,12 +149,14 @@ def names(rights: frozenset[str]) -> str:
 
 # The part of a plan's network that the supervisor can hold: connections over TCP to addresses.
 #
-# It makes every connection in the command's place, and knows the address it connects to. It knows
-# no names, because a command cannot ask for one: a datagram socket would send anywhere. For names there
-# is a proxy outside, at a port of the host's loopback, which is the only one there is.
+# It makes every connection in the command's place, and knows the address it connects to. For names there
+# is a proxy outside, at a port of the host's loopback, which is the only one there is. A command can ask it
+# for a name over TCP only: a datagram socket would send anywhere.
 
 _ELSEWHERE = "use the namespaces, bwrap or systemd backend"
 _LOCALHOST = bytes((127, 0, 0, 1))
+#: The option of the C library's resolver (RES_OPTIONS, resolv.conf) to ask over TCP.
+ASKS_OVER_TCP = "use-vc"
 #: The first Landlock that keeps a command from taking a port of the host's.
 _PORTS_SINCE = 4
 
@@ -213,7 +215,8 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
     if any(rule.kind != "network" and not rule.deny for rule in plan.network.rules):
         yield Gap(
             "network",
-            "names are reached through a proxy, by programs that heed HTTP_PROXY and HTTPS_PROXY only",
+            "names are resolved over TCP only: a program with a resolver of its own that needs UDP reaches "
+            "names if it heeds HTTP_PROXY and HTTPS_PROXY",
             _ELSEWHERE,
             documented=True,
         )

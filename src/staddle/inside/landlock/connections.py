@@ -23,7 +23,7 @@ from ...linux import process
 from ...linux.landlock import RIGHTS
 from ...linux.openat2 import open_without_symlinks
 from ...linux.syscalls import ctypes
-from . import replacements
+from . import by_proxy, replacements
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Broker:
         self._rules = Rules(spec.sockets)
         self._internet = bool(spec.internet)
         self._destinations = Destinations(spec.destinations)
+        self._proxy = by_proxy.ProxyRoute(spec.proxy_port, spec.proxy_word) if spec.proxy_port else None
         # Our own domain has this scope, so the kernel itself keeps us from the host's.
         self._abstract = bool(spec.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
@@ -171,9 +172,12 @@ class Broker:
         """Connect `socket` to the address, if that is allowed."""
         (family,) = struct.unpack_from("H", name)
         if family != AF_UNIX:
-            if not self._may_reach(family, name):
+            if self._may_reach(family, name):
+                return self._connect_to(socket, name)
+            found = _parsed(name)
+            if self._proxy is None or found is None or not by_proxy.leads(*found):
                 raise ConnectRefused(errno.EACCES)
-            return self._connect_to(socket, name)
+            return self._proxy.connect(socket, family, *found, self._connect_to)
         path = name[2:]
         if not path[:1].strip(b"\0"):
             return self._connect_abstract(socket, name)

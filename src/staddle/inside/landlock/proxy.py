@@ -1,6 +1,7 @@
 """The HTTP proxy of a sandbox under Landlock: a child of the launcher, outside the sandbox's domain.
 
-It has the rights of the sandbox's user, who can neither signal nor trace it, and ends with the launcher.
+It has the rights of the sandbox's user, who can neither signal nor trace it, and ends with the launcher. Its
+files are the host's, not those of the sandbox's view: names are resolved as they are outside.
 """
 
 from __future__ import annotations
@@ -12,40 +13,43 @@ from ..child import live, release_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...ipc.exec_spec import ExecSpec
 
 
-def load() -> None:
-    """Import all that it needs: who we become may not be able to read this package."""
-    import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
+def start(spec: ExecSpec, others: tuple[int, ...], become: Callable[[], None]) -> None:
+    """Fork it, if there is to be one, before the sandbox has files of its own.
 
-    from ...network.gateway import dns_lookup, http_proxy  # noqa: F401
-    from ...network.rules import rules, sniff  # noqa: F401
-    from ...policy import hosts, network  # noqa: F401
-
-
-def start(spec: ExecSpec, keep: tuple[int, ...] = ()) -> None:
-    """Fork it, if there is to be one. `keep`: descriptors of ours that are not for it."""
+    `others` are descriptors of ours that are not for it; `become` makes it the sandbox's user.
+    """
     if not spec.proxy:
         return
     listener, settings = spec.proxy
     launcher = os.getpid()
     if os.fork() == 0:
-        live(lambda: _serve(listener, settings, launcher, keep), lambda _: 1)
+        live(lambda: _serve(listener, settings, launcher, others, become), lambda _: 1)
     for fd in spec.proxy:
         os.close(fd)
 
 
-def _serve(listener: int, settings: int, launcher: int, others: tuple[int, ...]) -> int:
-    process.death_signal(process.SIGKILL)
+def _serve(
+    listener: int, settings: int, launcher: int, others: tuple[int, ...], become: Callable[[], None]
+) -> int:
+    # All of it now: who we become may not be able to read this package.
+    import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
+
+    from ...network.gateway import dns_lookup, http_proxy, led_connections  # noqa: F401
+    from ...network.rules import rules, sniff  # noqa: F401
+    from ...policy import hosts, network  # noqa: F401
+
+    become()
+    process.death_signal(process.SIGKILL)  # after that: a change of identity clears it
     if os.getppid() != launcher:
         return 1
-    load()
     for fd in others:
         if fd >= 0:
             os.close(fd)
     release_streams()
-    from ...network.gateway.http_proxy import serve
-
-    serve(listener, settings)
+    http_proxy.serve(listener, settings)
     return 0

@@ -46,10 +46,6 @@ _BUSY = 20
 def launch(spec: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
     """Be the launcher: start the supervisor, pass signals on to it, end as it ends."""
     process.subreaper()
-    if spec.proxy:
-        from . import proxy
-
-        proxy.start(spec, (status, ruleset.fd if ruleset else -1, spec.tally))
     lifeline, ours = os.pipe2(os.O_CLOEXEC)
     supervisor = os.fork()
     if supervisor == 0:

@@ -1,14 +1,10 @@
-"""The resolver that programs inside ask: allowed names get their synthetic addresses, others do not exist.
-
-Nothing is asked outside: whether a name has an address is known when it is dialled. So a
-name that is not allowed cannot carry anything out, and one that is allowed answers at once.
-"""
+"""The resolver that programs inside ask, over UDP and TCP; see `rules.name_answers` for what it says."""
 
 from __future__ import annotations
 
 import _socket
 
-from ..rules import dns, synthetic
+from ..rules import dns, name_answers, synthetic
 from ..rules.rules import may_ask
 from .loop import INPUT
 
@@ -42,29 +38,7 @@ class DnsServer:
 
     def answer(self, packet: bytes, over_tcp: bool = False) -> bytes | None:
         """The answer to one message; None when it deserves none."""
-        try:
-            question = dns.parse(packet, over_tcp)
-        except dns.Unanswerable as error:
-            return error.answer
-        except dns.DnsFormatError:
-            return None
-        code = dns.problem(question)
-        if code is not None:
-            return dns.error_answer(question, code)
-        name = question.name
-        if name is None:
-            return dns.error_answer(question, dns.NO_SUCH_NAME)
-        if name == "localhost" or name.endswith(".localhost"):
-            return dns.address_answer(question, bytes((127, 0, 0, 1)), bytes(15) + b"\1")
-        if name.endswith(".arpa"):
-            packed = dns.address_in(name)
-            known = self._context.addresses.name(packed) if packed else None
-            if known is None:
-                return dns.error_answer(question, dns.NO_SUCH_NAME)
-            if question.kind in (dns.PTR, dns.ANY):
-                return dns.pointer_answer(question, known)
-            return dns.error_answer(question, dns.OK)
-        return self._named(question, name)
+        return name_answers.answer(packet, self._context.addresses, self._named, over_tcp=over_tcp)
 
     def forget(self) -> None:
         """Forget what was decided about names: the rules are others now."""

@@ -1,4 +1,4 @@
-"""An HTTP proxy that decides as the gateway does: for macOS, where a sandbox has no network of its own.
+"""An HTTP proxy that decides as the gateway does, for sandboxes without a network of their own.
 
     python -I -S .../network/gateway/http_proxy.py LISTENER SETTINGS LIFELINE
 
@@ -8,12 +8,14 @@ and threads, so that it runs where the gateway does not; what it reads is as hos
 the same code.
 
 CONNECT makes a tunnel, whose first bytes must be for the same host; `GET http://…` is passed on, one
-request a connection. A refusal says why, and which entry would allow it.
+request a connection. A refusal says why, and which entry would allow it. Connections of programs that know
+of no proxy may be led here: see `led_connections`.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import hmac
 import os
 import socket
@@ -22,6 +24,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from staddle.network.gateway.led_connections import LedConnection
     from staddle.network.rules.rules import Verdict
     from staddle.policy.network import Network
 
@@ -32,18 +35,24 @@ _PIECE = 1 << 16
 
 
 class ProxyRefusal(Exception):
-    """The request is not done; `status` is what the client is told, with the words of this."""
+    """The request is not done; `status` is what the client is told, with the words of this.
 
-    def __init__(self, status: str, why: str) -> None:
+    `number` is the error of a connect() that failed in this way.
+    """
+
+    def __init__(self, status: str, why: str, number: int = errno.EACCES) -> None:
         super().__init__(why)
-        self.status = status
+        self.status, self.number = status, number
 
 
 class HttpProxy:
     """Serves one sandbox."""
 
     def __init__(self, network: Network, word: str) -> None:
-        self._network = network
+        from staddle.network.gateway.led_connections import ProxyNames
+
+        self._network, self._names = network, ProxyNames(network)
+        self._plain_word = word
         self._word = b"Basic " + base64.b64encode(f"staddle:{word}".encode())
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -64,6 +73,7 @@ class HttpProxy:
     def _attended(self, client: socket.socket) -> None:
         try:
             client.settimeout(_HEAD)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._attend(client)
         except ProxyRefusal as refused:
             _say(client, refused.status, str(refused))
@@ -74,7 +84,14 @@ class HttpProxy:
             self._room.release()
 
     def _attend(self, client: socket.socket) -> None:
-        name, opening = self._heard(client)
+        from staddle.network.gateway import led_connections
+        from staddle.network.rules import sniff
+
+        data = client.recv(sniff.LONGEST)
+        if data.startswith(led_connections.FIRST):
+            self._lead(client, led_connections.parse(data))
+            return
+        name, opening = self._heard(client, data)
         line, _, _ = opening.partition(b"\n")
         method, target, version = line.split()
         tunnel = method.upper() == b"CONNECT"
@@ -92,19 +109,51 @@ class HttpProxy:
                 self._look(client, server, name, rest)
             _relay(client, server)
 
-    def _heard(self, client: socket.socket) -> tuple[str, bytes]:
-        """The one host that a request is for, and all that came with it."""
+    def _lead(self, client: socket.socket, led: LedConnection) -> None:
+        """Serve a connection that the supervisor has made in a program's place."""
+        from staddle.network.gateway.led_connections import NAMES, reset, say
+
+        if not hmac.compare_digest(led.word, self._plain_word):
+            return
+        if led.host == NAMES:
+            say(client, 0)
+            self._names.serve(client, led.rest)
+            return
+        is_told = False
+        try:
+            name = self._names.meant(led.host)
+            if name is None:
+                raise ProxyRefusal("502 Bad Gateway", "it stands for no name", errno.EHOSTUNREACH)
+            verdict = self._decided(name, led.port)
+            if not led.waits:
+                say(client, 0)
+                is_told = True
+            server = self._dialled(name, verdict)
+        except ProxyRefusal as refused:
+            if is_told:
+                reset(client)
+            else:
+                say(client, refused.number)
+            return
+        with server:
+            if not is_told:
+                say(client, 0)
+            self._look(client, server, name, led.rest)
+            _relay(client, server)
+
+    def _heard(self, client: socket.socket, data: bytes) -> tuple[str, bytes]:
+        """The one host that a request is for, and all that came with it; `data` has come already."""
         from staddle.network.rules import sniff
 
-        data = b""
+        piece = data
         while True:
-            piece = client.recv(sniff.LONGEST - len(data))
-            data += piece
             seen = sniff.parse_opening(data)
             if seen is not None:
                 break
             if not piece:
                 raise ProxyRefusal("400 Bad Request", "it was cut off")
+            piece = client.recv(sniff.LONGEST - len(data))
+            data += piece
         if seen.protocol != "http" or seen.problem or seen.name is None:
             raise ProxyRefusal("400 Bad Request", seen.problem or "it is not a request to a proxy")
         return seen.name, data.lstrip()
@@ -132,6 +181,7 @@ class HttpProxy:
         from staddle.network.rules.rules import resolved
 
         refused: Verdict | None = None
+        number = errno.EHOSTUNREACH
         for address in self._addresses(name, verdict.port):
             about = verdict
             if address != name:
@@ -140,12 +190,14 @@ class HttpProxy:
                 refused = about
                 continue
             try:
-                return socket.create_connection((address, verdict.port), _DIAL)
-            except OSError:
-                continue
+                server = socket.create_connection((address, verdict.port), _DIAL)
+                server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return server
+            except OSError as error:
+                number = error.errno or errno.ETIMEDOUT
         if refused is not None:
             raise _refusal(refused)
-        raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer")
+        raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer", number)
 
     def _addresses(self, name: str, port: int) -> list[str]:
         from staddle.network.gateway.dns_lookup import lookup
@@ -159,7 +211,7 @@ class HttpProxy:
         except (OSError, UnicodeError):
             found = []
         if not found:
-            raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved")
+            raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved", errno.EHOSTUNREACH)
         return found
 
     def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:

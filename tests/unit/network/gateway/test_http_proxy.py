@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from staddle.network.gateway.http_proxy import HttpProxy
 from staddle.network.rules import dns
 from tests.unit.network.rules.hellos import hello, server_name
 
-WORD = "the word"
+WORD = "the-word"
 KNOWN = b"Proxy-Authorization: Basic " + base64.b64encode(f"staddle:{WORD}".encode())
 
 
@@ -250,3 +251,82 @@ def test_the_nameservers_of_the_policy_are_asked(
     assert b"cannot be resolved" in Served("gone.example", nameservers=("127.0.0.1",)).ask(
         connect("gone.example:443")
     )
+
+
+# Connections that are led here, of programs that know of no proxy.
+
+
+def led(proxy: Served, line: str, *then: bytes) -> bytes:
+    """All that comes back: first one byte, an error's number or 0."""
+    return proxy.ask(line.encode() + b"".join(then))
+
+
+def asked(proxy: Served, name: str, kind: int = dns.A) -> bytes:
+    """The address that a program gets for a name; nothing when it has none."""
+    answer = led(proxy, f"staddle {WORD} dns 53 go\n", dns.framed(dns.query(7, name, kind)))
+    assert answer[:1] == b"\0"
+    found = dns.read_answer(answer[3:], 7, name, kind)
+    return b"".join(found.addresses)
+
+
+@pytest.fixture
+def known(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """A proxy that finds found.example at the echo server."""
+    server = Nameserver("127.0.0.1")
+    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    entries = (
+        f"found.example:{echo.port}",
+        f"*.wild.example:{echo.port}",
+        f"127.0.0.1:{echo.port}",
+        "!bad.example",
+    )
+    made = Served(*entries, "private.example", nameservers=("127.0.0.1",))
+    yield made
+    made.close()
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["wait", "go"])
+@pytest.mark.parametrize("name", ["found.example", "a.wild.example"])
+def test_an_allowed_name_has_an_address_that_leads_to_it(
+    known: Served, echo: Echo, how: str, name: str
+) -> None:
+    address = socket.inet_ntoa(asked(known, name))
+    line = f"staddle {WORD} {address} {echo.port} {how}\n"
+    assert led(known, line, b"\1\2\3") == b"\0\1\2\3"
+    assert led(known, line, client_hello(name)) == b"\0" + client_hello(name)
+    assert led(known, line, client_hello("other.example")) == b"\0"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("evil.example", dns.A), ("bad.example", dns.A), ("found.example", dns.AAAA)]
+)
+def test_other_names_and_families_have_none(known: Served, name: str, kind: int) -> None:
+    assert asked(known, name, kind) == b""
+
+
+def test_a_connection_that_is_refused_is_told_so(known: Served, echo: Echo) -> None:
+    address = socket.inet_ntoa(asked(known, "found.example"))
+    private = socket.inet_ntoa(asked(known, "private.example"))
+    for how in ("wait", "go"):
+        assert led(known, f"staddle {WORD} {address} 1 {how}\n") == bytes([errno.EACCES])
+        assert led(known, f"staddle {WORD} 198.18.9.9 {echo.port} {how}\n") == bytes([errno.EHOSTUNREACH])
+        assert led(known, f"staddle {WORD} 10.0.0.1 80 {how}\n") == bytes([errno.EACCES])
+    # What a name leads to is known when it is looked up: after `go` was answered.
+    assert led(known, f"staddle {WORD} {private} {echo.port + 1} wait\n") == bytes([errno.EACCES])
+    assert led(known, f"staddle {WORD} {private} {echo.port + 1} go\n", b"x") == b"\0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "staddle wrong 198.18.1.0 80 go\n",
+        "staddle the-word 198.18.1.0 80 run\n",
+        "staddle \n",
+        "staddle a b c d\n",
+        "staddle",
+    ],
+)
+def test_another_first_line_is_not_served(known: Served, line: str) -> None:
+    answer = led(known, line)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
