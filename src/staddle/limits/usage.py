@@ -11,6 +11,7 @@ own end.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from .._value import Value
@@ -213,8 +214,9 @@ class ProcSample(Value):
 
     user: float
     system: float
-    read: int
-    written: int
+    #: None: not to be seen from here, as by root without the capability to trace a process of another user.
+    read: int | None
+    written: int | None
     #: Page faults of those that it has waited for: unchanged until it waits for a child.
     faults: int
     #: Bytes of memory of the process itself.
@@ -232,26 +234,31 @@ class ProcessMeter:
         self._open: list[int] = []  # first: an interrupt may come before the rest
         self.pid = pid
         self._began = -1
+        self._files: tuple[str, ...] = ("stat", "io")
 
     def now(self) -> ProcSample | None:
         """As it is at this moment; None when the process has ended, or is not to be seen from here."""
         if not self.pid:
             return None
         try:
-            for name in ("stat", "io")[len(self._open) :]:
+            for name in self._files[len(self._open) :]:
                 self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
             words = split_stat(os.pread(self._open[0], 1024, 0), 22)
-            moved = os.pread(self._open[1], 1024, 0).split(None, 4)
-        except OSError:
-            self.pid = 0
+            moved = os.pread(self._open[1], 1024, 0).split(None, 4) if len(self._open) > 1 else []
+        except OSError as error:
             self.park()
+            if error.errno == errno.EACCES and len(self._files) > 1:
+                self._files = ("stat",)
+                return self.now()
+            self.pid = 0
             return None
         if self._began not in (-1, began := int(words[19])):
             self.pid = 0  # another has its number
             return None
         self._began = began
         user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
-        read, written, resident = int(moved[1]), int(moved[3]), int(words[21]) * _PAGE
+        read, written = (int(moved[1]), int(moved[3])) if moved else (None, None)
+        resident = int(words[21]) * _PAGE
         return ProcSample(user / _TICKS, system / _TICKS, read, written, int(words[8]), resident)
 
     def park(self, close: Callable[[int], None] = os.close) -> None:

@@ -213,8 +213,8 @@ class UsageMeter:
             max(0.0, now.user - before.user),
             max(0.0, now.system - before.system),
             self._memory if alone and self._group is not None else None,
-            now.read - before.read,
-            now.written - before.written,
+            _more(now.read, before.read),
+            _more(now.written, before.written),
             0 if alone else self._sandbox.started(),
             self._is_estimate,
         )
@@ -261,6 +261,10 @@ class UsageMeter:
         events = Events() if self._group is None else self._group.events()
         ended, full = (0, 0) if self._limits is None else self._limits.tally()
         return Events(events.out_of_memory + ended, events.refused_processes + full)
+
+
+def _more(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
 
 
 def _together(group: Usage, shell: Usage) -> Usage:
