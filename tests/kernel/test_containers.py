@@ -308,6 +308,49 @@ def test_an_allow_list_of_names_and_addresses(container: Container) -> None:
     assert "no entry allows it" in found["another name"][1]
 
 
+_AHEAD = """
+import json, os
+from staddle import Policy, Sandbox
+from staddle.background import wait_for_jobs
+from staddle.sandbox.open.spare_agents import SPARES
+os.makedirs("/tmp/project")
+open("/tmp/project/a", "w").write("1")
+found = []
+for _ in range(4):
+    with Sandbox("/tmp/project", policy=Policy.agent(nested=True)) as sb:
+        ids = sb.run("id -u; stat -c %u . a; cat a").stdout.split()
+        before = sb.snapshot()
+        sb.run("rm a")
+        sb.restore(before)
+        (fork,) = sb.fork()
+        with fork:
+            ids.append(fork.run("id -u").stdout.strip())
+        wait_for_jobs()
+        found.append([ids, sb.run("cat a").stdout])
+        spare = SPARES._spare
+        taken = spare and spare.opened[0]
+        sb.run("echo 1 >> b")
+        sb.commit()
+    if len(found) > 1:
+        with Sandbox("/tmp/project", policy=Policy.agent(nested=True)) as sb:
+            found[-1].append(sb._now().agent is taken)
+            wait_for_jobs()
+print(json.dumps([found, [os.stat("/tmp/project/" + name).st_uid for name in os.listdir("/tmp/project")]]))
+"""
+
+
+@pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
+def test_the_next_sandbox_of_a_directory_is_made_ahead_with_an_id_of_its_own(container: Container) -> None:
+    found, owners = container.python(_AHEAD)
+    seen = set()
+    for (own, top, file, text, fork), again, *is_ahead in found:
+        assert (own, text, again) == (top, "1", "1") == (file, "1", "1")
+        assert is_ahead in ([], [True])
+        seen |= {own, fork}
+    assert len(seen) == (1 if container is USER else 8)
+    assert set(owners) == {container.uid}
+
+
 #: Asks a nameserver over TCP, as the C library does, and connects to the address that it is told.
 _ASKS = r"""
 import socket, sys

@@ -242,8 +242,8 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
     SPARES.close()
     trash.wait()
     for store in stores._copy_stores.values():
-        next_one = os.path.basename(os.path.dirname(store.prewarmed()))  # an empty one for the next copy
-        known = {"lock", "empty", next_one}
+        ahead = (store._blank, store._reserved)  # empty ones for the next layer, and the next copy
+        known = {"lock", "empty", *(os.path.basename(layer.path) for layer in ahead if layer)}
         assert until(lambda path=store.path, known=known: set(os.listdir(path)) <= known), os.listdir(
             store.path
         )

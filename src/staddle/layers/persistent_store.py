@@ -60,9 +60,9 @@ class PersistentStore(Store):
         self._serial = max((int(found) for found in os.listdir(self.path) if found.isdigit()), default=0)
         _open.add(self)
 
-    def layer(self, *, like: str | None = None) -> Layer:
+    def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
         """A new, empty layer."""
-        made = super().layer(like=like)
+        made = super().layer(like=like, reserved=reserved)
         self._live.add(made.path)
         return made
 

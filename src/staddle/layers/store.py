@@ -98,6 +98,8 @@ class Store:
     is_persistent = False
     #: A layer that was made in advance.
     _blank: Layer | None = None
+    #: One that was made in advance for somebody: see `reserve`.
+    _reserved: Layer | None = None
     #: How many bytes there are, where that is less than layers should have; else 0.
     small = 0
 
@@ -126,11 +128,16 @@ class Store:
         """Whether the layers of one more sandbox may be here: in memory only within a budget."""
         return not self.in_memory or has_memory_for_more()
 
-    def layer(self, *, like: str | None = None) -> Layer:
-        """A new, empty layer. What is mounted from it looks like the directory `like` from outside."""
+    def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
+        """A new, empty layer. What is mounted from it looks like the directory `like` from outside.
+
+        `reserved`: the one that was reserved, if there is one.
+        """
         found = os.stat(like.reachable if isinstance(like, HostDirectory) else like) if like else None
         with self._lock:
             blank, self._blank = self._blank, None
+            if reserved and self._reserved is not None:
+                self._blank, blank, self._reserved = blank, self._reserved, None
         layer = self._new() if blank is None else blank
         mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
         if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
@@ -153,15 +160,15 @@ class Store:
         if left_over is not None:  # another thread has made one, too
             self._trash(left_over)
 
-    def prewarmed(self) -> str:
-        """The directory of the layer that is handed out next. OSError or LayerError when none can be made."""
+    def reserve(self) -> str:
+        """The directory of the next layer that is `reserved`. OSError or LayerError when none can be made."""
         with self._lock:
-            blank = self._blank
-        if blank is None:
-            blank = self._new()
+            found = self._reserved
+        if found is None:
+            found = self._new()
             with self._lock:
-                self._blank = blank
-        return blank.upper
+                self._reserved = found
+        return found.upper
 
     def _new(self) -> Layer:
         with self._lock:

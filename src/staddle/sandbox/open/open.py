@@ -6,7 +6,7 @@ the backend confines, and it starts everything else inside.
 
 from __future__ import annotations
 
-import os
+from functools import partial
 
 from ...background import do_later
 from ...enforcement import Gap
@@ -157,8 +157,9 @@ def _with_spare(
 
     plan, copy = decided.plan, None
     if workspace is not None and workspace.copy is not None:
-        store = workspace.stack.store
-        copy = None if os.geteuid() == 0 else store.prewarmed  # root gives each copy to an id of its own
+        from ..workspace.stores import prewarmed_copy
+
+        copy = partial(prewarmed_copy, workspace.stack.store)
 
     def launch(plan: Plan, endings: list[Callable[[], None]]) -> tuple[Any, ...]:
         return launch_agent(decided.backend, plan, bash, None, lambda: _call(endings))

@@ -85,7 +85,11 @@ class CopySnapshot(LayerSnapshot):
 
     def stack(self) -> WorkingCopy:
         """Another copy of it, to be put into the directory that is worked in."""
-        layer = self.store.layer().hold()
+        return self.copied_to(self.store.layer())
+
+    def copied_to(self, empty: Layer) -> WorkingCopy:
+        """Another copy of it, in this layer."""
+        layer = empty.hold()
         try:
             copy_of(self.layers[0].upper, layer.upper, ours=True)
             return WorkingCopy(self._of, layer, self._unchanged)
@@ -139,9 +143,12 @@ class CopiedWorkspace(SandboxWorkspace):
         """Copy `directory` but for what is `hidden`; or begin at `snapshot`, with its `baseline`."""
         self.directory, self.hidden = HostDirectory.of(directory), tuple(hidden)
         self.store = copy_store_for(directory) if snapshot is None else snapshot.store
+        like = self.directory if snapshot is None else None
+        layer = self.store.layer(like=like, reserved=True)
+        working = self._anew(layer) if snapshot is None else snapshot.copied_to(layer)
         #: Who works in the copy, if not us. A commit gives everything to the owner of the directory.
-        self._owner = owner_of_copy(self.store)
-        self._working = begun = self._given(self._anew() if snapshot is None else snapshot.stack())
+        self._owner = owner_of_copy(self.store, working.top.upper)
+        self._working = begun = self._given(working)
         begun._of = self
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), begun)}
         self.mounted_at = self.copy
@@ -190,10 +197,10 @@ class CopiedWorkspace(SandboxWorkspace):
             give(working.top.upper, self._owner)
         return working
 
-    def _anew(self) -> WorkingCopy:
-        """The directory as it is from now on."""
+    def _anew(self, empty: Layer) -> WorkingCopy:
+        """The directory as it is from now on, in this layer."""
         baseline = CopyBaseline()
-        layer = self.store.layer(like=self.directory).hold()
+        layer = empty.hold()
         try:
             copy_of(self.directory, layer.upper, without=Selection(self.hidden) if self.hidden else None)
             self._note(baseline, layer.upper, Selection(None))
@@ -233,7 +240,7 @@ class CopiedWorkspace(SandboxWorkspace):
         """The copy without the changes at and below the paths: there it is as the host is now."""
         chosen = Selection(None if paths is None else paths[WORKSPACE_PATH])
         if paths is None or chosen.is_everything:
-            return {WORKSPACE_PATH: self._given(self._anew())}
+            return {WORKSPACE_PATH: self._given(self._anew(self.store.layer(like=self.directory)))}
         layer = self.store.layer().hold()
         try:
             copy_of(self.copy, layer.upper, ours=True, without=chosen)

@@ -19,6 +19,8 @@ _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
 #: The homes of those of them whose copies are given to the sandbox.
 _giving: set[str] = set()
+#: The owners of directories for copies that have not been made yet.
+_given_ahead: dict[str, tuple[int, int]] = {}
 _making = threading.Lock()
 #: The name of the empty directory in a store.
 EMPTY = "empty"
@@ -83,12 +85,26 @@ def copy_store_for(directory: str) -> Store:
         return _copy_stores[home]
 
 
-def owner_of_copy(store: Store) -> tuple[int, int] | None:
-    """The owner that a new copy in `store` is given to: an id of its own. None: it stays ours.
+def prewarmed_copy(store: Store) -> str:
+    """The directory that the next copy in `store` will be in, for an agent that is started before it."""
+    path = store.reserve()
+    if path not in _given_ahead and (owner := _new_owner(store)) is not None:
+        os.chmod(os.path.dirname(path), 0o711)  # noqa: S103 - only what lies in `path` is for the sandbox
+        os.chown(path, *owner)
+        _given_ahead[path] = owner
+    return path
+
+
+def owner_of_copy(store: Store, path: str) -> tuple[int, int] | None:
+    """The owner that a new copy at `path` in `store` is given to: an id of its own. None: it stays ours.
 
     Root's sandbox is not root. Where files cannot be shown with another owner (a container, an overlay) they
     have to have another owner.
     """
+    return _given_ahead.pop(path, None) or _new_owner(store)
+
+
+def _new_owner(store: Store) -> tuple[int, int] | None:
     if store.home not in _giving:
         return None
     from ...linux.idmaps import id_for_sandbox
