@@ -8,13 +8,17 @@ import sys
 import textwrap
 from pathlib import Path
 
+import staddle
+
 SRC = Path(__file__).parents[2] / "src"
+#: The staddle that is tried: a copy without one of its protections may be first on the path.
+_TRIED = Path(staddle.__file__).parents[1]
 ROOT = os.geteuid() == 0
 
 
 def python(code: str, *, around: list[str] | None = None, timeout: float = 60) -> str:
     """What `code` prints; it has failed when it ends with anything but 0."""
-    text = f"import sys; sys.path.insert(0, {str(SRC)!r})\nimport errno, os, time\n{textwrap.dedent(code)}"
+    text = f"import sys; sys.path.insert(0, {str(_TRIED)!r})\nimport errno, os, time\n{textwrap.dedent(code)}"
     done = subprocess.run(
         [*(around or []), sys.executable, "-I", "-c", text],
         stdin=subprocess.DEVNULL,

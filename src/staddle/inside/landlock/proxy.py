@@ -36,6 +36,10 @@ def start(spec: ExecSpec, others: tuple[int, ...], become: Callable[[], None]) -
 def _serve(
     listener: int, settings: int, launcher: int, others: tuple[int, ...], become: Callable[[], None]
 ) -> int:
+    for fd in others:  # at once: whoever waits for their end is not to wait for us
+        if fd >= 0:
+            os.close(fd)
+    release_streams()
     # All of it now: who we become may not be able to read this package.
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
@@ -47,9 +51,5 @@ def _serve(
     process.death_signal(process.SIGKILL)  # after that: a change of identity clears it
     if os.getppid() != launcher:
         return 1
-    for fd in others:
-        if fd >= 0:
-            os.close(fd)
-    release_streams()
     http_proxy.serve(listener, settings)
     return 0
