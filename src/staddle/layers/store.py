@@ -160,14 +160,20 @@ class Store:
         if left_over is not None:  # another thread has made one, too
             self._trash(left_over)
 
-    def reserve(self) -> str:
-        """The directory of the next layer that is `reserved`. OSError or LayerError when none can be made."""
+    def reserve(self, prepare: Callable[[str], None]) -> str:
+        """The directory of the next layer that is `reserved`. OSError or LayerError when none can be made.
+
+        `prepare` is called with it before it can be handed out.
+        """
         with self._lock:
             found = self._reserved
         if found is None:
             found = self._new()
+            prepare(found.upper)
             with self._lock:
-                self._reserved = found
+                left_over, self._reserved = self._reserved, found
+            if left_over is not None:  # another thread has made one as well
+                self._trash(left_over)
         return found.upper
 
     def _new(self) -> Layer:

@@ -274,3 +274,15 @@ class TestSweep:
         for thread in threads:
             thread.join()
         assert failures == []
+
+
+def test_a_reserved_layer_is_prepared_before_it_is_handed_out_and_not_to_others(place: Path) -> None:
+    with Store(home_for()) as made:
+        taken: list[str] = []
+        reserved = made.reserve(lambda _: taken.append(made.layer(reserved=True).upper))
+        assert reserved not in taken
+        assert made.reserve(taken.append) == reserved
+        assert made.layer().upper != reserved
+        assert made.layer(reserved=True).upper == reserved
+        assert made.layer(reserved=True).upper != reserved
+        assert len(taken) == 1

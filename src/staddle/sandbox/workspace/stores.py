@@ -87,12 +87,15 @@ def copy_store_for(directory: str) -> Store:
 
 def prewarmed_copy(store: Store) -> str:
     """The directory that the next copy in `store` will be in, for an agent that is started before it."""
-    path = store.reserve()
-    if path not in _given_ahead and (owner := _new_owner(store)) is not None:
-        os.chmod(os.path.dirname(path), 0o711)  # noqa: S103 - only what lies in `path` is for the sandbox
-        os.chown(path, *owner)
-        _given_ahead[path] = owner
-    return path
+
+    def give(path: str) -> None:
+        owner = _new_owner(store)
+        if owner is not None:
+            os.chmod(os.path.dirname(path), 0o711)  # noqa: S103 - only what lies in `path` is for the sandbox
+            os.chown(path, *owner)
+            _given_ahead[path] = owner
+
+    return store.reserve(give)
 
 
 def owner_of_copy(store: Store, path: str) -> tuple[int, int] | None:
