@@ -16,6 +16,7 @@ import pytest
 from staddle import Policy, Sandbox
 from staddle.agents.broker import ShellBroker
 from staddle.agents.install import brokers_of, home_of, install, plan, remove
+from staddle.agents.relay import RelayedCommand
 from staddle.agents.table import CODING_AGENTS
 from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
@@ -196,7 +197,13 @@ def test_a_shim_that_is_killed_takes_its_command_with_it(
     assert until(lambda: not with_argument(seconds))
 
 
-def test_a_terminal_is_passed_on_with_its_size_and_its_keys(broker: ShellBroker, workspace: Path) -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_terminal_is_passed_on_with_its_size_and_its_keys(
+    broker: ShellBroker, workspace: Path, monkeypatch: pytest.MonkeyPatch, is_slow: bool
+) -> None:
+    """The size is there when the command starts, however late we are to compare it."""
+    if is_slow:
+        monkeypatch.setattr(RelayedCommand, "_resize", lambda _: None)
     master, slave = pty.openpty()
     try:
         import termios

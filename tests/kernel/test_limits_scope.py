@@ -22,7 +22,7 @@ from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport, decide
 from staddle.forkserver import client
 
 def within(true):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true() and time.monotonic() < end: time.sleep(0.02)
     return true()
 

@@ -27,7 +27,7 @@ from tests.support.staddle_command import COMMAND, SRC, environment
 from tests.support.waiting import until
 from tests.support.web import serving
 
-SECONDS = 30
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")

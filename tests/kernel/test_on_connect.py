@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from tests.support.web import serving
 
 BACKENDS = ["namespaces", "bwrap"]
-SECONDS = 30
+SECONDS = 120
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_program_works(name: str, backend: str, tmp_path: Path) -> None:
     wheel = sample_wheel(tmp_path)
     serve, pip = SERVE[backend != "landlock"], PIP[backend != "bwrap"]
     text = script(name, python=sys.executable, wheel=str(wheel), serve=serve, pip=pip)
-    policy = Policy.agent().with_write(str(work)).with_read(str(wheel), str(VENV)).with_limits(timeout=60)
+    policy = Policy.agent().with_write(str(work)).with_read(str(wheel), str(VENV)).with_limits(timeout=200)
     done = wrap(["bash", "-euo", "pipefail", "-c", text], policy, backend=backend, cwd=str(work)).run(
         capture_output=True, text=True
     )

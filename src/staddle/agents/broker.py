@@ -173,7 +173,8 @@ class ShellBroker:
         check_rules(inside, argv)
         variables = {**inside.main._exec_context.env, **request.variables}
         if streams.on_terminal:
-            spawned = inside.agent.spawn(argv, variables, request.directory, terminal=(24, 80))
+            size = streams.size or (24, 80)
+            spawned = inside.agent.spawn(argv, variables, request.directory, terminal=size)
             os.set_blocking(spawned.master, False)
             flows = (
                 [StreamFlow(streams.stdin, spawned.master)],

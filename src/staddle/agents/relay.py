@@ -46,6 +46,15 @@ class ShimStreams(Value):
         return os.isatty(self.stdin) and os.isatty(self.stdout)
 
     @property
+    def size(self) -> tuple[int, int] | None:
+        """Rows and columns of the terminal; None when it has no size, or is closed."""
+        try:
+            size = termios.tcgetwinsize(self.stdin)
+        except termios.error:
+            return None
+        return size if all(size) else None
+
+    @property
     def merged(self) -> bool:
         """Whether standard output and standard error are one and the same."""
         return self.stdout == self.stderr
@@ -231,11 +240,8 @@ class RelayedCommand:
                 self._spawned.wait(_GRACE if number != SIGKILL else None)
 
     def _resize(self) -> None:
-        try:
-            size = termios.tcgetwinsize(self._streams.stdin)
-        except termios.error:
-            return
-        if size != self._size and all(size):
+        size = self._streams.size
+        if size is not None and size != self._size:
             self._size = size
             termios.tcsetwinsize(self._spawned.master, size)
 

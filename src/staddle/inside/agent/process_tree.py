@@ -26,7 +26,7 @@ from .shell_files import identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
@@ -269,8 +269,9 @@ def kill_everything(root: int) -> None:
     kill_all(living)
 
 
-#: Looks until everything stands still; so many without a pause in between.
-_MOST_STOPS, _AT_ONCE = 300, 50
+#: Looks until everything stands still, so many without a pause in between; and seconds until they are enough:
+#: on a busy machine a process takes long to be stopped, or to die.
+_MOST_STOPS, _AT_ONCE, _PATIENCE = 300, 50, 2.0
 _MARK = (1 << 62) - 1
 
 
@@ -316,7 +317,7 @@ class Pause:
             if self._root == 1:
                 signal((-1,), SIGSTOP)  # all at once: none can start another in between
         mark = -1
-        for turn in range(_MOST_STOPS):
+        for turn in _turns(_MOST_STOPS):
             processes = table()
             running = [pid for pid in self._below(processes) if pid not in self._before]
             if running:
@@ -327,7 +328,7 @@ class Pause:
                 if mark == before:
                     break
             if turn > _AT_ONCE:
-                _pause(0.001)  # the kernel is busy for one of them
+                _pause(0.001 if turn < _MOST_STOPS else 0.01)  # the kernel is busy for one of them
         else:
             mark = -1
         return mark, sum(map(_continues, below(self._root, table())))
@@ -351,9 +352,17 @@ class Pause:
         return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
 
 
+def _turns(least: int) -> Iterator[int]:
+    """Count: at least so far, and as long as there is time."""
+    began, turn = time.monotonic(), 0
+    while turn < least or time.monotonic() - began < _PATIENCE:
+        yield turn
+        turn += 1
+
+
 def end_everything(root: int) -> None:
     """Kill whatever is below `root`, which must be where orphans come to. Returns when nothing is left."""
-    for _ in range(200):
+    for _ in _turns(200):
         processes = table()
         left = {pid for pid in below(root, processes) if not processes[pid].dead}
         if not left:

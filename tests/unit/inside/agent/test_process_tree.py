@@ -75,3 +75,19 @@ def test_nobody_is_chased_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     number = itertools.count(5)
     process_tree.kill_all(lambda: [next(number)])
     assert next(number) < 100
+
+
+@pytest.mark.parametrize(("takes", "is_stopped"), [(1.2, True), (60.0, False)])
+def test_a_busy_machine_has_time_to_stop_a_process(
+    monkeypatch: pytest.MonkeyPatch, takes: float, is_stopped: bool
+) -> None:
+    """It stops when it is its turn, which may be after many looks; but it is not waited for without end."""
+    now = [0.0]
+    monkeypatch.setattr(process_tree.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process_tree, "_pause", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(process_tree, "signal", lambda *_: None)
+    monkeypatch.setattr(process_tree, "_continues", lambda _: False)
+    monkeypatch.setattr(process_tree, "_mark", lambda _: 7)
+    monkeypatch.setattr(process_tree, "table", lambda: {9: ProcessEntry(5, 1, stopped=now[0] >= takes)})
+    assert process_tree.Pause(5).begin() == (7 if is_stopped else -1, 0)
+    assert now[0] < 10
