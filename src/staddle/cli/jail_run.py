@@ -222,10 +222,11 @@ def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -
             if not on_terminal:
                 status = _attended(running, opts, parsed, stdin=True)
             else:
-                from .terminal import on_this_terminal
+                from .terminal import on_this_terminal, size_of_this
 
                 audited = running.command.begin_audit()
-                lent: Any = PtyLaunch(running.command.launch(), secrets_of(running.command.plan))
+                secrets = secrets_of(running.command.plan)
+                lent: Any = PtyLaunch(running.command.launch(), secrets, size_of_this())
                 try:
                     status = on_this_terminal(lent, None)
                 except BaseException as error:

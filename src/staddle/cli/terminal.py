@@ -42,16 +42,20 @@ _TYPED_AHEAD = 65536
 _LAST_PATIENCE = 5.0
 
 
+def size_of_this() -> tuple[int, int]:
+    """Rows and columns of the terminal on our standard input."""
+    size = os.get_terminal_size(0)
+    return size.lines or 24, size.columns or 80
+
+
 def on_this_terminal(sandbox: Sandbox, seconds: float | None, typed: TypedCommands | None = None) -> int:
     """An interactive shell on our standard input and output. Its exit status; 124 when the time was up.
 
     `typed` carries out the commands that are not for the shell.
     """
     with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
-        size = os.get_terminal_size(0)
-        terminal = sandbox.terminal(
-            rows=size.lines or 24, cols=size.columns or 80, term=os.environ.get("TERM", "dumb")
-        )
+        rows, cols = size_of_this()
+        terminal = sandbox.terminal(rows=rows, cols=cols, term=os.environ.get("TERM", "dumb"))
         guard = TerminalGuard()
         try:
             tty.setraw(0, termios.TCSADRAIN)
@@ -116,8 +120,7 @@ class _Relay:
                             return 128 + number
                         if number == SIGCONT:  # we were stopped, and another program had the terminal
                             tty.setraw(0, termios.TCSADRAIN)
-                        size = os.get_terminal_size(0)
-                        self.terminal.resize(size.lines or 24, size.columns or 80)
+                        self.terminal.resize(*size_of_this())
                 elif fd == 0:
                     self._read_keys()
                 else:

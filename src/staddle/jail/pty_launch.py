@@ -33,10 +33,14 @@ class PtyLaunch:
     Make it before signals are blocked: the command would inherit the mask. `wait` or `close` ends it.
     """
 
-    def __init__(self, launch: Launch, secrets: Secrets | None = None) -> None:
+    def __init__(
+        self, launch: Launch, secrets: Secrets | None = None, size: tuple[int, int] = (24, 80)
+    ) -> None:
+        """`size` are the rows and columns that it starts with."""
         self._launch = launch
         self._redactor = Redactor(() if secrets is None else secrets.spelled)
         self._leader, follower = os.openpty()
+        pty.set_size(self._leader, *size)
         self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             if launch.uid is not None:
