@@ -219,8 +219,7 @@ def test_much_output_arrives_whole(person: Person) -> None:
 def test_a_timeout_ends_it(tmp_path: Path) -> None:
     person = Person(tmp_path, "--backend", "bwrap", "--timeout", "1")
     try:
-        assert person.sees("$ ")
-        assert person.status() == 124
+        assert person.status() == 124  # perhaps before it has said "$ "
         assert person.has_the_terminal_back()
         assert person.sees("--timeout gives it more")
     finally:
