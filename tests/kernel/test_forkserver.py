@@ -293,3 +293,16 @@ def test_it_is_nobody_even_when_root_starts_it() -> None:
             assert sandbox.uid > 1 << 30
     finally:
         close(sandbox)
+
+
+def test_a_fork_server_ends_when_it_is_told_though_others_have_its_socket() -> None:
+    """A program that was forked without exec has a copy: the end of the socket is not seen then."""
+    close(opened())
+    with client._registry:
+        _, server = client._servers.popitem()
+    copy = os.dup(server._socket.fileno())
+    try:
+        server.close()
+        assert server._process.returncode == 0  # it was not killed
+    finally:
+        os.close(copy)
