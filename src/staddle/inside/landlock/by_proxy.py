@@ -4,7 +4,7 @@ What is led there: questions to any nameserver, over TCP, and connections to add
 which stand for names. The socket stays the caller's, who can read and write it while we do: that spoils his
 own connection, and what he could say to the proxy instead of us he may say anyway. The proxy decides.
 
-See `network.gateway.led_connections` for what is said.
+See `ipc.led_connection` for what is said.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import select
 import struct
 
+from ...ipc.led_connection import NAMES, LedConnection, encode
 from ...network.rules import synthetic
 
 TYPE_CHECKING = False
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: The port of nameservers.
-_NAMES = 53
+_NAMES_PORT = 53
 #: Milliseconds for the proxy to take a connection, to say whether it may be, and to have dialled.
 _TAKEN, _DECIDED, _DIALLED = 5_000, 5_000, 60_000
 _NO_ADDRESS = struct.pack("H14x", _socket.AF_UNSPEC)
@@ -31,14 +32,14 @@ _NO_ADDRESS = struct.pack("H14x", _socket.AF_UNSPEC)
 
 def leads(address: bytes, port: int) -> bool:
     """Whether a connection to this address is for the proxy."""
-    return port == _NAMES or synthetic.is_ours(address)
+    return port == _NAMES_PORT or synthetic.is_ours(address)
 
 
 class ProxyRoute:
     """The way to the proxy of one sandbox."""
 
     def __init__(self, port: int, word: bytes) -> None:
-        self._port, self._word = port, word
+        self._port, self._word = port, word.decode()
 
     def connect(
         self, fd: int, family: int, address: bytes, port: int, connect: Callable[[int, bytes], int]
@@ -67,12 +68,10 @@ class ProxyRoute:
         return struct.pack("=H", family) + struct.pack(">HI16sI", self._port, 0, mapped, 0)
 
     def _line(self, address: bytes, port: int, waits: bool) -> bytes:
+        host = NAMES
         if synthetic.is_ours(address):
-            kind = _socket.AF_INET if len(address) == 4 else _socket.AF_INET6
-            host = _socket.inet_ntop(kind, address)
-        else:
-            host = "dns"
-        return b"staddle %s %s %d %s\n" % (self._word, host.encode(), port, b"wait" if waits else b"go")
+            host = _socket.inet_ntop(_socket.AF_INET if len(address) == 4 else _socket.AF_INET6, address)
+        return encode(LedConnection(self._word, host, port, waits))
 
     def _led(self, copy: _socket.socket, line: bytes, patience: int) -> int:
         """Say where it is to go; the answer."""

@@ -43,7 +43,8 @@ def _serve(
     # All of it now: who we become may not be able to read this package.
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
-    from ...network.gateway import dns_lookup, http_proxy, led_connections  # noqa: F401
+    from ...ipc import led_connection  # noqa: F401
+    from ...network.gateway import dns_lookup, http_proxy, led_connections, tcp_relay  # noqa: F401
     from ...network.rules import rules, sniff  # noqa: F401
     from ...policy import hosts, network  # noqa: F401
 

@@ -24,7 +24,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from staddle.network.gateway.led_connections import LedConnection
+    from staddle.ipc.led_connection import LedConnection
     from staddle.network.rules.rules import Verdict
     from staddle.policy.network import Network
 
@@ -84,12 +84,12 @@ class HttpProxy:
             self._room.release()
 
     def _attend(self, client: socket.socket) -> None:
-        from staddle.network.gateway import led_connections
+        from staddle.ipc import led_connection
         from staddle.network.rules import sniff
 
         data = client.recv(sniff.LONGEST)
-        if data.startswith(led_connections.FIRST):
-            self._lead(client, led_connections.parse(data))
+        if data.startswith(led_connection.FIRST):
+            self._lead(client, led_connection.decode(data))
             return
         name, opening = self._heard(client, data)
         line, _, _ = opening.partition(b"\n")
@@ -111,7 +111,9 @@ class HttpProxy:
 
     def _lead(self, client: socket.socket, led: LedConnection) -> None:
         """Serve a connection that the supervisor has made in a program's place."""
-        from staddle.network.gateway.led_connections import NAMES, reset, say
+        from staddle.ipc.led_connection import NAMES
+        from staddle.network.gateway.led_connections import say
+        from staddle.network.gateway.tcp_relay import reset
 
         if not hmac.compare_digest(led.word, self._plain_word):
             return

@@ -1,25 +1,17 @@
-"""Connections that are led to the proxy of a sandbox, for programs inside that know of no proxy.
+"""Names for the connections that are led to the proxy of a sandbox, of programs inside that know of no proxy.
 
 Such a program asks a nameserver over TCP, and connects to the address that it is given. Its supervisor leads
 both here (`inside.landlock.by_proxy`): the question is answered with an address that stands for the name,
-and a connection to that address is one to the name. It begins with a line
-
-    staddle WORD HOST PORT wait|go
-
-where HOST is an address or `dns`, and is answered by one byte, an error's number or 0: for `wait` when the
-host has been dialled, for `go` when it is known that it may be. Then all that follows is the program's.
+and a connection to that address is one to the name. See `ipc.led_connection` for how one begins.
 """
 
 from __future__ import annotations
 
-import _socket
 import errno
 import ipaddress
-import struct
 import threading
 import time
 
-from staddle._value import Value
 from staddle.network.namespace.from_policy import exact_names
 from staddle.network.rules import dns, synthetic
 from staddle.network.rules.name_answers import answer
@@ -31,31 +23,8 @@ if TYPE_CHECKING:
 
     from staddle.policy.network import Network
 
-#: What a connection that is led here begins with. No request of HTTP does.
-FIRST = b"staddle "
-#: The host of a connection that asks for names, and seconds without a question.
-NAMES, _IDLE = "dns", 10.0
-
-
-class LedConnection(Value):
-    """The first line of a connection, and what came after it."""
-
-    word: str
-    host: str
-    port: int
-    waits: bool
-    rest: bytes
-
-
-def parse(data: bytes) -> LedConnection:
-    """Read the first line. ValueError for anything else."""
-    line, end, rest = data.partition(b"\n")
-    first, word, host, port, how = line.decode("ascii").split(" ")
-    if not end or first.encode() != FIRST.strip() or how not in ("wait", "go"):
-        raise ValueError("not a connection that is led here")
-    if host != NAMES:
-        host = str(ipaddress.ip_address(host))
-    return LedConnection(word, host, int(port), how == "wait", rest)
+#: Seconds without a question.
+_IDLE = 10.0
 
 
 class ProxyNames:
@@ -103,8 +72,3 @@ class ProxyNames:
 def say(client: socket.socket, number: int) -> None:
     """Tell the supervisor how it went."""
     client.sendall(bytes([number if 0 <= number < 256 else errno.EACCES]))
-
-
-def reset(client: socket.socket) -> None:
-    """End a connection so that its program sees an error, and not the end of what was said."""
-    client.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))
