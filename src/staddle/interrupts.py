@@ -107,7 +107,7 @@ def unmistaken(work: Callable[[], T]) -> T:
     An alarm that raises TimeoutError is the usual case. The error comes out of here as it was raised.
     """
     if not _can_be_mistaken():
-        return work()
+        return _as_raised(work)
     handlers: dict[int, _Carrier] = {}
     try:
         try:
@@ -118,7 +118,7 @@ def unmistaken(work: Callable[[], T]) -> T:
                     ours = handler if isinstance(handler, _Carrier) else _Carrier(handler)
                     handlers[number] = ours
                     _signal.signal(number, ours)
-            return work()
+            return _as_raised(work)
         finally:
             _Carrier.is_used = False
             _set_again(handlers)
@@ -128,6 +128,23 @@ def unmistaken(work: Callable[[], T]) -> T:
         raise error
     finally:
         del error  # or else it would keep this frame alive, and all that the caller had
+
+
+def _as_raised(work: Callable[[], T]) -> T:
+    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised.
+
+    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
+    """
+    try:
+        return work()
+    except RuntimeError as error:
+        if error.__cause__ is None or not str(error).startswith("Error calling __set_name__"):
+            raise
+        cause = error.__cause__
+    try:
+        raise cause
+    finally:
+        del cause  # see `unmistaken`
 
 
 def _can_be_mistaken() -> bool:
@@ -173,7 +190,7 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         if not _can_be_mistaken():
-            return method(*args, **kwargs)
+            return _as_raised(partial(method, *args, **kwargs))
         return unmistaken(partial(method, *args, **kwargs))
 
     return called

@@ -23,6 +23,7 @@ from staddle.layers import frozen_base
 from staddle.layers.drift import now
 from staddle.layers.frozen_base import FreezeBounds, FrozenBase
 from tests.support.in_a_child import SRC, python
+from tests.support.layers_overlay import stores_are_empty
 from tests.support.waiting import until
 
 
@@ -584,4 +585,4 @@ with Sandbox({str(project)!r}) as sb:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert int(done.stdout) == 1
-        assert until(lambda: not any(files for _, _, files in os.walk(place)))
+        assert until(lambda: stores_are_empty(place))

@@ -22,6 +22,7 @@ from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
 from staddle.layers.squash import DEEPEST
 from tests.support.in_a_child import SRC, python
+from tests.support.layers_overlay import stores_are_empty
 from tests.support.waiting import until
 
 
@@ -278,7 +279,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert int(done.stdout) > 0
-        assert until(lambda: not any(files for _, _, files in os.walk(place)))
+        assert until(lambda: stores_are_empty(place))
 
 
 @pytest.mark.same_for_everyone

@@ -143,7 +143,12 @@ def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # one that was not wanted any more
             os.kill(pid, signal.SIGKILL)
-    assert until(lambda: not any(read_if_there(f"/proc/{pid}/cmdline") for pid in pids))
+    assert until(lambda: all(map(_has_ended, pids)))
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it is gone, or a zombie: before that it may still have files open."""
+    return read_if_there(f"/proc/{pid}/stat").rpartition(b") ")[2][:1] in (b"", b"Z", b"X")
 
 
 def _children(pid: int) -> list[int]:

@@ -7,11 +7,18 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from staddle.interrupts import original, uninterrupted, unmistakable, unmistaken, with_all
+from staddle.interrupts import (
+    original,
+    uninterrupted,
+    unmistakable,
+    unmistaken,
+    unmistaken_method,
+    with_all,
+)
 
 
 class Rung(Exception):
@@ -252,3 +259,48 @@ def test_at_any_moment_the_handler_is_there_again(late: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         unmistaken(lambda: None)
         assert signal.getsignal(signal.SIGALRM) is late
+
+
+class _Rings:
+    """A member of a class in the making: a signal comes while it is told its name."""
+
+    number = signal.SIGALRM
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        signal.raise_signal(self.number)
+
+
+def _make_a_class() -> None:
+    class Made:
+        member = _Rings()
+
+
+def test_an_error_in_the_middle_of_making_a_class_comes_out_as_it_was_raised() -> None:
+    # As in an import. Python 3.11 makes a RuntimeError of it.
+    with pytest.raises(Rung):
+        unmistaken(_make_a_class)
+
+
+def test_so_does_one_of_the_callers_own_kind(late: object) -> None:
+    with pytest.raises(Late):
+        unmistaken(_make_a_class)
+
+
+@pytest.mark.parametrize("guard", [unmistaken, lambda work: unmistaken_method(work)()])
+def test_so_does_ctrl_c(guard: Callable[[Callable[[], None]], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Rings, "number", signal.SIGINT)
+    before = signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            guard(_make_a_class)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_runtime_error_of_the_work_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="mine"):
+        unmistaken(lambda: _raise(RuntimeError("mine")))
+
+
+def _raise(error: Exception) -> None:
+    raise error from ValueError("why")
