@@ -64,8 +64,13 @@ LONG = (
 )
 
 
+#: Where a test's result may depend on who runs it; unless it is marked `same_for_everyone`.
+OF_BOTH_USERS = ("kernel/", "containment/", "cli/", "unit/layers/")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, metavar="N", help="run the tests in N forks")
+    parser.addoption("--share", choices=("root", "user", "alone"), help="the part that `make test` runs")
     parser.addoption("--collected", metavar="FILE", help="make this file when the tests are collected")
 
 
@@ -96,7 +101,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_out_what_needs_root(config, items)
+    _leave_out(config, items)
     ranks = {group: rank for rank, group in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(LONG)))
 
@@ -129,14 +134,33 @@ def group_of(test: str) -> str:
     return path
 
 
-def _leave_out_what_needs_root(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """As an ordinary user `make test` leaves it out, and says so once."""
-    if os.geteuid() == 0:
-        return
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs another user than this one, and what is not of the share that was asked for."""
+    is_root, share = os.geteuid() == 0, config.getoption("share")
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        (kept if item.get_closest_marker("needs_root") is None else left_out).append(item)
+        marks = {mark.name for mark in item.iter_markers()}
+        can_run = is_root or "needs_root" not in marks
+        is_ours = can_run and (share is None or is_of(share, item.nodeid, marks))
+        (kept if is_ours else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def is_of(share: str, test: str, marks: set[str]) -> bool:
+    """Whether `make test` runs a test as root, as an ordinary user, or, where only that can be, alone as one.
+
+    A slow one not at all. Any other once: as an ordinary user if the result may depend on who runs it,
+    because most of those who use staddle are. The containment checks, the unit tests of layers, and what
+    is marked `both_users`, run as both.
+    """
+    if "slow" in marks or share == "alone":
+        return "slow" not in marks
+    path = test.removeprefix("tests/")
+    if "same_for_everyone" in marks or not path.startswith(OF_BOTH_USERS):
+        return share == "root"
+    if "needs_root" in marks:
+        return share == "root"
+    return share == "user" or "both_users" in marks or path.startswith(("containment/", "unit/layers/"))

@@ -46,6 +46,7 @@ def test_all_lines_are_shown_and_harmless(log: str) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 def test_filters(log: str) -> None:
     assert [line.split()[3] for line in audit(log, "--failed").stdout.splitlines()] == ["3"]
     assert len(audit(log, "--what", "command", "--what", "refused").stdout.splitlines()) == 3

@@ -26,6 +26,7 @@ def test_it_says_what_the_network_can_be_here(tmp_path: Path) -> None:
     assert found["network"].startswith("allow lists of hosts")
 
 
+@pytest.mark.slow
 def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
     found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
     report = json.loads(staddle("run", "--json", "--", "true", cwd=tmp_path).stdout)

@@ -145,6 +145,7 @@ def test_sigkill_of_staddle_leaves_nothing(tmp_path: Path, marker: str, backend:
     assert only_left_behind(before) == set()
 
 
+@pytest.mark.slow
 def test_sigkill_at_any_moment_of_the_start_leaves_nothing(tmp_path: Path, marker: str, backend: str) -> None:
     """Also in the milliseconds in which the sandbox is being set up."""
     with adopted() as living:
@@ -157,6 +158,7 @@ def test_sigkill_at_any_moment_of_the_start_leaves_nothing(tmp_path: Path, marke
         assert until(lambda: not living())  # nor anything of the self-test that runs beside it
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
     for number in range(20):

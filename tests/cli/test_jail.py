@@ -48,6 +48,7 @@ def state(name: str) -> str:
     return str(json.loads(jail("status", name, "--json").stdout)["state"])
 
 
+@pytest.mark.slow
 def test_from_a_repository_to_a_reviewed_branch(world: World) -> None:
     name = jail("create", "repository", "--branch", "agent/one", "--base", "main~1").stdout.strip()
     script = "echo two > two; git add two; git commit -qm 'Add two'; echo three > three"
@@ -75,6 +76,7 @@ def test_from_a_repository_to_a_reviewed_branch(world: World) -> None:
     assert json.loads(jail("ls", "--json").stdout) == []
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> None:
     assert jail("run", name, "--", "sh", "-c", "exit 7", status=7).stderr == ""
@@ -85,6 +87,7 @@ def test_the_exit_status_is_the_commands_and_the_state_is_told(name: str) -> Non
     jail("run", name, "--", "sh", "-c", "kill -9 $$", status=137)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_line_of_shell_is_run_with_bash(name: str) -> None:
     told = jail("run", name, "-c", "echo $0 $1 | tr a-z A-Z; exit 3", "--", "one", status=3)
@@ -92,6 +95,7 @@ def test_a_line_of_shell_is_run_with_bash(name: str) -> None:
     assert "--prompt needs" in jail("run", name, "-c", "true", "--prompt", "x", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_cannot_run_changes_nothing(name: str) -> None:
     missing = jail("run", name, "--", "no-such-program", status=127)
@@ -101,6 +105,7 @@ def test_what_cannot_run_changes_nothing(name: str) -> None:
     assert state(name) == "prepared"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_streams(name: str) -> None:
     done = jail("run", name, "--", "sh", "-c", "cat; echo out; echo err >&2", input="not for it\n")
@@ -110,6 +115,7 @@ def test_streams(name: str) -> None:
     assert "were dropped" in capped.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_as_json(name: str) -> None:
     done = jail("run", name, "--json", "--", "sh", "-c", "echo out; mkdir .vscode; exit 3", status=3)
@@ -130,6 +136,7 @@ def test_a_protected_name_that_appears_is_told(name: str) -> None:
     assert "violations" in told["journal"][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
@@ -155,6 +162,7 @@ def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status
     jail("run", name, "--", "true")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> None:
     key = "sk-0123456789"
@@ -170,6 +178,7 @@ def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> Non
     assert "empty" in jail("run", name, "--key-file", "empty", *words, status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
     program = world.top / "home/.local/bin/codex"
@@ -214,6 +223,7 @@ def test_an_agent_may_reach_its_own_hosts_where_only_some_are_allowed(name: str)
     assert str(network("--agent", "claude", "--network", "open")) == "open"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_policy_file_takes_the_place_of_the_preset(name: str, world: World) -> None:
     policy = world.top / "policy.toml"
@@ -224,12 +234,14 @@ def test_a_policy_file_takes_the_place_of_the_preset(name: str, world: World) ->
     assert "file.txt" in jail("status", name).stdout
 
 
+@pytest.mark.slow
 def test_a_shell_reads_its_commands_from_a_pipe(name: str) -> None:
     done = jail("shell", name, input="echo $((40 + 2)); pwd\nexit 4\n", status=4)
     assert done.stdout == f"42\n{Workspace.find(name).path}\n"
     assert jail("shell", name, "--", "echo", "hello").stdout == "hello\n"
 
 
+@pytest.mark.slow
 def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -> None:
     lines = ["stty size; echo $TERM", "sleep 300", "\x03", "echo $((40 + 2)) > answer", "jobs; exit 5"]
     words = [*COMMAND, "jail", "shell", name, "--", "bash", "--norc"]
@@ -248,6 +260,7 @@ def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -
     assert state(name) == "stopped"
 
 
+@pytest.mark.slow
 def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     mark = f"mark-{os.urandom(6).hex()}"
     tree = Workspace.find(name).path
@@ -271,6 +284,7 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     jail("run", name, "--", "true")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_an_agent_wrote_does_not_move_the_cursor(name: str) -> None:
     jail(
@@ -293,6 +307,7 @@ def test_what_an_agent_wrote_does_not_move_the_cursor(name: str) -> None:
     assert "\x1b" not in jail("status", name).stdout
 
 
+@pytest.mark.slow
 def test_reaping(name: str) -> None:
     jail("run", name, "--timeout", "1", "--", "sleep", "60", status=124)
     assert jail("reap").stdout == ""
@@ -315,6 +330,7 @@ def test_agents_are_listed() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_help() -> None:
     whole = jail("--help").stdout

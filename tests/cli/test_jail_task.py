@@ -47,6 +47,7 @@ def facts(name: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_a_task_is_kept_run_resumed_and_told(world: World) -> None:
     (world.top / "prompt").write_text("Fix it.\nTest it.")
     said = ("--reference", "o/r#7", "--for", "o/r", "--title", "A bug", "--session", "s-7")
@@ -83,6 +84,7 @@ def test_there_is_nothing_to_attach_to_before_a_run(world: World) -> None:
     assert "--model needs --agent" in wrong
 
 
+@pytest.mark.slow
 def test_what_is_left_is_told_and_committed_by_choice(world: World) -> None:
     name = create()
     told = jail("run", name, "--", "sh", "-c", "echo 1 > one; echo 2 > two").stderr
@@ -136,6 +138,7 @@ def test_path_and_cd_lead_into_the_tree(world: World) -> None:
     assert subprocess.check_output(["sh", "-c", f"{line}pwd"], text=True) == f"{tree}\n"
 
 
+@pytest.mark.slow
 def test_publish_pushes_only_where_it_is_told_to(world: World) -> None:
     world.git("init", "-q", "--bare", "origin.git")
     world.git("remote", "add", "origin", str(world.top / "origin.git"), where=world.repository)
@@ -153,6 +156,7 @@ def test_verbose_tells_what_is_run_without_values(world: World) -> None:
     assert "hush-hush" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_file_holds_options_and_the_command_line_wins(world: World) -> None:
     place = world.top / "home/.config/staddle"
     place.mkdir(parents=True)

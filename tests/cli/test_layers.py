@@ -17,6 +17,7 @@ from tests.support.staddle_command import COMMAND, environment
 # ---------------------------------------------------------------- run and shell
 
 
+@pytest.mark.slow
 def test_what_one_run_changed_the_next_one_finds_and_the_host_does_not_have(
     command: Run, project: Path
 ) -> None:
@@ -25,6 +26,7 @@ def test_what_one_run_changed_the_next_one_finds_and_the_host_does_not_have(
     assert command("run", "--keep", "fix", "-c", "cat file; ls").stdout == "new\nREADME\nfile\nsrc\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_command_has_its_streams_and_its_status(command: Run) -> None:
     done = command("run", "--keep", "fix", "--", "sh", "-c", "tr a-z A-Z; exit 7", status=7, input="hello")
@@ -39,6 +41,7 @@ def test_the_command_has_its_streams_and_its_status(command: Run) -> None:
     assert (report["stdout"], report["exit_code"], report["backend"]) == ("out\n", 3, "namespaces")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_script_of_the_workspace_is_run_as_it_is_inside(command: Run, project: Path) -> None:
     (project / "script").write_text("echo from the host\n")
@@ -47,6 +50,7 @@ def test_a_script_of_the_workspace_is_run_as_it_is_inside(command: Run, project:
     assert command("run", "--keep", "fix", "script", "x").stdout == "from inside x\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_shell_goes_on_where_a_run_left(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
@@ -54,6 +58,7 @@ def test_a_shell_goes_on_where_a_run_left(command: Run) -> None:
     assert command("run", "--keep", "fix", "--", "cat", "file").stdout == "1\n2\n"
 
 
+@pytest.mark.slow
 def test_on_a_terminal_it_has_a_terminal(state: Path, project: Path) -> None:
     script = "tty; stty -a | head -1; test -t 0 && test -t 2 && echo yes; exit 5"
     seen, status = at_a_terminal(state, project, ["run", "--keep", "fix", "-c", script])
@@ -73,6 +78,7 @@ def test_what_the_network_refused_is_told(command: Run) -> None:
     assert "not.example.org was refused" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_session_is_of_one_workspace(command: Run, tmp_path: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file")
@@ -107,6 +113,7 @@ def test_what_cannot_be_kept_is_said_and_leaves_nothing(
     assert not list(state.glob("staddle/sessions/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, project: Path) -> None:
     env = {**environment(), "XDG_STATE_HOME": str(state)}
@@ -130,6 +137,7 @@ def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, p
     command("run", "--keep", "fix", "--", "true")
 
 
+@pytest.mark.slow
 def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
     command: Run, state: Path, project: Path
 ) -> None:
@@ -147,6 +155,7 @@ def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
 # ---------------------------------------------------------------- discard, snapshot, restore
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_changes_are_dropped(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; rm gone")
@@ -157,6 +166,7 @@ def test_changes_are_dropped(command: Run) -> None:
     assert command("run", "--keep", "fix", "--", "ls").stdout == "README\ngone\nsrc\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_snapshot_can_be_gone_back_to(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > file; rm gone")
@@ -177,6 +187,7 @@ def test_a_snapshot_can_be_gone_back_to(command: Run) -> None:
     assert command("run", "--keep", "fix", "-c", "cat file").stdout == "2\n"
 
 
+@pytest.mark.slow
 def test_a_snapshot_goes_to_a_file_and_another_session_becomes_it(command: Run, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
     command("run", "--keep", "fix", "-c", "echo 1 > file; echo home > ~/mine; rm gone")
@@ -199,6 +210,7 @@ def test_a_snapshot_goes_to_a_file_and_another_session_becomes_it(command: Run, 
     assert command("run", "--keep", "other", "-c", "cat file").stdout == "2\n"
 
 
+@pytest.mark.slow
 def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None:
     for number in range(3):
         command("run", "--keep", "fix", "-c", f"echo {number} > file")
@@ -215,6 +227,7 @@ def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None
 # ---------------------------------------------------------------- ls and rm
 
 
+@pytest.mark.slow
 def test_sessions_are_listed_and_removed_without_a_trace(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "--env", "TOKEN=secret", "-c", "echo 1 > file; mkdir -m 0 closed")
     command("run", "--keep", "other", "--", "true")
@@ -237,6 +250,7 @@ def test_sessions_are_listed_and_removed_without_a_trace(command: Run, state: Pa
     assert "no kept sandbox 'fix'" in command("rm", "fix", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_damaged_session_is_told_and_can_be_removed(command: Run, state: Path) -> None:
     command("run", "--keep", "fix", "--", "true")
@@ -271,6 +285,7 @@ def test_the_old_name_of_ls_leads_to_the_new_one(command: Run) -> None:
     assert "staddle rm NAME" in command("ls", "rm", "fix", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_mistyped_path_is_an_error(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo new > file")

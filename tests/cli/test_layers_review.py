@@ -15,6 +15,7 @@ from tests.support.kept_sandboxes import Run, at_a_terminal, names
 # ---------------------------------------------------------------- diff
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; chmod 600 src/code")
@@ -28,6 +29,7 @@ def test_the_diff_is_text_without_colours_in_a_pipe(command: Run) -> None:
     assert "not in the workspace" in command("diff", "fix", "/etc", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_home_is_told_about_when_asked_for(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo w > w; echo h > ~/h; echo t > /tmp/t")
@@ -55,6 +57,7 @@ def test_the_diff_as_data_has_names_as_they_are(command: Run) -> None:
     assert (change["kind"], change["path"]) == ("added", "/workspace/odd\nname\x1b[31m\udcff")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_names_and_text_from_inside_are_shown_harmless(command: Run) -> None:
     script = r"""printf 'evil\033]0;title\a\r\n+++ b/forged\n' > $'x\n+++ b\033[2J'; ln -s $'a\nb' link"""
@@ -66,6 +69,7 @@ def test_names_and_text_from_inside_are_shown_harmless(command: Run) -> None:
     assert "\n++++ b/forged" in command("diff", "fix").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_on_a_terminal_it_is_coloured_and_paged(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "seq 200 > many")
@@ -84,6 +88,7 @@ def test_on_a_terminal_it_is_coloured_and_paged(command: Run, state: Path, proje
 # ---------------------------------------------------------------- commit
 
 
+@pytest.mark.slow
 def test_a_commit_takes_everything_over_and_begins_anew(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "sed -i s/teh/the/ README; rm gone; mkdir -p a/b; echo n > a/b/c")
     assert "4 changes" not in command("diff", "fix").stdout
@@ -99,6 +104,7 @@ def test_a_commit_takes_everything_over_and_begins_anew(command: Run, project: P
     assert command("commit", "fix", "--yes").stdout == "nothing to commit\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; echo 3 > three")
@@ -109,6 +115,7 @@ def test_only_some_paths_can_be_committed(command: Run, project: Path) -> None:
     assert "no change" in command("commit", "fix", "--yes", "nowhere", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_was_committed_and_then_changed_on_the_host_is_no_change_of_the_sandboxes(
     command: Run, project: Path
@@ -130,6 +137,7 @@ def test_without_a_terminal_nobody_is_asked_and_nothing_is_done(command: Run, pr
     assert not (project / "one").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_on_a_terminal_it_lists_and_asks(command: Run, state: Path, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; rm gone")
@@ -144,6 +152,7 @@ def test_on_a_terminal_it_lists_and_asks(command: Run, state: Path, project: Pat
     assert (project / "one").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo inside > README; echo fine > other")
@@ -160,6 +169,7 @@ def test_what_changed_on_both_sides_is_listed_and_refused(command: Run, project:
     command("commit", "fix", "--on-conflict", "ask", status=125)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_the_host_changed_before_the_sandbox_did_is_no_conflict(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one")
@@ -171,6 +181,7 @@ def test_what_the_host_changed_before_the_sandbox_did_is_no_conflict(command: Ru
     assert (project / "README").read_text() == "newer\nmore\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_deleted_directory_that_the_host_goes_on_with_is_a_conflict(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "rm -r src")
@@ -181,6 +192,7 @@ def test_a_deleted_directory_that_the_host_goes_on_with_is_a_conflict(command: R
     assert (project / "src" / "code").read_text() == "more code\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_protected_names_and_new_programs_need_a_second_look(command: Run, project: Path) -> None:
     script = "git init -q .; echo x > .git/hooks/pre-commit; echo x > tool; chmod +x tool; echo fine > file"

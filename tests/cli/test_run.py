@@ -337,6 +337,7 @@ def test_what_belongs_to_a_shell_is_said_to(tmp_path: Path) -> None:
     assert staddle("help", "run").stdout == staddle("run", "--help").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("options", [(), ("--mode", "overlay")])
 @pytest.mark.parametrize("start", ["", "#!/bin/sh -e\n", "#!/usr/bin/env -S bash -e\n"])

@@ -52,6 +52,7 @@ def test_a_command_that_changes_nothing_is_told_nothing(place: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "one\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_changes_are_shown_and_committed_by_choice(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--diff", "-c", SCRIPT)
@@ -81,6 +82,7 @@ def test_a_commit_that_needs_a_second_look_is_refused_with_a_list(place: Path) -
     assert names(place) == ["a"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_as_json(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--json", "--commit", "-c", SCRIPT)
@@ -93,6 +95,7 @@ def test_as_json(place: Path) -> None:
     assert json.loads(refused.stdout)["committed"] is False
 
 
+@pytest.mark.slow
 def test_a_script_of_the_workspace_and_one_from_elsewhere_are_run(place: Path) -> None:
     (place / "inside.sh").write_text("echo in >> a; cat a\n")
     (place.parent / "outside.sh").write_text("echo out >> a; cat a\n")

@@ -33,6 +33,7 @@ def test_what_is_relayed_is_whole_and_a_reader_that_leaves_ends_it(tmp_path: Pat
     assert done.stdout == "s" * 300000 + "sk-"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_json_overlays_and_shells_hide_it_too(tmp_path: Path) -> None:
     passed = ("--pass-env", "SERVICE_API_KEY")

@@ -331,6 +331,7 @@ def test_a_line_that_cannot_be_run_is_told_and_the_rest_goes_on(tmp_path: Path) 
 # ---------------------------------------------------------------- what is allowed
 
 
+@pytest.mark.slow
 @every_backend
 def test_the_options_are_those_of_run(tmp_path: Path, backend: str) -> None:
     (tmp_path / "work").mkdir()

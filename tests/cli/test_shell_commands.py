@@ -59,6 +59,7 @@ def typed(*lines: str, words: tuple[str, ...] = ("--mode", "overlay")) -> subpro
 # From a pipe
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_moment_is_remembered_and_gone_back_to() -> None:
     script = """
@@ -85,6 +86,7 @@ exit 4
     assert lines[11:] == ["restored second", "everything is as at the start", "none /workspace", "a"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("backend", [name for name in backends.candidates() if name != "systemd"])
 def test_on_every_backend(backend: str) -> None:
@@ -106,6 +108,7 @@ def test_what_came_before_a_command_is_done_before_it(project: Path) -> None:
     assert done.stdout.endswith("after\n")
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_changes_are_shown_and_committed_where_the_shell_is(project: Path) -> None:
     done = shell("mkdir sub; cd sub; echo x > f; echo y > g\n%diff f\n%commit f\n%diff nothing\n%commit\n")
@@ -119,6 +122,7 @@ def test_changes_are_shown_and_committed_where_the_shell_is(project: Path) -> No
     assert not (project / ".envrc").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_is_no_command_of_ours_is_bashs() -> None:
     done = shell("cat <<'X'\n%1\n %help\n%helpme\nX\necho %snapshot\n")
@@ -129,6 +133,7 @@ def test_what_is_no_command_of_ours_is_bashs() -> None:
     assert shell("%help").stdout == HELP + "\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_frozen_workspace_does_not_see_edits_on_the_host(project: Path) -> None:
     words = [*COMMAND, "shell", "--freeze"]
@@ -147,6 +152,7 @@ def test_a_frozen_workspace_does_not_see_edits_on_the_host(project: Path) -> Non
     assert "--keep" in shell("", "--freeze", "--keep", "x", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_an_error_is_told_and_the_shell_goes_on() -> None:
     done = shell("x=5\n%restore nowhere\necho $x\n")
@@ -202,6 +208,7 @@ def test_as_json() -> None:
 # At a terminal
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_at_the_prompt_of_a_terminal(project: Path) -> None:
     done = typed(
@@ -265,6 +272,7 @@ ASK = 'echo "$v $PWD"; g; alias k; umask; ls -A /tmp\n'
 ANSWER = "7 /tmp\ngg\nalias k='echo kk'\n0027\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_script_is_run_and_its_end_saved_and_continued(project: Path, tmp_path: Path) -> None:
     file = str(tmp_path / "moment")
@@ -281,6 +289,7 @@ def test_a_script_is_run_and_its_end_saved_and_continued(project: Path, tmp_path
     assert "contradict" in staddle("shell", "--load", file, "--mode", "bind", input="").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_kept_sandbox_remembers_the_shell_of_a_person(project: Path, name: str) -> None:
     keep = ("--keep", name)

@@ -74,6 +74,7 @@ def start(work: Path) -> Iterator[Start]:
         screen.close()
 
 
+@pytest.mark.slow
 def test_nothing_that_acts_on_a_terminal_gets_through(start: Start, work: Path) -> None:
     (work / "evil").write_bytes(b"\r\nfirst\r\n" + b"".join(ATTACKS) + b"\r\n\x1b[0mlast\r\n")
     (work / "\x1b]0;a name\x07").write_text("")
@@ -101,6 +102,7 @@ def test_nothing_that_acts_on_a_terminal_gets_through(start: Start, work: Path) 
     assert screen.ended() == 0
 
 
+@pytest.mark.slow
 def test_keys_sizes_and_the_end(start: Start, work: Path) -> None:
     seconds = unique_seconds()
     screen = start("tui", "--no-ask", "--network", "deny", rows=30, cols=110)
@@ -146,6 +148,7 @@ def at_prompt(screen: PtyScreen) -> None:
     assert until(lambda: re.search(rf"{re.escape(PROMPT)} *$", screen.text(), re.MULTILINE)), screen.text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
     start: Start, work: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -188,6 +191,7 @@ def test_without_a_terminal_without_textual_and_with_wrong_words(monkeypatch: py
         tui._require_textual()
 
 
+@pytest.mark.slow
 def test_colours_can_be_switched_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     screen = start("tui", "--no-ask")

@@ -26,6 +26,7 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bases"
 
 
+@pytest.mark.slow
 def test_who_it_is(tmp_path: Path) -> None:
     done = staddle(
         *("run", "--identity", "user=ada", "--identity", "host=box", "-c", "id -un; hostname; echo ~"),
@@ -68,6 +69,7 @@ def test_a_policy_file_says_it_too(tmp_path: Path, root: Path) -> None:
     assert "there is no such key" in staddle(*command, cwd=tmp_path / "work").stderr
 
 
+@pytest.mark.slow
 def test_another_system_is_imported_used_listed_and_removed(tmp_path: Path, root: Path, bases: Path) -> None:
     import io
     import tarfile

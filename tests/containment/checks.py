@@ -168,6 +168,7 @@ class Containment:
         if os.geteuid() != 0:
             assert uids == {os.getuid()}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("network", ["open", "loopback", "allow"])
     def test_the_rest_holds_with_another_network(self, network: str) -> None:
         if network not in self.networks:

@@ -88,6 +88,7 @@ def untouched(backend: str) -> dict[str, Any]:
 HERE = ("namespaces", "session", "session as root", "bwrap", "landlock")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [backend for backend in HERE if backend != "session as root"])
 def test_nothing_is_red_with_every_protection_on(backend: str) -> None:
     made = untouched(backend)

@@ -75,6 +75,7 @@ while todo:
 FIND = "shopt -s nullglob dotglob; echo {,/*,/*/*,/*/*/*}/planted-by-roo[t] | wc -w"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 def test_what_root_writes_is_in_no_other_sandbox(how: str) -> None:
     """Another one of the same fork server, from before or from after."""

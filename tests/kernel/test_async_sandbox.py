@@ -197,6 +197,7 @@ def test_streams(backend: str) -> None:
     awaited(backend, test)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @every_backend
 def test_the_loop_goes_on_while_a_command_prints_without_end(backend: str) -> None:

@@ -17,6 +17,8 @@ from staddle.policy import base
 from tests.support.roots import small_root
 from tests.unit.bases.images import docker_save, file, layer, oci
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -185,6 +187,7 @@ def test_a_session_on_another_backend_has_no_base(root: Path) -> None:
         Sandbox(base=root, backend="bwrap", mode="readonly")
 
 
+@pytest.mark.slow
 def test_an_image_is_run_by_its_name(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(base.VARIABLE, str(tmp_path / "bases"))
     out = io.BytesIO()

@@ -102,6 +102,7 @@ def lived(request: pytest.FixtureRequest) -> tuple[Container, dict[str, Any]]:
     return container, container.python(SESSION)
 
 
+@pytest.mark.slow
 def test_a_session_in_an_unchanged_container(lived: tuple[Container, dict[str, Any]]) -> None:
     container, found = lived
     assert found["backend"] == "landlock"
@@ -248,6 +249,7 @@ def test_own_sockets_can_be_connected_to_and_others_cannot(container: Container)
     assert found["a pair"] == "EISCONN"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
 def test_the_refusal_ends_in_a_line_that_works(container: Container) -> None:
     script = 'staddle() { %s -m staddle "$@"; }; staddle run -- true || { %s; staddle run -- echo it ran; }'
@@ -299,6 +301,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
 def test_an_allow_list_of_names_and_addresses(container: Container) -> None:
     found = container.python(_SERVED)
@@ -339,6 +342,7 @@ print(json.dumps([found, [os.stat("/tmp/project/" + name).st_uid for name in os.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
 def test_the_next_sandbox_of_a_directory_is_made_ahead_with_an_id_of_its_own(container: Container) -> None:
     found, owners = container.python(_AHEAD)
@@ -390,6 +394,7 @@ def test_a_program_that_knows_of_no_proxy_reaches_a_name() -> None:
     assert out == "served\nserved\n", err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uid", [1000, 0], ids=["user", "root"])
 def test_the_demo_runs_in_an_unchanged_container(uid: int) -> None:
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
@@ -421,6 +426,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_with_the_shipped_filter_everything_is_enforced() -> None:
     found = PREPARED.python(WHOLE)
     assert (found["backend"], found["method"]) == ("namespaces", "swap")
@@ -432,6 +438,7 @@ def test_with_the_shipped_filter_everything_is_enforced() -> None:
     assert PREPARED.staddle("run", "--", "echo", "it ran").stdout == "it ran\n"
 
 
+@pytest.mark.slow
 def test_a_host_name_that_is_refused_is_a_gap_and_not_the_end() -> None:
     found = NAMELESS.python(WHOLE)
     assert found["backend"] == "namespaces"
@@ -490,6 +497,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_proc_with_covers_is_a_gap_and_not_the_end() -> None:
     found = COVERED.python(WHOLE)
     assert (found["backend"], found["method"]) == ("namespaces", "swap")
@@ -515,6 +523,7 @@ def test_a_proc_with_covers_is_a_gap_and_not_the_end() -> None:
     assert "limits.memory" in nested.stderr
 
 
+@pytest.mark.slow
 def test_a_proc_with_covers_opens_no_process_outside() -> None:
     found = COVERED.python(OUTSIDE)
     for user in ("None", "root"):
@@ -556,6 +565,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_proc_with_covers_opens_no_launcher() -> None:
     for how, found in COVERED.python(SINGLE).items():
         assert [word[:4] for word in found.split()] == ["mnt:"], f"{how}: {found}"

@@ -50,6 +50,7 @@ def test_a_command_stays_on_its_processors(backend: str) -> None:
     assert held.exact
 
 
+@pytest.mark.slow
 @needs_two
 def test_a_session_stays_on_its_processors(backend: str) -> None:
     with Sandbox(policy=policy(1), backend=backend) as sb:

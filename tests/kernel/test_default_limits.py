@@ -15,6 +15,8 @@ from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
 from staddle.sandbox.open.next_sandbox import NEXT
 
+pytestmark = pytest.mark.both_users
+
 _MEBI = 1 << 20
 #: Takes 500 MiB, and keeps it until it is killed: where nothing holds the limit, for so many seconds.
 KEPT = 10
@@ -60,6 +62,7 @@ def test_the_next_command_is_not_told_the_reason_of_the_last() -> None:
         assert sandbox.run("false").reason is Reason.exited
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little")
 def test_without_limits_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy.agent().replace(limits=Limits.none(timeout=60))
@@ -127,6 +130,7 @@ print("alive")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_host_program_in_a_small_memory_group_lives() -> None:
     """The group is one of our own, below the one that we are in."""

@@ -277,6 +277,7 @@ def test_a_command_that_is_too_long_says_so(place: Path, backend: str) -> None:
             env.exec_command("echo", args)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_many_commands_at_once(place: Path) -> None:
     env = LocalEnvironment(place)
@@ -447,6 +448,7 @@ def test_a_wrapped_command_is_bounded_with_its_children_and_separators_survive(p
         wrap_bash_command(["true"], place, ["/etc/**"])
 
 
+@pytest.mark.slow
 def test_a_wrapped_command_has_the_variables_and_the_directory_that_it_is_started_with(place: Path) -> None:
     (place / "docs/deep").mkdir(parents=True, exist_ok=True)
     script = "pwd; echo $FLAVOUR $NAME; echo $HOME; echo x > made"
@@ -540,6 +542,7 @@ print(swaps)
 """
 
 
+@pytest.mark.slow
 def test_forgers_who_swap_directories_and_links_get_nothing(place: Path) -> None:
     outside, stop = place.parent / "outside", place.parent / "stop"
     (outside / "sub").mkdir()

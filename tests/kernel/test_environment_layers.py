@@ -295,6 +295,7 @@ def test_a_flood_of_files_is_told_within_bounds(place: Path) -> None:
     assert sorted(seen(place)) == ["a.md", "sync/"]
 
 
+@pytest.mark.slow
 def test_commands_at_once_do_not_meet(place: Path) -> None:
     with LocalEnvironment(place, ["*.md"]) as env, ThreadPoolExecutor(4) as pool:
         every = list(pool.map(lambda n: shell(env, f"echo {n} > {n}.md; echo {n} > {n}.txt"), range(8)))

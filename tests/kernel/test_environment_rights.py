@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.in_a_child import python
 
+pytestmark = pytest.mark.both_users
+
 NO_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 ONLY_FILES_ARE_OTHERS = [
     "setpriv",

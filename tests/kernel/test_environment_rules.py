@@ -111,6 +111,7 @@ def test_rules_of_a_policy_hold_for_awaited_commands(tmp_path: Path) -> None:
     asyncio.run(use())
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_rule_of_a_policy_file_holds_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "policy.toml"

@@ -65,6 +65,7 @@ print(worst * 1000, most)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_no_callback_takes_long_and_the_first_sandbox_is_opened_alone(tmp_path: Path) -> None:
     program = tmp_path / "meter.py"

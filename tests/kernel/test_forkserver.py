@@ -19,6 +19,8 @@ from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
 from tests.support.waiting import unique_seconds, until, with_argument
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -141,6 +143,7 @@ def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
     assert until(lambda: not with_argument(mark))
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_two_hundred_sandboxes_leave_nothing_behind() -> None:
     """`make soak` opens thousands."""
@@ -165,6 +168,7 @@ def _there() -> dict[str, int]:
         }
 
 
+@pytest.mark.slow
 def test_everything_ends_with_the_host_program_however_it_ends() -> None:
     code = f"""
 import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
@@ -247,6 +251,7 @@ def test_a_fork_of_the_host_program_has_fork_servers_of_its_own() -> None:
     close(kept)
 
 
+@pytest.mark.slow
 def test_fork_servers_that_nobody_uses_are_few() -> None:
     for number in range(8):
         close(opened(env={"NUMBER": str(number)}))

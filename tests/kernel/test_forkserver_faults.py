@@ -39,6 +39,7 @@ def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return sweep(str(tmp_path), program="forkserver_faults", **request.param)
 
 
+@pytest.mark.slow
 def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest) -> None:
     runs = swept["runs"]
     assert len(runs) > (50 if "layer" in request.node.name else 35)
@@ -59,6 +60,7 @@ def test_no_call_may_fail(swept: dict[str, Any], request: pytest.FixtureRequest)
     assert [run for run in runs if run["next"] != "it ran\n"] == []
 
 
+@pytest.mark.slow
 def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None:
     runs = sweep(str(tmp_path), program="forkserver_faults", parts=["of_a_root"])["runs"]
     kinds = {run["failed"].split(" ")[0] for run in runs}

@@ -484,6 +484,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_many_at_once_in_one_directory(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/config").write_text("c")

@@ -64,6 +64,7 @@ def _processor_time() -> float:
     return used.user + used.system + used.children_user + used.children_system
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", PLANS.values(), ids=PLANS.keys())
 def test_a_thousand_rules_hold(make, host: Path) -> None:  # type: ignore[no-untyped-def]
     wanted = make(host)
@@ -81,6 +82,7 @@ def test_a_thousand_rules_hold(make, host: Path) -> None:  # type: ignore[no-unt
     assert took < 8, f"{took:.1f} s (bwrap alone needs more than a second for a thousand, five for two)"
 
 
+@pytest.mark.slow
 def test_names_that_are_missing_in_a_thousand_readable_directories(host: Path) -> None:
     ran = shell(every(host, read, "gone", "missing"), "ls d7; cat d999/kept; find . -name kept | wc -l")
     assert ran.out.split() == ["hidden", "kept", "s", f"kept{MANY}"], ran.err

@@ -377,6 +377,7 @@ def test_a_file_that_cannot_be_read_is_no_reason_to_fail(project: Path) -> None:
             Sandbox(project, freeze=True)
 
 
+@pytest.mark.slow
 def test_a_directory_that_changes_all_the_time_is_used_itself(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -477,6 +478,7 @@ def test_a_denied_path_that_does_not_exist_keeps_the_directory_live(project: Pat
             assert not fork.frozen
 
 
+@pytest.mark.slow
 def test_the_copy_is_private_and_not_writable_from_inside(sandbox: Sandbox) -> None:
     (fork,) = sandbox.fork()
     (other,) = sandbox.fork()
@@ -556,6 +558,7 @@ def test_a_copy_goes_with_the_last_that_has_it(project: Path) -> None:
     assert not os.path.exists(base)
 
 
+@pytest.mark.slow
 def test_a_fork_that_fails_leaves_no_copy(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Sandbox() as other:
         before = copies(other)

@@ -36,6 +36,7 @@ true
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [None, "root"])
 @pytest.mark.parametrize("directory", ["/tmp", "/home/user", "/workspace", "/var/tmp"])
 def test_a_kept_directory_leads_to_no_frozen_layer(tmp_path: Path, directory: str, user: str | None) -> None:

@@ -249,6 +249,7 @@ def test_a_copy_with_too_much_in_it_is_refused(saved: Path, monkeypatch: pytest.
             Snapshot.load(saved)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_snapshot_that_was_loaded(saved: Path, project: Path) -> None:
     store = store_for(None).path
 

@@ -91,6 +91,7 @@ print("fine")
     assert told == "fine"
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_cannot_be_saved_leaves_no_file(place: Path) -> None:
     told = child(
         """

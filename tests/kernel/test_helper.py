@@ -18,6 +18,8 @@ from staddle.launch.contract import helper_command, helper_launch
 from staddle.linux import seccomp
 from tests.support.helper_runs import READ, ROOT, Started, marked, order, run, soon
 
+pytestmark = pytest.mark.both_users
+
 HELPER = helper_command("0")[:4]
 #: Where a process of its own finds staddle and these tests.
 PATHS = [str(Path(contract.__file__).parents[2]), str(Path(__file__).parents[2])]

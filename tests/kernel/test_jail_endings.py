@@ -152,6 +152,7 @@ def test_when_the_caller_is_ended_so_is_the_agent(world: World, backend: str, ho
     assert new_jail(backend).run(RunOpts(workspace, ["true"], timeout=30.0)) == 0
 
 
+@pytest.mark.slow
 def test_at_whatever_moment_the_caller_is_killed_nothing_is_left(world: World, backend: str) -> None:
     workspace = Workspace.create(str(world.repository))
     marks = []
@@ -170,6 +171,7 @@ def test_at_whatever_moment_the_caller_is_killed_nothing_is_left(world: World, b
     assert new_jail(backend).run(RunOpts(workspace, ["true"], timeout=30.0)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_twenty_workspaces_of_one_repository_at_once(world: World) -> None:
     answers: dict[int, object] = {}

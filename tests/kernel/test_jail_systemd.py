@@ -40,6 +40,7 @@ def prison(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator[
     wait_for("no unit is left", lambda: made.units() == [])
 
 
+@pytest.mark.slow
 def test_from_a_repository_to_a_published_branch(prison: Prison) -> None:
     name = prison.create()
     script = (
@@ -65,6 +66,7 @@ def test_from_a_repository_to_a_published_branch(prison: Prison) -> None:
     assert prison.healthy()
 
 
+@pytest.mark.slow
 def test_it_cannot_leave(prison: Prison) -> None:
     machine, name, other = prison.machine, prison.create(), prison.create()
     runtime = f"/run/user/{machine.uid}"
@@ -103,6 +105,7 @@ def test_it_cannot_leave(prison: Prison) -> None:
             machine.outside(door).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
     key = f"sk-{os.urandom(12).hex()}"
     name = prison.create()
@@ -144,6 +147,7 @@ def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
             assert key.encode() not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_many_agents_of_one_repository(prison: Prison) -> None:
     names = [prison.create() for _ in range(8)]
     script = (

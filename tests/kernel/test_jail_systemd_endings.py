@@ -23,6 +23,7 @@ def prison(machine: PrivateSystemd, request: pytest.FixtureRequest) -> Iterator[
     wait_for("no unit is left", lambda: made.units() == [])
 
 
+@pytest.mark.slow
 def test_a_timeout_stops_the_unit(prison: Prison) -> None:
     mark = f"mark-{time.monotonic_ns()}"
     name = prison.create()
@@ -36,6 +37,7 @@ def test_a_timeout_stops_the_unit(prison: Prison) -> None:
     assert prison.healthy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("INT", 130), ("TERM", 143), ("KILL", -9)])
 def test_when_its_caller_is_ended_so_is_the_unit(prison: Prison, how: str, status: int) -> None:
     mark = f"mark-{time.monotonic_ns()}"
@@ -58,6 +60,7 @@ def test_when_its_caller_is_ended_so_is_the_unit(prison: Prison, how: str, statu
     assert prison.healthy()
 
 
+@pytest.mark.slow
 def test_a_shell_on_a_terminal(prison: Prison) -> None:
     name = prison.create()
     words = [*prison.words_of("shell", name, "--backend", "systemd"), "--", "bash", "--norc"]

@@ -19,6 +19,8 @@ from staddle.launch.contract import Launch
 from staddle.sandbox.open.spare_agents import SPARES
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 
 def test_private_directories_of_a_launcher_that_was_killed_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,8 @@ from staddle.linux import mounts, overlay
 from staddle.linux.own_mounts import with_own_mounts
 from tests.support.layers_overlay import fill, inside, picture
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture(params=["memory", "disk"])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
@@ -266,6 +268,7 @@ class TestWhatASandboxCannotFake:
 
         remove((os.fsencode(host),))  # deeper than pytest can delete
 
+    @pytest.mark.slow
     def test_directories_swapped_for_links_while_we_look(
         self, store: Store, host: Path, tmp_path: Path
     ) -> None:

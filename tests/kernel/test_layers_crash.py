@@ -90,6 +90,7 @@ def view(world: Path) -> LayerView:
     return LayerView((str(world / "layer"),), (str(world / "host"),))
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_after_a_kill_at_any_step_the_host_is_wholly_old_or_wholly_new(world: Path) -> None:
     seen = killed_everywhere(world, 1)
@@ -121,6 +122,7 @@ def killed_everywhere(world: Path, stride: int) -> dict[str, int]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_recovery_itself_may_be_killed(world: Path) -> None:
     host = world / "host"
@@ -141,6 +143,7 @@ def test_the_recovery_itself_may_be_killed(world: Path) -> None:
     assert _left(world) == []
 
 
+@pytest.mark.slow
 def test_an_edit_between_crash_and_recovery_is_not_lost(world: Path) -> None:
     host = world / "host"
     old = picture(host)
@@ -180,6 +183,7 @@ def test_a_step_that_the_host_refuses_takes_everything_back(
     assert _left(world) == []
 
 
+@pytest.mark.slow
 def test_a_record_that_others_could_have_written_is_not_obeyed(world: Path) -> None:
     host = world / "host"
     old = picture(host)
@@ -206,6 +210,7 @@ def test_a_record_that_others_could_have_written_is_not_obeyed(world: Path) -> N
     assert picture(host) == new_state(host, old)
 
 
+@pytest.mark.slow
 def test_where_names_cannot_be_exchanged_it_is_done_in_two_moves(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +218,7 @@ def test_where_names_cannot_be_exchanged_it_is_done_in_two_moves(
     assert min(killed_everywhere(world, 3).values()) > 5
 
 
+@pytest.mark.slow
 def test_where_directories_cannot_be_renamed_they_are_emptied(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_what_popen_starts_on_bwrap_ends_with_its_caller_at_any_moment() -> None:
     """bwrap's child is in a session of its own before the kernel knows that it is to end with bwrap."""
     names = []

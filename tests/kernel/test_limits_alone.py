@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.in_a_child import python
 
+pytestmark = pytest.mark.both_users
+
 #: A first process in namespaces of its own, that starts others as a sandbox's does.
 ALONE = """
 import select, signal
@@ -164,6 +166,7 @@ print(*how, len(watch.take_events()) > 0, len(watch.ended))
     assert said == ["-9", "0", "0", "True", "0"]
 
 
+@pytest.mark.slow
 def test_of_several_that_take_it_together_only_as_many_go_as_must() -> None:
     said = alone("""
 watch = supervisor.Supervisor(100 * MB, None, [])
@@ -175,6 +178,7 @@ print(sorted(supervise(watch, *[start(hog, Limits(memory=100 * MB)) for _ in ran
     assert said in (["[-9,", "0,", "0,", "0]"], ["[-9,", "-9,", "0,", "0]"])
 
 
+@pytest.mark.slow
 def test_memory_that_is_shared_after_a_fork_counts_once() -> None:
     said = alone("""
 watch = supervisor.Supervisor(100 * MB, None, [])

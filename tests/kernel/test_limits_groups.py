@@ -150,6 +150,7 @@ def test_less_memory_than_the_limit_is_nobodys_end() -> None:
         assert GroupMeter(group).events().out_of_memory == 0
 
 
+@pytest.mark.slow
 def test_a_busy_loop_on_every_core_gets_its_share_and_no_more() -> None:
     code = """
     for _ in range(2):
@@ -451,6 +452,7 @@ def test_groups_of_a_program_that_has_ended_are_removed_and_nobody_elses() -> No
                 path.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["unified", "first version"])
 def test_time_of_the_processors_is_counted_to_the_microsecond(how: str) -> None:
     """Version 1 has whole ticks only of the user's and the system's part: 4 ms on most kernels."""

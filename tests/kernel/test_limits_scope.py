@@ -68,6 +68,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [True, False], ids=["user", "root"])
 def test_sandboxes_are_in_groups_of_a_scope_of_their_owner(machine: PrivateSystemd, user: bool) -> None:
     done = machine.run(["/usr/bin/python3", "-c", CODE], user=user)

@@ -70,6 +70,7 @@ async def refused(client: Client, tool: str, **arguments: Any) -> str:
     return done.content[0].text  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 def test_a_task_from_the_first_command_to_the_commit(era: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
@@ -103,6 +104,7 @@ def test_a_task_from_the_first_command_to_the_commit(era: str, tmp_path: Path) -
     assert "modified /workspace/a.txt" in person.asked[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 def test_who_says_no_or_cannot_be_asked_gets_no_commit_and_no_host(era: str, tmp_path: Path) -> None:
     async def task(**given: Any) -> list[str]:
@@ -118,6 +120,7 @@ def test_who_says_no_or_cannot_be_asked_gets_no_commit_and_no_host(era: str, tmp
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 def test_background_processes_errors_and_repeated_calls(tmp_path: Path) -> None:
     async def task() -> None:
         async with served(tmp_path) as client:
@@ -145,6 +148,7 @@ def test_background_processes_errors_and_repeated_calls(tmp_path: Path) -> None:
     asyncio.run(task())
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_kills_its_command_and_a_client_that_is_gone_its_sandboxes(tmp_path: Path) -> None:
     first, second = unique_seconds(), unique_seconds()
 
@@ -189,6 +193,7 @@ def status(url: str, headers: dict[str, str]) -> int:
         return error.code
 
 
+@pytest.mark.slow
 def test_http_is_for_who_has_the_token_and_for_no_web_page(http: tuple[str, dict[str, str]]) -> None:
     url, headers = http
 

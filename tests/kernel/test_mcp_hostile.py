@@ -91,6 +91,7 @@ def test_every_tool_refuses_odd_arguments_with_words(era: str, tmp_path: Path) -
     asyncio.run(task())
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf8_and_output_without_end_do_not_end_the_server(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\n")
 
@@ -128,6 +129,7 @@ def test_a_process_that_does_not_read_is_not_waited_for_without_end(tmp_path: Pa
     asyncio.run(task())
 
 
+@pytest.mark.slow
 def test_the_timeout_of_the_server_is_that_of_a_call_which_names_none(tmp_path: Path) -> None:
     async def task() -> list[str]:
         async with served(tmp_path, "--timeout", "0.3") as client:
@@ -137,6 +139,7 @@ def test_the_timeout_of_the_server_is_that_of_a_call_which_names_none(tmp_path: 
     assert asyncio.run(task()) == ["timeout", "exited"]
 
 
+@pytest.mark.slow
 def test_a_repeated_call_is_not_cancelled_with_the_first_one(tmp_path: Path) -> None:
     """The first is cancelled while the second waits for its answer: the second does the work."""
     text = "mkdir /tmp/began && sleep 1000; echo second"
@@ -202,6 +205,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("era", "text"), [("auto", "sleep {0}; true"), ("legacy", "sleep {0} & yes; true")], ids=ERAS
 )
@@ -224,6 +228,7 @@ def _children(pid: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_dropped_in_a_call_ends_its_command(tmp_path: Path) -> None:
     """Of the newest revision; before it, the protocol says that this is no cancellation."""
     seconds = unique_seconds()
@@ -260,6 +265,7 @@ def test_a_connection_that_is_dropped_in_a_call_ends_its_command(tmp_path: Path)
         server.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_hundred_calls_at_once_are_all_answered(tmp_path: Path) -> None:
     """Of one shell, which serves them one after the other; of files; and of a hundred shells."""
 

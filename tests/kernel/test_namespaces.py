@@ -22,6 +22,8 @@ from staddle.linux import userns
 from tests.support.staddle_command import COMMAND, environment
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SECRET = "do-not-tell-8361"
 
@@ -229,6 +231,7 @@ def test_the_launcher_lets_go_of_the_streams(mark: str) -> None:
     assert gone(mark)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_one_whose_starter_vanishes_at_any_moment(mark: str) -> None:
     script = (
         "import sys, os, time\nfrom staddle import Policy, wrap\n"

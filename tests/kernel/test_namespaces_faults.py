@@ -27,6 +27,7 @@ def swept(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     return sweep(str(tmp_path), **request.param)
 
 
+@pytest.mark.slow
 def test_no_call_may_fail(swept: dict[str, Any]) -> None:
     assert len(swept["runs"]) > 35
     kinds = {run["failed"].split()[0] for run in swept["runs"]}
@@ -38,6 +39,7 @@ def test_no_call_may_fail(swept: dict[str, Any]) -> None:
     assert not swept["mounts_changed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("here", [False, True], ids=["by a launcher", "by our command line"])
 def test_no_call_may_fail_around_a_network_gateway(tmp_path: Path, here: bool) -> None:
     for name in ("secret", ".git"):

@@ -326,6 +326,7 @@ def without_a_gateway(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_without_a_gateway_there_is_no_command(without_a_gateway: Path) -> None:
     by_hand = (
         "from staddle import wrap, Policy, Network; import sys\n"

@@ -6,6 +6,8 @@ import shutil
 import socket
 import time
 
+import pytest
+
 from staddle.linux.netlink import Netlink, local_route
 from tests.support.network_servers import echo, http_server, udp_echo
 from tests.support.network_world import OTHER, OWN, OWN_V6, PRIVATE, PUBLIC, PUBLIC_V6, in_a_world, sandbox
@@ -52,6 +54,7 @@ print(s.recv(100).decode())
 NODE = "fetch({url!r}).then(r => r.text()).then(t => console.log(t), e => process.exit(7))"
 
 
+@pytest.mark.slow
 @in_a_world
 def test_every_client_reaches_an_allowed_name() -> None:
     http_server(PUBLIC, 80)
@@ -97,6 +100,7 @@ def test_every_client_fails_at_once_for_what_is_not_allowed() -> None:
         assert (PUBLIC_V6, 80, f"[{PUBLIC_V6}]:80") in refused
 
 
+@pytest.mark.slow
 @in_a_world
 def test_the_hosts_own_services_are_not_there() -> None:
     for host in ("127.0.0.1", PRIVATE):

@@ -39,6 +39,7 @@ LIES = [
 """
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_no_split_of_a_lie_reaches_the_server() -> None:
@@ -94,6 +95,7 @@ print(answered, send(GOOD, [1, 5, 20])[9:12].decode())
         heard.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_random_openings_neither_pass_for_tls_nor_hurt_the_gateway() -> None:
@@ -141,6 +143,7 @@ print(256 <= sent < 4000)
         assert any("too many pieces" in a.why for a in inside.attempts())
 
 
+@pytest.mark.slow
 @in_a_world
 def test_running_out_of_descriptors_is_survived() -> None:
     echo(PUBLIC, 9000)

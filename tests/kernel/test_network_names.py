@@ -100,6 +100,7 @@ print(ask("api.example.com", 1), ask("api.example.com", 1, True))
         assert lines[4] == "(0, 1) (0, 1)"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_noise_is_told_within_bounds() -> None:

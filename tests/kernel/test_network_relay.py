@@ -31,6 +31,7 @@ CONNECT = "import socket, sys, time; s = socket.create_connection(('api.example.
 # Bytes.
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_a_large_transfer_arrives_whole_in_both_directions() -> None:
@@ -201,6 +202,7 @@ t.sendall(b"\\0late"); print(t.recv(9))
 # GatewayBounds.
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_a_reader_that_does_not_read_does_not_grow_the_gateway() -> None:
@@ -242,6 +244,7 @@ print(late.recv(9))
         assert inside.python(code).split("\n") == ["True", "waits", "b'\\x00hi'"]
 
 
+@pytest.mark.slow
 @in_a_world
 def test_thousands_of_connections_leave_nothing_behind() -> None:
     echo(PUBLIC, 9000)
@@ -283,6 +286,7 @@ def test_bytes_and_idle_time_have_bounds() -> None:
         assert inside.python(CONNECT + "s.sendall(b'\\0')" + READ) == "ConnectionResetError"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_an_opening_that_never_ends_holds_nothing_up() -> None:
@@ -301,6 +305,7 @@ except ConnectionResetError: print("reset")
         assert any("did not come to an end" in a.why for a in inside.attempts())
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_a_trickle_in_hundreds_of_connections_neither_stalls_nor_grows_it() -> None:

@@ -74,6 +74,7 @@ def why(inside: Sandbox) -> list[str]:
     return [attempt.why for attempt in inside.attempts() if attempt.outcome == "refused"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_client_verifies_the_servers_own_certificate(certificate: Path, tmp_path: Path) -> None:
     trusted = certificate.parent / "cert.pem"
@@ -117,6 +118,7 @@ def test_another_name_than_the_one_that_was_dialled_is_refused(certificate: Path
     world()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
     trusted = certificate.parent / "cert.pem"
@@ -145,6 +147,7 @@ def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
     world()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_outer_name_of_an_encrypted_opening_is_the_one_that_counts(certificate: Path) -> None:
     encrypted = extension(0xFE0D, b"\0\0\1\0\1\x07\0\x20" + bytes(32) + b"\0\x90" + bytes(144))
@@ -177,6 +180,7 @@ print(struct.unpack(">H", s.recv(4096)[6:8])[0], "answers")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_http2_and_websockets_pass(certificate: Path) -> None:
     server = """

@@ -17,6 +17,8 @@ from staddle.sandbox.open import next_sandbox
 from staddle.sandbox.open.next_sandbox import NEXT, NextSandbox
 from tests.support.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
@@ -111,6 +113,7 @@ def test_an_edit_below_is_seen_and_is_no_drift_and_no_conflict(place: Path) -> N
     assert (place / "sub" / "deep").read_text() == "newmore\n"
 
 
+@pytest.mark.slow
 def test_it_is_not_used_with_another_policy_or_other_variables(place: Path) -> None:
     before = waiting()
     with opened(place, env={"COLOUR": "red"}) as sb:
@@ -180,6 +183,7 @@ if sys.argv[2] == "killed":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["ended", "killed"])
 def test_nothing_is_left_of_it_when_the_program_has_ended(place: Path, how: str) -> None:
     words = [sys.executable, "-c", PROGRAM, str(place), how]

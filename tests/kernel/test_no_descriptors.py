@@ -57,6 +57,7 @@ print(refused > 0, done > 0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("what", _CALLS)
 def test_a_call_says_so_and_the_sandbox_goes_on(what: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ def limited(soft: int, hard: int, code: str) -> str:
     return python(LIMIT.format(soft=soft, hard=hard) + code, timeout=110)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_more_sandboxes_at_once_than_have_room_wait_for_each_other() -> None:
     said = limited(
@@ -45,6 +46,7 @@ print(sum(asyncio.run(main())))
     assert said == "60"
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_when_it_is_used_up_but_not_for_commands() -> None:
     assert HARD >= 1024, "this machine's hard limit of open files is too low for this test"
     said = limited(
@@ -64,6 +66,7 @@ print({sb.run("ulimit -Sn").stdout.strip() for sb in sandboxes})
     assert said.split("\n") == ["200", "1024", "{'200'}"]
 
 
+@pytest.mark.slow
 def test_a_full_process_says_so_and_its_sandboxes_go_on() -> None:
     """What runs in the background keeps its files: it cannot be parked."""
     said = limited(
@@ -110,6 +113,7 @@ for number, sb in enumerate(sandboxes):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_more_sandboxes_are_open_than_descriptors_are_allowed() -> None:
     """Idle ones have none in this process. All are alive, keep their state, and work as before."""
@@ -137,6 +141,7 @@ print(PARKED._holders, holders.returncode)
     assert said.split("\n") == ["True", "True", "1 True True", "True 23", "7", "[] 1"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_killed_holder_loses_what_it_held_and_nothing_else() -> None:
     said = limited(
@@ -161,6 +166,7 @@ print(Sandbox().run("echo another").stdout)
     assert rest.split("\n") == ["False 23", "another"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_parked_sandboxes_end_with_a_host_program_that_is_killed() -> None:
     code = LIMIT.format(soft=80, hard=80) + PARKED + "print(holders() != [], flush=True); time.sleep(600)"
@@ -181,6 +187,7 @@ def _is_there(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_the_least_limit_is_enough_for_several_sandboxes() -> None:
     said = limited(
         *(80, 80),

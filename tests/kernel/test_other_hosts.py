@@ -61,6 +61,7 @@ def test_the_control_this_host_confines(tmp_path: Path) -> None:
     assert runs(cwd=tmp_path).stdout == "it ran\n"
 
 
+@pytest.mark.slow
 def test_namespaces_refused_by_a_filter(tmp_path: Path) -> None:
     found, status = diagnosis("no-namespaces", cwd=tmp_path)
     for name in NAMESPACED:

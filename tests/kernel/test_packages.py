@@ -118,6 +118,7 @@ def names(sandbox: Sandbox) -> list[tuple[str, str, str]]:
     return [(package.manager, package.name, package.version) for package in sandbox.packages()]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_pip_installs_upgrades_and_uninstalls(indexes: Indexes, workspace: Path) -> None:
@@ -145,6 +146,7 @@ def test_pip_installs_upgrades_and_uninstalls(indexes: Indexes, workspace: Path)
         assert sb.run("greeter").exit_code == 127
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_pip_installs_into_an_environment_for_the_user_and_for_everybody(
     indexes: Indexes, workspace: Path
@@ -197,6 +199,7 @@ def environment(environment_of_the_host: Path, indexes: Indexes, monkeypatch: py
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_pip_installs_beside_an_activated_environment_of_the_host(
     environment: Path, indexes: Indexes, workspace: Path
@@ -222,6 +225,7 @@ def test_pip_installs_beside_an_activated_environment_of_the_host(
     assert sorted((path, path.lstat().st_mtime_ns) for path in environment.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_single_command_installs_beside_an_environment_of_the_host(
     environment: Path, indexes: Indexes
@@ -281,6 +285,7 @@ def test_a_link_in_an_environment_shows_nothing_that_is_hidden(
     assert done.stdout == "#!/home/user/.venv/bin/python\nsecret-of-the-host\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_a_package_is_compiled_inside_and_writes_nowhere_else(
@@ -302,6 +307,7 @@ def test_a_package_is_compiled_inside_and_writes_nowhere_else(
         assert sb.run("cd /; python3 -c 'import speaker; print(speaker.x)'").stdout == "5\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_downloads_that_were_kept_serve_others_and_cannot_be_changed(
     indexes: Indexes, monkeypatch: pytest.MonkeyPatch
@@ -329,6 +335,7 @@ def test_downloads_that_were_kept_serve_others_and_cannot_be_changed(
         assert {path: path.read_bytes() for path in Path(place).rglob("*") if path.is_file()} == kept
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.usefixtures("host")
 def test_npm_installs_in_the_workspace_and_for_the_user(indexes: Indexes, workspace: Path) -> None:

@@ -68,6 +68,7 @@ def files(sandbox: Sandbox) -> set[str]:
     return {change.path for change in rest if not change.path.startswith("/etc/apt/")}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_a_command_as_root_installs_upgrades_and_removes(indexes: Indexes) -> None:
     with opened(indexes) as sb:
@@ -101,6 +102,7 @@ def test_a_command_as_root_installs_upgrades_and_removes(indexes: Indexes) -> No
         assert not sb.files.exists("/etc/settled.conf")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_a_session_of_root_types_it_as_on_any_machine(indexes: Indexes) -> None:
     with opened(indexes, always=True) as sb:
@@ -115,6 +117,7 @@ def test_a_session_of_root_types_it_as_on_any_machine(indexes: Indexes) -> None:
         assert sb.diff() == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("host")
 def test_what_a_package_does_when_it_is_installed_stays_inside(indexes: Indexes) -> None:
     with opened(indexes) as sb:
@@ -127,6 +130,7 @@ def test_what_a_package_does_when_it_is_installed_stays_inside(indexes: Indexes)
     assert not os.path.exists("/etc/chatty-was-here")
 
 
+@pytest.mark.slow
 def test_a_repository_that_was_tampered_with_is_refused(indexes: Indexes, tmp_path: Path) -> None:
     """By apt itself, which asks the same questions as outside."""
     debian = indexes.place / "debian"

@@ -55,6 +55,7 @@ def test_no_more_than_its_size_and_who_waits_gets_the_next() -> None:
         timer.join()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_many_threads_share_it() -> None:
     used: list[str] = []

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.needs_root
 
 
+@pytest.mark.slow
 def test_two_private_machines_at_once_and_nothing_is_left() -> None:
     with PrivateSystemd() as one, PrivateSystemd() as two:
         for machine in (one, two):
@@ -29,6 +30,7 @@ def test_two_private_machines_at_once_and_nothing_is_left() -> None:
     assert not [pid for pid in inits if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.slow
 def test_a_killed_test_run_leaves_no_machine_behind(tmp_path: Path) -> None:
     code = (
         "import sys,time; sys.path.insert(0, sys.argv[1])\n"

@@ -13,6 +13,7 @@ from tests.support.programs import IDENTITY, PIP, SCRIPTS, SERVE, sample_wheel, 
 VENV = Path(sys.executable).parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
 @pytest.mark.parametrize(
     "name",

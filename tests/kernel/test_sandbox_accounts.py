@@ -12,6 +12,8 @@ from staddle import Identity, Sandbox
 from staddle.inside.agent.one_id import CALLS, program
 from staddle.linux.syscalls import AUDIT_ARCH, COLUMN, NUMBERS
 
+pytestmark = pytest.mark.both_users
+
 MAKE = r"""
 make() {
     mkdir -p $1/DEBIAN $1/usr/share/$1 && echo x > $1/usr/share/$1/file
@@ -37,6 +39,7 @@ def root(request: pytest.FixtureRequest) -> Iterator[tuple[Sandbox, str | None]]
         yield sb, user
 
 
+@pytest.mark.slow
 def test_a_package_with_an_account_is_installed_and_the_next_one_too(
     root: tuple[Sandbox, str | None],
 ) -> None:

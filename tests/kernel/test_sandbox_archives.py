@@ -183,6 +183,7 @@ def test_a_source_that_fails_leaves_nothing(place: Place) -> None:
     assert place.sandbox.files.list() == []
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("habitat", ["namespaces"])
 def test_large_trees_go_through_without_being_in_memory(habitat: str, tmp_path: Path) -> None:

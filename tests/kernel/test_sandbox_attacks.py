@@ -115,6 +115,7 @@ def test_a_bomb_of_many_processes_is_gone_with_its_sandbox() -> None:
 # ---------------------------------------------------------------- what is used up
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_output_without_end_is_ended_and_told_so() -> None:
     with limited(output="64K") as sb:
@@ -126,6 +127,7 @@ def test_output_without_end_is_ended_and_told_so() -> None:
         assert sb.run("echo alive").stdout == "alive\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_output_that_somebody_takes_is_not_too_much() -> None:
     with limited(output="64K") as sb:
@@ -199,6 +201,7 @@ def test_limits_are_inherited_and_cannot_be_raised() -> None:
         assert sb.run(f"bash -c 'setsid python3 -c \"{code}\"'").stdout == f"{32 * MIB} {32 * MIB}\n64 64\n"
 
 
+@pytest.mark.slow
 def test_sandboxes_with_all_limits_leave_nothing() -> None:
     def left() -> tuple[int, int, int]:
         mounts = Path("/proc/self/mountinfo").read_text().count("\n")

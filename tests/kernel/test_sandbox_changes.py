@@ -92,6 +92,7 @@ def test_too_many_files_elsewhere_do_not_hide_the_workspace(sandbox: Sandbox) ->
     assert len(sandbox.diff(everything=True)) == many + 1
 
 
+@pytest.mark.slow
 def test_what_root_inside_changes_in_the_system_is_told(sandbox: Sandbox) -> None:
     done = sandbox.run("echo 1 > /etc/of-root; touch /usr/local/lib/of-root /workspace/w", user="root")
     assert done.ok, done.stderr

@@ -170,6 +170,7 @@ class _Made:
         return data
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("habitat", ["namespaces", "bwrap"])
 def test_a_large_file_never_is_in_memory(habitat: str, tmp_path: Path) -> None:
@@ -437,6 +438,7 @@ def test_many_threads(place: Place) -> None:
     assert [files.read(f"f{number}") for number in range(4)] == [f"{number} 19" * 9000 for number in range(4)]
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_swapped_meanwhile_leads_nowhere_else(place: Place) -> None:
     outside = place.workspace.parent / "outside"
     (outside / "x").write_text("untouched")

@@ -126,6 +126,7 @@ def test_what_an_interrupted_end_has_left_is_not_the_next_commands(monkeypatch: 
         assert sb.run("echo two $x").stdout == "two kept\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize(
     "interrupt",
@@ -154,6 +155,7 @@ def test_a_question_that_the_shell_has_forgotten_is_asked_again(
         assert sb._now().main._shell.pid == shell
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_snapshot_is_taken_or_not(tmp_path: Path) -> None:
     """What was written stays, and can be written, and is what a diff shows; a restore is whole, or is not."""
@@ -182,6 +184,7 @@ print(hits > 20)
     assert told == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError", "ConnectionResetError"])
 def test_a_sandbox_is_the_one_that_was_asked_for(tmp_path: Path, kind: str) -> None:
@@ -229,6 +232,7 @@ print(hits > 15, len(os.listdir("/proc/self/fd")) < 90)
     assert told == "True True"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_storm_of_interrupts_while_sandboxes_are_opened_leaves_no_zombie(tmp_path: Path) -> None:
     said = child(
@@ -341,6 +345,7 @@ operations = {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError", "ConnectionResetError"])
 def test_only_the_callers_error_comes_out_of_any_call_and_the_sandbox_stays_whole(
     tmp_path: Path, kind: str

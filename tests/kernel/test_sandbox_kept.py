@@ -21,6 +21,8 @@ from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.support.in_a_child import SRC
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture(autouse=True)
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -109,6 +111,7 @@ def _without_a_sandbox(work: Callable[[PersistentWorkspace], object]) -> None:
         kept.close()
 
 
+@pytest.mark.slow
 def test_another_process_goes_on(project: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
@@ -122,6 +125,7 @@ def test_another_process_goes_on(project: Path) -> None:
         assert sandbox.run("cat new; rm -r a; ls").stdout == "more\n" * 3 + "file\nnew\nsub\n"
 
 
+@pytest.mark.slow
 def test_the_home_is_the_users_in_another_process_too() -> None:
     """Root's sandboxes have other ids on the host each time."""
     code = (
@@ -166,6 +170,7 @@ def test_who_starts_its_programs_says_so_until_their_end(project: Path, state: P
         os.close(users)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_killed_process_writes_when_the_next_one_begins(project: Path, state: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
@@ -262,6 +267,7 @@ def test_a_kept_snapshot_is_gone_back_to_by_a_later_sandbox(project: Path) -> No
             assert sandbox.run("cat new file; rm new").stdout == "1\nof the host\n"
 
 
+@pytest.mark.slow
 def test_many_kept_snapshots_are_squashed_and_stay_right(project: Path) -> None:
     Sandbox(project, keep="fix").close()
     for number in range(70):

@@ -46,6 +46,7 @@ def file_of(name: str) -> Path:
     return Path(session_record.directory_of(name), FILE)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_variables_functions_directory_and_options_come_back(name: str, project: Path) -> None:
     with Sandbox(project, keep=name) as sb:
@@ -123,6 +124,7 @@ def test_a_state_that_ends_every_shell_does_not_lock_the_sandbox(name: str, proj
         assert sb.exec(["true"]).ok
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_snapshots_have_the_shells_of_their_moment(name: str, project: Path, tmp_path: Path) -> None:
     with Sandbox(project, keep=name) as sb:

@@ -25,6 +25,8 @@ from tests.support.in_a_child import SRC, python
 from tests.support.layers_overlay import stores_are_empty
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -282,6 +284,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert until(lambda: stores_are_empty(place))
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_snapshots_without_a_pause_do_not_use_up_descriptors() -> None:
     told = python(
@@ -362,6 +365,7 @@ def test_forks_continue_each_for_itself(sandbox: Sandbox, project: Path) -> None
     assert (project / "a").read_text() == "one\n2\n"
 
 
+@pytest.mark.slow
 def test_many_snapshots_and_forks_of_forks(sandbox: Sandbox) -> None:
     taken = []
     for number in range(40):
@@ -381,6 +385,7 @@ def test_many_snapshots_and_forks_of_forks(sandbox: Sandbox) -> None:
         fork.close()
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_snapshot_after_every_command_never_ends(sandbox: Sandbox) -> None:
     """Layers and descriptors do not grow with the number of snapshots."""
@@ -410,6 +415,7 @@ def test_a_sandbox_that_writes_through_has_no_layers(project: Path) -> None:
                 call()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_layers(project: Path) -> None:
     code = f"""
 import os, sys; sys.path.insert(0, {str(SRC)!r})
@@ -554,6 +560,7 @@ def test_a_fork_bomb_is_ended_too(project: Path) -> None:
         assert sandbox.run("echo fine").stdout == "fine\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_snapshots_without_a_moments_rest_need_few_descriptors(project: Path) -> None:
     """An agent lets go of former mounts when there is time. There may be none."""

@@ -34,6 +34,8 @@ from tests.support.limited import HIDDEN, groups_in_use, leftovers, no_groups_le
 from tests.support.timers import CONTINUED
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 MIB = 1 << 20
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")
 
@@ -334,6 +336,7 @@ for backend in ("landlock", "bwrap"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 @grouped
 def test_nothing_that_a_real_time_program_starts_is_a_real_time_process() -> None:
@@ -472,6 +475,7 @@ def test_nothing_inside_can_see_its_groups() -> None:
             assert {line.rsplit(":", 1)[1] for line in result.stdout.splitlines()} == {"/"}
 
 
+@pytest.mark.slow
 def test_files_that_are_removed_do_not_count_when_no_snapshot_has_them() -> None:
     with limited(disk="50M") as sb:
         for _ in range(6):
@@ -622,6 +626,7 @@ def test_a_closed_sandbox_leaves_no_group_and_no_process() -> None:
     assert groups_in_use() == []
 
 
+@pytest.mark.slow
 @grouped
 def test_a_host_program_that_is_killed_leaves_no_group() -> None:
     code = f"""
@@ -676,6 +681,7 @@ def test_memory_is_always_known_and_an_estimate_is_told(backend: str) -> None:
         assert alone.memory_is_estimate == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["in a copy", "without a workspace"])
 def test_disk_on_landlock_is_what_the_copy_grew_by_and_private_directories(
     tmp_path: Path, where: str

@@ -22,6 +22,7 @@ def work(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["overlay", "bind"])
 def test_the_workspace_can_be_seen_elsewhere(mode: str, work: Path) -> None:
     for place in ("/app", "/testbed/deep", str(work)):
@@ -158,6 +159,7 @@ def test_changes_and_events_are_short_to_read() -> None:
         assert str(event).startswith("refused: network: the network is denied by the policy")
 
 
+@pytest.mark.slow
 def test_names_and_places_beyond_a_list_of_addresses_are_told() -> None:
     lookup = "curl -sS --max-time 20 http://example.com"
     with Sandbox(policy=Policy.agent().with_network(Network.allow("192.0.2.9:80"))) as sb:

@@ -102,6 +102,7 @@ def test_a_name_of_the_list_resolves_and_no_other() -> None:
         assert not sandbox.run("getent ahostsv4 other.example").ok
 
 
+@pytest.mark.slow
 @each_backend
 @pytest.mark.parametrize("network", [Network.deny(), Network.allow("allowed.example:443")], ids=str)
 def test_a_server_inside_is_reached_from_outside(backend: str, network: Network) -> None:
@@ -149,6 +150,7 @@ def test_the_gateway_ends_with_the_sandbox(server: int, backend: str) -> None:
     assert until(lambda: not _gateways())  # nor one that waits for the next
 
 
+@pytest.mark.slow
 def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
     url = f"http://127.0.0.1:{server}/"
     with sandbox_with(Network.loopback(ports=[server])) as first:
@@ -235,6 +237,7 @@ def test_where_a_gateway_cannot_be_started_again_nothing_goes_out_any_more(
         assert sandbox.events()[-1].what == "the network gateway"
 
 
+@pytest.mark.slow
 @each_backend
 def test_a_gateway_that_was_killed_is_started_again_with_its_listeners_and_ports(
     server: int, backend: str

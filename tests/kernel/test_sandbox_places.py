@@ -67,6 +67,7 @@ for keep in (None, "kept"):
 """
 
 
+@pytest.mark.slow
 def test_layers_on_a_disk_do_not_wait_for_it_unless_they_are_kept(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with tempfile.TemporaryDirectory(prefix="layers", dir="/var/tmp") as place:
@@ -97,6 +98,7 @@ def test_a_workspace_may_be_on_a_disk_or_in_memory(place: str, tmp_path: Path) -
         shutil.rmtree(workspace)
 
 
+@pytest.mark.slow
 def test_a_workspace_may_be_in_another_overlay(tmp_path: Path) -> None:
     code = f"""
 import os, sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]

@@ -245,6 +245,7 @@ def test_a_program_of_the_terminal_sees_its_own_terminal_only() -> None:
         assert seen.split() == [b"/dev/pts/0", b"0", b"ptmx"]
 
 
+@pytest.mark.slow
 @every_backend
 def test_nothing_is_left_open(backend: str) -> None:
     def once() -> None:

@@ -20,6 +20,8 @@ from staddle.files.remove_tree import remove
 from tests.support.in_a_child import SRC
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 BOMB = """
 import os, time
 for turn in range(200):
@@ -150,6 +152,7 @@ def test_its_processes_are_counted_with_all_others(how: str) -> None:
         assert sb.run("echo here").stdout == "here\n"
 
 
+@pytest.mark.slow
 def test_its_memory_is_counted_with_that_of_all_others(how: str) -> None:
     sb, user = opened(how, memory="200M")
     with sb:
@@ -189,6 +192,7 @@ def state() -> Iterator[str]:
     remove((os.fsencode(place),))
 
 
+@pytest.mark.slow
 def test_what_root_changed_is_kept_and_roots_also_for_another_process(how: str, state: str) -> None:
     def run(script: str) -> str:
         done = subprocess.run(
@@ -210,6 +214,7 @@ def test_what_root_changed_is_kept_and_roots_also_for_another_process(how: str, 
     assert run("cat /etc/mine; touch /usr/local/bin/y /etc/passwd && rm /usr/bin/x; id -un") == "1\n3\nroot\n"
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_toolchains_below_the_home_of_the_hosts_root_stay_visible() -> None:
     with tempfile.TemporaryDirectory(dir="/root") as tools:
@@ -222,6 +227,7 @@ def test_toolchains_below_the_home_of_the_hosts_root_stay_visible() -> None:
             assert sb.run(f"{tools}/tool").stdout == "tooled\n"
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_kept_system_stays_with_the_root_that_wrote_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where there are two: an ordinary user is one and the same."""

@@ -52,6 +52,7 @@ LOOK = "f; a; pwd; cat link ../file ~/mine /tmp/mine; ls ..; set -o | grep noclo
 SEEN = "f a b\nalias\n/workspace/sub\nnew\nof the host\nmore\nhome\ntmp\nfile\nsub\nnoclobber      \ton\n"
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_from_it(saved: Path, project: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(SRC)!r})
@@ -292,6 +293,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(place)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("old", [None, b"old"])
 def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(
@@ -323,6 +325,7 @@ def test_a_kill_while_saving_leaves_the_old_file_or_the_new_one(
     assert number > 5
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_kill_while_loading_leaves_nothing(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -358,6 +361,7 @@ def _as_old_as_it_must_be(home: Path) -> None:
             os.utime(path, (0, 0))
 
 
+@pytest.mark.slow
 def test_a_kept_session_that_is_killed_while_it_goes_back_is_here_or_there(
     project: Path, saved: Path, kept: Path
 ) -> None:

@@ -55,6 +55,7 @@ def test_another_directory_of_that_name_is_another_one(place: Path) -> None:
     assert take(place, "ls") == ""
 
 
+@pytest.mark.slow
 def test_who_wants_something_else_gets_it(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     (other / "here").touch()
@@ -83,6 +84,7 @@ def test_a_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
     assert sorted(os.listdir(place)) == ["file"]
 
 
+@pytest.mark.slow
 def test_limits_are_put_on_it(tmp_path: Path) -> None:
     policy = Policy.agent().with_limits(processes=20, memory=200 << 20, disk=1 << 20)
     for _ in range(3):
@@ -155,6 +157,7 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in read_if_there(f"/proc/{pid}/task/{pid}/children").split()]
 
 
+@pytest.mark.slow
 def test_many_at_once_have_each_their_own(place: Path) -> None:
     said: list[str] = []
 

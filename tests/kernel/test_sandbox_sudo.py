@@ -55,6 +55,7 @@ def test_programs_and_background_processes_have_it_too(sb: Sandbox) -> None:
     process.wait()
 
 
+@pytest.mark.slow
 def test_who_asks_as_soon_as_it_runs_is_answered(sb: Sandbox) -> None:
     """Also before the agent has seen that the program was started."""
     for _ in range(60):
@@ -144,6 +145,7 @@ def test_git_commits_without_being_told_who_we_are(sb: Sandbox) -> None:
         assert other.run("git config user.email").stdout == "ada@box\n"
 
 
+@pytest.mark.slow
 def test_apt_without_root_or_without_a_network_says_what_to_do(sb: Sandbox) -> None:
     got = sb.run("apt-get install -y hello")
     assert got.exit_code == 100

@@ -81,6 +81,7 @@ def test_it_is_written_beside_programs_that_run() -> None:
         assert server.poll() is None
 
 
+@pytest.mark.slow
 def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STADDLE_LAYERS", str(tmp_path))
     for policy in (Policy.agent(), Policy.agent().replace(world="writable")):

@@ -13,6 +13,8 @@ from staddle import AsyncSandbox, Identity, Sandbox
 from staddle.errors import InvalidCall, RootUnavailable, UserUnavailable
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 LOOK = "id -un; id -G; echo $HOME $USER; pwd; grep CapEff /proc/self/status; echo opened > /dev/stdout"
 
 

@@ -55,6 +55,7 @@ def controls(calls: list[tuple[str, tuple[int, ...]]]) -> list[int]:
     return [_controls[call] for call in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @every_profile
 def test_every_rule_is_what_the_kernel_answers(profile: str) -> None:

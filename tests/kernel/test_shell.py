@@ -86,6 +86,7 @@ def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     assert came[1][0] - came[0][0] > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
     printed = []

@@ -36,6 +36,7 @@ def soak(*parts: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_parts_run_and_say_what_they_found() -> None:
     done = soak("commands", "kill-commit", "cancel-namespaces")
     errors = [line.split(" | ")[3] for line in done.stdout.splitlines() if line.startswith("`")]

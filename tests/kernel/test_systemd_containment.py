@@ -27,6 +27,7 @@ def probe(sandbox: Sandbox, code: str, *words: str, **asked: object) -> tuple[st
     return inside.stdout.decode(), outside.stdout.decode()
 
 
+@pytest.mark.slow
 def test_only_what_the_plan_names_is_there(sandbox: Sandbox) -> None:
     home = sandbox.machine.home if sandbox.user else "/root"
     secret = sandbox.machine.outside(home) / "secret"
@@ -92,6 +93,7 @@ def test_protected_names_stay_as_they_are(sandbox: Sandbox) -> None:
     assert (sandbox.machine.outside(place) / ".env").read_text() == "s\n"
 
 
+@pytest.mark.slow
 def test_the_manager_cannot_be_asked_for_another_unit(sandbox: Sandbox) -> None:
     """With the bus in sight, `systemd-run` inside is an escape in one command."""
     scope = ["--user"] if sandbox.user else []
@@ -127,6 +129,7 @@ except OSError: pass
 """
 
 
+@pytest.mark.slow
 def test_the_network_is_what_the_policy_says(sandbox: Sandbox) -> None:
     place = sandbox.place()
     listening = sandbox.machine.popen(["python3", "-c", LISTENERS, place], user=sandbox.user)
@@ -153,6 +156,7 @@ def test_its_own_loopback_works(sandbox: Sandbox) -> None:
     assert sandbox.python(code).stdout == b"b'x'\n"
 
 
+@pytest.mark.slow
 def test_processes_of_the_host_are_neither_seen_nor_reached(sandbox: Sandbox) -> None:
     victim = sandbox.machine.popen(["sh", "-c", "echo $$; exec sleep 60"], user=sandbox.user)
     try:
@@ -181,6 +185,7 @@ def test_processes_of_the_host_are_neither_seen_nor_reached(sandbox: Sandbox) ->
     assert told.stdout == b"2\n"
 
 
+@pytest.mark.slow
 def test_it_is_never_root_outside(sandbox: Sandbox) -> None:
     """Run by root it is an id that nobody has; root's own files are out of reach, where the system's are not."""
     place = sandbox.place()
@@ -209,6 +214,7 @@ def test_limits_on_files_hold(sandbox: Sandbox) -> None:
     assert done.stdout.split()[:2] == [b"4096", b"64"]
 
 
+@pytest.mark.slow
 def test_no_secret_is_on_a_command_line_or_in_the_unit(sandbox: Sandbox) -> None:
     process = sandbox.popen(["sleep", "30.5"], env={"TOKEN": "s3cr3t-v4lue"})
     try:

@@ -44,6 +44,7 @@ def test_signals_reach_the_command_and_its_answer_counts(
     assert not sandbox.processes(f"sleep\0{mark}")
 
 
+@pytest.mark.slow
 def test_when_its_client_is_killed_everything_ends(
     running: tuple[Sandbox, subprocess.Popen[bytes], int, str],
 ) -> None:
@@ -103,6 +104,7 @@ def test_what_it_leaves_in_the_background_ends_with_it(sandbox: Sandbox) -> None
     assert not sandbox.processes(f"sleep\0{mark}")
 
 
+@pytest.mark.slow
 def test_many_at_once_in_one_directory(sandbox: Sandbox) -> None:
     place = sandbox.place()
     command = ["sh", "-c", "echo $0 > out-$0; cat out-$0"]

@@ -103,6 +103,7 @@ print(gateway)
 """
 
 
+@pytest.mark.slow
 def test_a_command_reaches_what_is_allowed_and_nothing_else(sandbox: Sandbox) -> None:
     done = sandbox.unconfined(["/usr/bin/python3", "-c", COMMAND])
     assert done.returncode == 0, done.stderr.decode()
@@ -113,6 +114,7 @@ def test_a_command_reaches_what_is_allowed_and_nothing_else(sandbox: Sandbox) ->
     assert refused == ["192.0.2.8:80", "evil.example"]
 
 
+@pytest.mark.slow
 def test_a_session_does_and_somebody_is_asked(sandbox: Sandbox) -> None:
     done = sandbox.unconfined(["/usr/bin/python3", "-c", SESSION])
     assert done.returncode == 0, done.stderr.decode()
@@ -122,6 +124,7 @@ def test_a_session_does_and_somebody_is_asked(sandbox: Sandbox) -> None:
     assert asked == ["evil.example:80"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["gateway", "client"])
 def test_the_gateway_ends_with_the_command_and_nothing_goes_out_without_it(
     sandbox: Sandbox, whose: str

@@ -30,6 +30,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_a_session_remembers_and_survives(sandbox: Sandbox) -> None:
     place = sandbox.place()
     sandbox.unconfined(["touch", f"{place}/file"])
@@ -65,6 +66,7 @@ print("whole")
 """
 
 
+@pytest.mark.slow
 def test_a_command_that_is_cancelled_again_and_again(sandbox: Sandbox) -> None:
     done = sandbox.unconfined(["/usr/bin/python3", "-c", CANCELLED, sandbox.place()])
     assert (done.returncode, done.stdout) == (0, b"whole\n"), done.stderr.decode()

@@ -182,6 +182,7 @@ def test_conda(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout == f"{root}\nconda\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 def test_a_virtual_environment_in_the_workspace_works_as_outside(
     home: Path, monkeypatch: pytest.MonkeyPatch, backend: str
@@ -249,6 +250,7 @@ def with_pip(programs: Path) -> Path:
     return programs
 
 
+@pytest.mark.slow
 def test_installs_by_an_interpreter_of_the_home_land_in_the_sandbox(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

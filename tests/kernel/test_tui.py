@@ -36,6 +36,7 @@ def text_of(widget: Any) -> str:
     return str(widget.render())
 
 
+@pytest.mark.slow
 def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
@@ -107,6 +108,7 @@ def test_a_conflict_is_shown_and_overwritten_only_when_chosen(work: Path) -> Non
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_snapshots_forks_and_tabs(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
@@ -172,6 +174,7 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_the_list_of_commands_processes_policy_log_help_palette(work: Path) -> None:
     seconds = unique_seconds()
 
@@ -239,6 +242,7 @@ def test_the_list_of_commands_processes_policy_log_help_palette(work: Path) -> N
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_connections_wait_for_an_answer(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "policy.toml"
     file.write_text('[network]\nallow = ["127.0.0.1:1"]  # nothing\n')
@@ -291,6 +295,7 @@ def test_connections_wait_for_an_answer(work: Path, tmp_path: Path, monkeypatch:
         drive(steps, work, policy=policy, asks=True, policy_file=str(file))
 
 
+@pytest.mark.slow
 def test_hostile_names_and_output_are_drawn_as_text(work: Path) -> None:
     evil = "x\x1b]52;c;aGk=\x07[red]m[@click=app.leave]c\u202e"
 
@@ -322,6 +327,7 @@ def test_hostile_names_and_output_are_drawn_as_text(work: Path) -> None:
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_it_stays_responsive_whatever_happens_inside(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
@@ -375,6 +381,7 @@ def test_a_row_that_is_drawn_at_once_does_not_forget_the_others(
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_every_action_of_the_palette(work: Path) -> None:
     """Each is chosen in the palette by its title, and does what its help text has."""
     seconds = unique_seconds()

@@ -191,6 +191,7 @@ print(attempt(lambda: socket.socketpair()[0].sendto(b"x", sys.argv[1])))
         os.unlink(path)
 
 
+@pytest.mark.slow
 def test_a_swap_between_the_look_and_the_connection_does_not_help(work: Path, host: Host) -> None:
     """Two names are exchanged as fast as can be: a directory of its own and a link to the host's."""
     code = """
@@ -225,6 +226,7 @@ print(sum(seen.values()), seen.get("done", 0), *seen)
     assert host.hits == 0
 
 
+@pytest.mark.slow
 def test_an_address_that_changes_while_it_is_read_does_not_help(work: Path, host: Host) -> None:
     code = """
 import ctypes, struct

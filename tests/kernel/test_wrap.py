@@ -102,6 +102,7 @@ def test_a_stray_that_holds_the_output_does_not_hold_us(backend: str) -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @confined
 def test_many_at_once_from_threads_and_no_descriptor_left(backend: str, tmp_path: Path) -> None:

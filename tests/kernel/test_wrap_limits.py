@@ -13,6 +13,8 @@ from staddle.limits.enforced import usable
 from tests.support.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.both_users
+
 grouped = pytest.mark.skipif(not usable().version("memory"), reason="only control groups can do that")
 
 #: Starts processes until it cannot, leaves them, and says how many there were.

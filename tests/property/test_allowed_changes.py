@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def changes(before: Tree, after: Tree) -> list[tuple[str, str, str]]:
     return [(path, kind(before.get(path)), kind(after.get(path))) for path in sorted(changed)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(before=trees(), after=trees(), named=st.frozensets(paths))
 def test_what_is_taken_is_a_tree_and_nothing_else_changes(
@@ -61,6 +63,7 @@ def test_what_is_taken_is_a_tree_and_nothing_else_changes(
         assert result == after
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(before=trees(), after=trees(), named=st.frozensets(paths))
 def test_a_named_change_that_needs_nothing_else_is_taken(

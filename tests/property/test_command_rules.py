@@ -128,6 +128,7 @@ def room() -> Iterator[LocalEnvironment]:
 ran: set[str] = set()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(text=texts)
 def test_whatever_bash_starts_had_been_seen(room: LocalEnvironment, text: str) -> None:
@@ -149,6 +150,7 @@ def test_the_scripts_were_run() -> None:
     assert ran == set(NAMES)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(text=st.text("abg $(){}[]'\"`\\;|&<>=*?!#~\n-x\udcff", max_size=40))
 def test_any_text_is_judged_one_way_or_the_other(text: str) -> None:

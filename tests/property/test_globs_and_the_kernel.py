@@ -53,6 +53,7 @@ def could_be_a_file(root: str, place: list[str]) -> bool:
     return not target.is_dir() and not any(Path(root, *place[:cut]).is_file() for cut in range(1, len(place)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 @settings(max_examples=25, deadline=None)
 @given(
@@ -110,6 +111,7 @@ done
 """
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     several=st.lists(globs(LETTERS), min_size=1, max_size=3),

@@ -147,6 +147,7 @@ def told(what: Stack | LayerView) -> set[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS)
 def test_the_change_list_is_the_difference_of_what_was_and_what_is(tree: list, operations: list) -> None:  # type: ignore[type-arg]
@@ -156,6 +157,7 @@ def test_the_change_list_is_the_difference_of_what_was_and_what_is(tree: list, o
         assert picture(world.host) == world.before
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS, OPERATIONS)
 def test_frozen_layers_squashed_or_not_mean_the_same(
@@ -182,6 +184,7 @@ def test_frozen_layers_squashed_or_not_mean_the_same(
         assert world.run([], two) == after  # what is linked is never written
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS, st.sets(st.sampled_from(NAMES), min_size=1, max_size=3))
 def test_what_is_dropped_is_as_it_was_and_the_rest_as_it_is(
@@ -206,6 +209,7 @@ def test_what_is_dropped_is_as_it_was_and_the_rest_as_it_is(
         assert told(rest) == naive_changes(world.before, expected)
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS, st.booleans())
 def test_a_commit_makes_the_host_what_was_seen_inside(
@@ -228,6 +232,7 @@ def test_a_commit_makes_the_host_what_was_seen_inside(
         assert world.run([], stack) == after
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, st.sets(st.sampled_from(NAMES), max_size=3))
 def test_a_commit_of_some_paths_leaves_the_others(tree: list, operations: list, chosen: set) -> None:  # type: ignore[type-arg]
@@ -249,6 +254,7 @@ def test_a_commit_of_some_paths_leaves_the_others(tree: list, operations: list, 
         assert picture(world.host) == expected
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS)
 def test_a_file_that_both_sides_changed_is_a_conflict_and_nothing_is_written(
@@ -276,6 +282,7 @@ def test_a_file_that_both_sides_changed_is_a_conflict_and_nothing_is_written(
         assert not refused or picture(world.host) == now
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS)
 def test_what_is_saved_and_loaded_is_the_same(tree: list, first: list, second: list) -> None:  # type: ignore[type-arg]
@@ -308,6 +315,7 @@ def test_a_copy_without_overlayfs_tells_and_commits_the_same(tree: list, operati
         assert picture(world.host) == after
 
 
+@pytest.mark.slow
 @FEW
 @given(TREE, OPERATIONS, OPERATIONS, OPERATIONS)
 def test_two_looks_tell_what_one_command_did(tree: list, first: list, second: list, third: list) -> None:  # type: ignore[type-arg]

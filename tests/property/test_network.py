@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ POLICIES = st.lists(entries(), min_size=1, max_size=6).filter(
 PROTOCOLS = st.sampled_from(["tcp", "udp"])
 
 
+@pytest.mark.slow
 @given(POLICIES, st.one_of(NAMES, ADDRESSES), PORTS, PROTOCOLS, st.randoms())
 def test_the_decision_is_the_policys_in_any_order(policy, host, port, protocol, random) -> None:
     verdict = decide(host, port, Network.allow(*policy), protocol)
@@ -64,6 +66,7 @@ def test_what_is_dialled_for_a_name_is_public_or_allowed_itself(policy, name, ad
         assert network.permits(address, port)
 
 
+@pytest.mark.slow
 @given(POLICIES, st.one_of(NAMES, ADDRESSES), PORTS)
 def test_every_allowed_tcp_destination_has_a_way_to_the_gateway(policy, host, port) -> None:
     network = Network.allow(*policy)

@@ -150,6 +150,7 @@ def test_no_spelling_of_a_number_reaches_the_host_itself(host: str) -> None:
         assert not resolved("api.example.com", host.strip("[]."), 443, NETWORK).allowed
 
 
+@pytest.mark.slow
 @many
 @given(st.ip_addresses(v=4), st.sampled_from(["::ffff:{}", "64:ff9b::{}", "::{}", "::ffff:0:{}"]))
 def test_an_address_inside_an_address_is_judged_as_what_it_is(

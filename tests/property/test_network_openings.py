@@ -84,6 +84,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
 
 
 # Python complains about a name that is not ASCII before anybody is asked about it.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @many
 @given(st.data(), st.sampled_from(OPENINGS), st.lists(st.integers(0, 700), max_size=4))
@@ -101,6 +102,7 @@ def test_no_opening_shows_openssl_a_name_that_the_gateway_did_not_see(
         assert name in (None, GOOD)
 
 
+@pytest.mark.slow
 @many
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=60), st.sampled_from([GOOD, EVIL]))
 def test_records_of_any_size_say_the_same(sizes: list[int], name: str) -> None:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def compiled(root: str, read: set[str], write: set[str], deny: set[str]) -> Plan
 some = st.sets(paths(plain), max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(places=some, read=some, write=some, deny=some, asked=st.sets(paths(plain, 5), max_size=10))
 def test_a_plan_allows_exactly_what_the_rules_say(
@@ -83,6 +85,7 @@ def test_a_plan_allows_exactly_what_the_rules_say(
             assert seen(plan, f"{root}/{path}") == expected(path, read, write, deny), path
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(places=st.sets(paths(any_name), max_size=8), write=st.sets(paths(any_name, 3), max_size=4), deny=some)
 def test_protected_names_are_readable_only_and_opened_by_naming_them(
@@ -100,6 +103,7 @@ def test_protected_names_are_readable_only_and_opened_by_naming_them(
             assert seen(plan, f"{root}/{path}") == answer, path
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     places=some,
@@ -141,6 +145,7 @@ def test_links_lead_where_the_kernel_says_or_nowhere_at_all(
                 planted = os.path.dirname(planted)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(places=some, read=some, write=some, deny=some, more=paths(plain, 5), seed=st.integers())
 def test_order_is_neutral_and_a_deny_never_widens(
@@ -194,6 +199,7 @@ host_text = st.text(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     host_text
@@ -229,6 +235,7 @@ def test_any_text_is_a_size_or_a_sentence(text: str) -> None:
         pass
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.binary(max_size=60)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -144,6 +145,7 @@ def plain(snippets: list[str], directory: str) -> list[tuple[bytes, bytes, int]]
     return results
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60,
     deadline=None,

@@ -21,6 +21,7 @@ paths = st.lists(names(LETTERS), min_size=1, max_size=5)
 glob_texts = globs(LETTERS)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)  # up to forty pairs each
 @given(st.lists(glob_texts, min_size=1, max_size=5), st.lists(paths, min_size=1, max_size=8))
 def test_what_matches_is_what_the_definition_says(several: list[Tokens], places: list[list[str]]) -> None:
@@ -33,6 +34,7 @@ def test_what_matches_is_what_the_definition_says(several: list[Tokens], places:
         assert together.matches(path) == any(expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(glob_texts, min_size=1, max_size=3), st.lists(paths, min_size=1, max_size=4))
 def test_what_the_file_tools_write_is_what_the_definition_says(
@@ -52,6 +54,7 @@ def test_what_the_file_tools_write_is_what_the_definition_says(
                 assert os.listdir(anchor) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(glob_texts, paths)
 def test_all_that_matches_lies_below_the_prefix(glob: Tokens, place: list[str]) -> None:

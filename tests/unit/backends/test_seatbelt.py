@@ -305,6 +305,7 @@ def expected(made: Plan, path: str) -> str:
     return made.access(path)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.lists(paths, max_size=5))
 def test_the_profile_answers_as_the_plan_does(made: Plan, more: list[str]) -> None:

@@ -206,6 +206,7 @@ def test_what_an_agent_made_to_look_like_a_workspace_is_not_loaded(
             Workspace.load(str(path))
 
 
+@pytest.mark.slow
 def test_one_can_be_made_while_the_last_other_goes(world: World) -> None:
     errors = []
 

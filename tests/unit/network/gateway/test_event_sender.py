@@ -89,6 +89,7 @@ def test_a_turn_tells_what_was_repeated_and_begins_anew(host: Host) -> None:
     assert [a.count for a in host.told()] == [1]  # who asks next has its own
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_read_is_not_waited_for(host: Host) -> None:
     for n in range(100_000):
         if n % 150 == 0:
