@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo    install, then see a confined command at work"
 	@echo "make test    install what the tests need, and run them"
-	@echo "make test-everything   the same, and every test as both root and a user"
+	@echo "make test-everything   the slow tests as well, and every test as both root and a user (half an hour)"
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
 	@echo "make test-hosts  staddle in containers of every kind, on other kernels; writes docs/container-hosts.md"
 	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
@@ -63,7 +63,7 @@ test: test-packages $(VENV)/installed-dev
 	@scripts/test
 
 test-everything: test-packages $(VENV)/installed-dev
-	@scripts/test everything
+	@timeout --foreground 7200 scripts/test everything
 
 test-adapters: $(VENV)/installed
 	$(BIN)/python scripts/test_adapters.py $(ADAPTERS)

@@ -67,6 +67,7 @@ def test_a_line_that_is_missing_shows(log: str) -> None:
     assert "no end after number 6" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_it_cannot_do_is_said() -> None:
     assert "staddle audit FILE" in audit().stderr
     assert "cannot be read" in audit("/nowhere").stderr

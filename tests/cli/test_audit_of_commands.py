@@ -27,6 +27,7 @@ def kinds_of(path: Path) -> list[str]:
     return [line["what"] for line in lines_of(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("how", [(), ("--json",), ("--mode", "overlay")], ids=["live", "json", "overlay"])
 def test_run_writes_what_ran_and_how_it_ended(tmp_path: Path, how: tuple[str, ...]) -> None:
@@ -48,6 +49,7 @@ def test_a_log_that_the_command_could_write_is_refused(tmp_path: Path) -> None:
     assert "audit log" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_shell_is_in_the_log(tmp_path: Path) -> None:
     work, log = tmp_path / "work", tmp_path / "log"

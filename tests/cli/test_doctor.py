@@ -20,6 +20,7 @@ def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
     assert "`staddle run` uses namespaces" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_says_what_the_network_can_be_here(tmp_path: Path) -> None:
     assert "\nnetwork: allow lists of hosts" in staddle("doctor", cwd=tmp_path).stdout
     found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
@@ -38,6 +39,7 @@ def test_what_it_says_is_what_a_run_gets(tmp_path: Path) -> None:
         assert report["enforced"]["gaps"] == found["backends"][name]["gaps"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_used_says_why_and_what_to_do(tmp_path: Path) -> None:
     found = json.loads(staddle("doctor", "--json", cwd=tmp_path).stdout)
     for name, entry in found["backends"].items():

@@ -76,6 +76,7 @@ def test_the_same_as_data(place: Path) -> None:
     assert report["gaps"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_would_be_refused_says_so_and_why(place: Path) -> None:
     done = staddle("explain", "--disk", "1G", "--", "true", cwd=place)

@@ -128,6 +128,7 @@ def test_as_json(name: str) -> None:
     assert state(name) == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_protected_name_that_appears_is_told(name: str) -> None:
     assert ".vscode" in jail("run", name, "--", "mkdir", ".vscode").stderr
@@ -193,6 +194,7 @@ def test_an_agent_is_run_on_a_prompt(name: str, world: World) -> None:
     assert again == done.stdout  # the prompt is kept
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_options_stand_on_both_sides_of_the_workspace_and_never_behind_the_dashes(name: str) -> None:
     done = jail("run", "--env", "A=1", name, "--env", "B=2", "--", "sh", "-c", "echo $A$B $0", "--env")
@@ -200,6 +202,7 @@ def test_options_stand_on_both_sides_of_the_workspace_and_never_behind_the_dashe
     assert "twice" in jail("run", "--timeout", "5", name, "--timeout", "5", "--", "true", status=125).stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_paths_are_relative_to_where_the_user_stands(name: str, world: World) -> None:
     (world.top / "data.txt").write_text("read me\n")

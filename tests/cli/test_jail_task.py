@@ -78,6 +78,7 @@ def test_a_task_is_kept_run_resumed_and_told(world: World) -> None:
         assert part in told
 
 
+@pytest.mark.slow
 def test_there_is_nothing_to_attach_to_before_a_run(world: World) -> None:
     assert "no conversation" in jail("attach", create(), status=125).stderr
     wrong = jail("run", create(), "--model", "m", "--", "true", status=125).stderr
@@ -115,6 +116,7 @@ def test_what_is_left_is_told_and_committed_by_choice(world: World) -> None:
     assert world.git("log", "-1", "--format=%an", f"staddle/{name}", where=world.repository) == b"Bob\n"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_committed_is_told_and_the_status_stays(world: World) -> None:
     done = jail(
         "run",
@@ -149,6 +151,7 @@ def test_publish_pushes_only_where_it_is_told_to(world: World) -> None:
     assert world.git("branch", "--list", where=world.top / "origin.git").decode().strip() == f"staddle/{name}"
 
 
+@pytest.mark.slow
 def test_verbose_tells_what_is_run_without_values(world: World) -> None:
     done = jail("run", create(), "-v", "--env", "TOKEN=hush-hush", "--", "true")
     for part in ("backend: ", "network: deny", "command: ['true']", "TOKEN"):
@@ -185,6 +188,7 @@ def test_a_file_that_says_what_it_cannot_is_an_error(world: World, text: str) ->
     assert "jail.toml" in jail("run", name, "--", "true", env=env, status=125).stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_is_named_must_be_there(world: World) -> None:
     name = create()
     missing = jail(

@@ -70,6 +70,7 @@ def test_on_a_terminal_it_has_a_terminal(state: Path, project: Path) -> None:
     assert "'no-such' cannot be run" in seen
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_the_network_refused_is_told(command: Run) -> None:
     done = command(

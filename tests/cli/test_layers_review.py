@@ -41,6 +41,7 @@ def test_the_home_is_told_about_when_asked_for(command: Run) -> None:
     assert command("diff", "fix", "--all", "--names").stdout == "A /workspace/w\nA /home/user/h\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_how_much_was_changed(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "seq 100 > many; printf 'a\\0b' > binary; sed -i s/teh/the/ README")
@@ -50,6 +51,7 @@ def test_how_much_was_changed(command: Run) -> None:
     assert "3 changes (2 added, 1 modified), 101 lines added, 1 line deleted" in text
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_diff_as_data_has_names_as_they_are(command: Run) -> None:
     command("run", "--keep", "fix", "-c", r"touch $'odd\nname\033[31m\xff'")
@@ -130,6 +132,7 @@ def test_what_was_committed_and_then_changed_on_the_host_is_no_change_of_the_san
     assert (project / "one").read_text() == "of the host\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_without_a_terminal_nobody_is_asked_and_nothing_is_done(command: Run, project: Path) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one")

@@ -13,6 +13,7 @@ HOG = "import time\na = bytearray(150 << 20)\ntime.sleep(20)"
 BOMB = "import os, time\nfor _ in range(100):\n    if not os.fork(): time.sleep(20); os._exit(0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "program", "status", "reason", "said"),
     [
@@ -33,6 +34,7 @@ def test_a_command_that_ran_into_a_limit_is_told_so(
     assert f"limits.{reason}" in told["why"]
 
 
+@pytest.mark.slow
 def test_a_command_in_a_kept_sandbox_is_told_so(command: Run) -> None:
     done = command("run", "--keep=limited", "--memory=64M", "--", "python3", "-c", HOG, status=137)
     assert "64 MiB of memory (limits.memory)" in done.stderr

@@ -185,6 +185,7 @@ def test_the_output_cap_drops_and_counts(tmp_path: Path) -> None:
     assert "3976 bytes of standard output were dropped" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_json_carries_everything(tmp_path: Path) -> None:
     done = staddle("run", "--json", "-c", "echo out; echo err >&2; exit 3", cwd=tmp_path)

@@ -28,6 +28,7 @@ def names(place: Path) -> list[str]:
 SCRIPT = "echo x > f && cat f; echo two >> a"
 
 
+@pytest.mark.slow
 def test_everything_may_be_changed_and_is_thrown_away_and_told(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "-c", f"{SCRIPT}; exit 3")
     assert (done.returncode, done.stdout) == (3, "x\n")
@@ -65,6 +66,7 @@ def test_changes_are_shown_and_committed_by_choice(place: Path) -> None:
     assert (place / "f").read_text() == "x\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_command_that_failed_commits_nothing(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--commit", "-c", f"{SCRIPT}; exit 4")
@@ -103,6 +105,7 @@ def test_a_script_of_the_workspace_and_one_from_elsewhere_are_run(place: Path) -
     assert staddle("run", "--mode", "overlay", "../outside.sh").stdout == "one\nout\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_time_is_up_and_nothing_is_kept(place: Path) -> None:
     done = staddle("run", "--mode", "overlay", "--commit", "--timeout", "1", "-c", "echo x > f; sleep 60")

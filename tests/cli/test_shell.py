@@ -101,6 +101,7 @@ on_every_backend = pytest.mark.parametrize("person", BACKENDS, indirect=True)
 # ---------------------------------------------------------------- on a terminal
 
 
+@pytest.mark.slow
 @on_every_backend
 def test_it_is_an_interactive_shell_in_the_sandbox(person: Person) -> None:
     person.type("pwd; cat here; tty; echo $TERM; stty size\n")
@@ -119,6 +120,7 @@ def test_the_terminal_is_raw_meanwhile(person: Person) -> None:
     assert person.has_the_terminal_back()
 
 
+@pytest.mark.slow
 @on_every_backend
 def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
     mark = unique_seconds()
@@ -178,6 +180,7 @@ def test_a_signal_ends_it_all_and_gives_the_terminal_back(person: Person, number
     assert gone(mark)
 
 
+@pytest.mark.slow
 @every_backend
 def test_killed_outright_it_leaves_nothing_inside(tmp_path: Path, backend: str) -> None:
     mark = unique_seconds()
@@ -307,6 +310,7 @@ def test_a_timeout_ends_the_script(tmp_path: Path) -> None:
     assert gone(mark)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @every_backend
 def test_one_result_for_each_line(tmp_path: Path, backend: str) -> None:

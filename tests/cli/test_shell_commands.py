@@ -100,6 +100,7 @@ def test_on_every_backend(backend: str) -> None:
     assert lines[3:] == ["everything is as at the start", "none"]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_came_before_a_command_is_done_before_it(project: Path) -> None:
     done = shell("for i in 1 2 3; do sleep 0.2; done; echo late > late\n%diff\necho after\n")
@@ -163,6 +164,7 @@ def test_an_error_is_told_and_the_shell_goes_on() -> None:
     assert nothing.stdout == "on\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_shell_that_ends_before_a_command_ends_all() -> None:
     assert shell("exit 3\n%help\n", status=3).stdout == ""

@@ -68,6 +68,7 @@ def test_of_a_command_that_is_killed(backend: str, tmp_path: Path) -> None:
         at.close()
 
 
+@pytest.mark.slow
 def test_of_a_shell_that_is_killed(tmp_path: Path) -> None:
     at = AtTerminal([*COMMAND, "shell"], tmp_path)
     try:

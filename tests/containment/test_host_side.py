@@ -12,6 +12,9 @@ import pytest
 from .mutated import edited
 from .switches.host_side import HOST_ALONE, HOST_SWITCHES
 
+#: What tests the tests is for `make test-everything`.
+pytestmark = pytest.mark.slow
+
 WHO = "root" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).parents[2]
 

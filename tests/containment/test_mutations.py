@@ -25,6 +25,9 @@ from .mutated import edited
 from .probes import ATTACKS, TERMINAL
 from .switches import ALONE, SWITCHES, Edit, Switch
 
+#: What tests the tests is for `make test-everything`.
+pytestmark = pytest.mark.slow
+
 WHO = "root" if os.geteuid() == 0 else "user"
 #: In these, what is denied lies where the backend can hold it.
 DENY_BELOW = {"landlock": "readable"}

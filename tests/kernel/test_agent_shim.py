@@ -286,6 +286,7 @@ def test_a_shim_without_its_broker_runs_nothing(workspace: Path) -> None:
     assert not (workspace / "ran").exists()
 
 
+@pytest.mark.slow
 def test_an_installed_shim_opens_its_sandbox_and_the_broker_ends_with_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

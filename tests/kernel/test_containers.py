@@ -235,6 +235,7 @@ sys.exit(subprocess.call([*run, "python3", "connecting.py"]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("container", [USER, ROOT], ids=["user", "root"])
 def test_own_sockets_can_be_connected_to_and_others_cannot(container: Container) -> None:
     """pidfd_getfd is refused here: the supervisor puts a connected socket in the caller's place."""
@@ -388,6 +389,7 @@ print(json.dumps([done.stdout, done.stderr[-300:]]))
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_knows_of_no_proxy_reaches_a_name() -> None:
     """Also where the supervisor puts another socket in the caller's place."""
     out, err = ROOT.python(_BY_NAME)

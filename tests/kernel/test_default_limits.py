@@ -23,6 +23,13 @@ KEPT = 10
 TAKE = f"python3 -c 'import time; taken = bytearray(500 << 20); time.sleep({KEPT})'"
 
 
+@pytest.fixture(autouse=True)
+def _none_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sandbox is opened in advance: it would have the limits of the test before."""
+    monkeypatch.setattr(NEXT, "_is_over", True)
+    NEXT.close()
+
+
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has 400 MiB of memory available."""
@@ -51,6 +58,7 @@ def test_memory_of_a_session() -> None:
         assert sandbox.run("echo there").stdout == "there\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("little")
 def test_the_next_command_is_not_told_the_reason_of_the_last() -> None:
     with Sandbox() as sandbox:
@@ -82,7 +90,8 @@ def test_memory_of_a_single_command() -> None:
 def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enforced, "_sessions", {})
     monkeypatch.setattr(default_limits, "_known", {os.getpid(): 80})
-    with Sandbox() as sandbox:
+    # A policy of its own: what was made of the usual one has the default of this process.
+    with Sandbox(policy=Policy.agent().with_limits(timeout=119)) as sandbox:
         result = sandbox.run("""python3 -c '
 import os, time
 for _ in range(100):
@@ -105,8 +114,6 @@ def test_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_when_memory_has_no_room_layers_go_to_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STADDLE_LAYERS", raising=False)
-    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
-    NEXT.close()
     with Sandbox() as first:
         monkeypatch.setattr("staddle.layers.store.has_memory_for_more", lambda: False)
         with Sandbox() as second:

@@ -468,6 +468,7 @@ def test_a_wrapped_command_has_the_variables_and_the_directory_that_it_is_starte
     assert subprocess.run(seen, capture_output=True, check=False, cwd="/").stdout == b"/\n"
 
 
+@pytest.mark.slow
 def test_a_wrapped_command_that_is_started_in_a_temporary_directory_works_in_its_own() -> None:
     """The sandbox's /tmp is private: what the host has in it is not there, but for what is granted."""
     with tempfile.TemporaryDirectory(dir="/tmp") as outside:

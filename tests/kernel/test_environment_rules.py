@@ -69,6 +69,7 @@ def test_without_the_parser_no_environment_with_rules_is_made(
     assert LocalEnvironment(tmp_path).exec_command("true").exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_rules_of_a_policy_hold_wherever_a_command_comes_in(tmp_path: Path) -> None:
     policy = Policy.agent().with_rules(RULES)

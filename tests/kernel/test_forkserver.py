@@ -103,6 +103,7 @@ def test_a_readonly_workspace_is_not_written(project: Path) -> None:
         close(sandbox)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_a_workspace_that_is_mounted_after_the_fork_server_was_started_is_the_one_that_is_shown(
     tmp_path: Path,
@@ -235,6 +236,7 @@ def test_a_fork_server_that_is_asked_is_not_ended_by_another_thread(monkeypatch:
     close(sandbox)
 
 
+@pytest.mark.slow
 def test_a_fork_of_the_host_program_has_fork_servers_of_its_own() -> None:
     kept = opened()
     pid = os.fork()

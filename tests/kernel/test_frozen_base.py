@@ -499,6 +499,7 @@ def test_the_copy_is_private_and_not_writable_from_inside(sandbox: Sandbox) -> N
         assert "EVIL" not in fork.run(f"cat {base}/file 2>&1").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 @pytest.mark.parametrize("how", ["-t tmpfs none", "--bind {}"])  # another file system, and the same one
 def test_something_mounted_in_the_directory_is_not_copied(project: Path, tmp_path: Path, how: str) -> None:
@@ -570,6 +571,7 @@ def test_a_fork_that_fails_leaves_no_copy(project: Path, monkeypatch: pytest.Mon
         assert until(lambda: not copies(other) - before)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_program_that_is_killed(project: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="layers-") as place:
         os.chmod(place, 0o711)

@@ -49,6 +49,7 @@ def child(code: str, place: Path) -> str:
     return python(_PRELUDE.format(place=str(place)) + code, around=_AROUND)
 
 
+@pytest.mark.slow
 def test_where_layers_are_is_full(place: Path) -> None:
     told = child(
         """
@@ -67,6 +68,7 @@ with Sandbox() as sb:
     assert told == "fine"
 
 
+@pytest.mark.slow
 def test_a_commit_that_does_not_fit_changes_nothing(place: Path) -> None:
     told = child(
         """

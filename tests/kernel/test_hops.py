@@ -20,6 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_opening_a_sandbox_and_running_a_command_enter_few_files() -> None:
     opening: list[tuple[str, str, str]] = []

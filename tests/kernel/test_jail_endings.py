@@ -67,6 +67,7 @@ def test_a_git_that_was_killed_locks_nobody_out(world: World, backend: str) -> N
     assert healthy(world)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_the_users_own_git_may_tidy_up_meanwhile(world: World, backend: str) -> None:
     opts = agent(world, "echo staged > staged; git add staged; git stash -q; git stash pop -q --index")

@@ -41,6 +41,7 @@ def test_private_directories_of_a_launcher_that_was_killed_are_removed(
     assert (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["command", "session"])
 def test_a_landlock_supervisor_that_is_killed_leaves_no_private_directory(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +90,7 @@ def everybodys() -> Iterator[Path]:
         yield Path(place)
 
 
+@pytest.mark.slow
 def test_layers_of_a_program_that_takes_long_to_end_are_removed(everybodys: Path) -> None:
     layers, project = everybodys / "layers", everybodys / "project"
     for directory in (layers, project):

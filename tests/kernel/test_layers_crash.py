@@ -226,6 +226,7 @@ def test_where_directories_cannot_be_renamed_they_are_emptied(
     assert min(killed_everywhere(world, 3).values()) > 5
 
 
+@pytest.mark.slow
 def test_slots_in_the_target_are_gone_too(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_dir, "_mount_of", lambda path: (0, ""))  # as when /home is another file system
     host = world / "host"

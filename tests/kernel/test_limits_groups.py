@@ -103,6 +103,7 @@ def test_threads_count_as_processes() -> None:
         assert int(ran(group, THREADS)[0]) == 49
 
 
+@pytest.mark.slow
 def test_without_the_limit_the_same_bomb_goes_off() -> None:
     with limited(Limits()) as group:
         assert ran(group, BOMB)[0] == "300"
@@ -227,6 +228,7 @@ def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
         whole.close()
 
 
+@pytest.mark.slow
 def test_usage_is_of_one_command_and_of_all() -> None:
     with limited(Limits()) as group:
         meter = GroupMeter(group)

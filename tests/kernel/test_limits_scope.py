@@ -111,6 +111,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [True, False], ids=["user", "root"])
 def test_a_group_that_was_delegated_to_the_program_is_used(machine: PrivateSystemd, user: bool) -> None:
     ask = ["systemd-run", *(["--user"] if user else []), "--pipe", "--wait", "--collect", "--quiet"]

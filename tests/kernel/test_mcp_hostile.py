@@ -68,6 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 def test_every_tool_refuses_odd_arguments_with_words(era: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\n")
@@ -113,6 +114,7 @@ def test_names_that_are_no_utf8_and_output_without_end_do_not_end_the_server(tmp
     asyncio.run(task())
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_read_is_not_waited_for_without_end(tmp_path: Path) -> None:
     async def task() -> None:
         async with Client(make_server(ServerSettings(str(tmp_path)))) as client:
@@ -161,6 +163,7 @@ def test_a_repeated_call_is_not_cancelled_with_the_first_one(tmp_path: Path) -> 
     asyncio.run(task())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
 def test_what_changes_while_a_person_is_asked_is_not_committed(era: str, tmp_path: Path) -> None:
     class Slow(Person):

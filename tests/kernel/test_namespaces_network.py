@@ -192,6 +192,7 @@ def test_a_view_of_very_many_mounts_has_it_too(server: int, tmp_path: Path) -> N
     assert done.out == "hello from outside\n60\n", done.err
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @each_way
 def test_a_storm_of_refusals_is_bounded_and_delays_nobody(start: Start) -> None:

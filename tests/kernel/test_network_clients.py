@@ -75,6 +75,7 @@ def test_every_client_reaches_an_allowed_name() -> None:
         assert {a.host for a in told} == {"api.example.com", "a.wild.example"}
 
 
+@pytest.mark.slow
 @in_a_world
 def test_every_client_fails_at_once_for_what_is_not_allowed() -> None:
     http_server(PUBLIC, 80)
@@ -171,6 +172,7 @@ except OSError as error: print(type(error).__name__)
         assert {a.host for a in inside.attempts() if a.outcome == "refused"} == {"a.example.com"}
 
 
+@pytest.mark.slow
 @in_a_world
 def test_an_address_that_is_allowed_itself_is_reached_directly_and_behind_a_name() -> None:
     echo(PRIVATE, 5432)
@@ -186,6 +188,7 @@ def test_an_address_that_is_allowed_itself_is_reached_directly_and_behind_a_name
             assert inside.python(RAW.format(host=host, port=port, data=b"ping")) == "ping"
 
 
+@pytest.mark.slow
 @in_a_world
 def test_networks_and_ipv6_are_reached() -> None:
     http_server(PUBLIC_V6, 80)
@@ -231,6 +234,7 @@ print(urllib.request.urlopen("http://api.example.com/").read().decode())
         assert inside.python(code).split("\n") == ["mine", "hello from api.example.com"]
 
 
+@pytest.mark.slow
 @in_a_world
 def test_a_host_header_must_agree() -> None:
     http_server(PUBLIC, 80)
@@ -251,6 +255,7 @@ def test_servers_that_speak_first_are_heard() -> None:
         assert inside.python(SPEAKS_FIRST).split() == ["SSH-2.0-test", "SSH-2.0-me"]
 
 
+@pytest.mark.slow
 @in_a_world
 def test_udp_goes_where_it_was_asked_for_and_comes_back_from_there() -> None:
     udp_echo(PUBLIC, 53)

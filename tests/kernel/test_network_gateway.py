@@ -31,6 +31,7 @@ def settled(gateway: GatewayProcess) -> bool:
 # Without nftables.
 
 
+@pytest.mark.slow
 @in_a_world
 def test_without_nftables_listeners_do_the_same() -> None:
     http_server(PUBLIC, 80)

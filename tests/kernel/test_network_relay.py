@@ -268,6 +268,7 @@ s = socket.create_connection(("api.example.com", 9000), 10); s.sendall(b"\\0stil
             assert until(lambda: len(list(directory.iterdir())) < 20)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_bytes_and_idle_time_have_bounds() -> None:
@@ -335,6 +336,7 @@ print({rest(s) for s in many})
         assert grown < 16 << 10, f"{grown} KiB"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @in_a_world
 def test_who_is_not_accepted_waits_in_a_queue_that_is_short() -> None:

@@ -171,6 +171,7 @@ def test_an_exception_is_a_no_and_an_event(policy: Policy, server: int) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_few_are_asked_at_a_time_and_the_others_are_not_kept_waiting() -> None:
     go_on, asked = threading.Event(), []
 

@@ -55,6 +55,7 @@ def runs(
     return on_host(*traits, words=["run", *(words or []), "--", "echo", "it ran"], cwd=cwd, before=before)
 
 
+@pytest.mark.slow
 def test_the_control_this_host_confines(tmp_path: Path) -> None:
     found, status = diagnosis(cwd=tmp_path)
     assert (found["auto"], status) == ("namespaces", 0)
@@ -85,6 +86,7 @@ def test_namespaces_refused_by_a_filter(tmp_path: Path) -> None:
     assert runs("no-namespaces", cwd=anybody, words=["--nested"]).stdout == "it ran\n"
 
 
+@pytest.mark.slow
 def test_a_masked_proc_is_named(tmp_path: Path) -> None:
     found, _ = diagnosis("masked-proc", cwd=tmp_path)
     # Root of the machine may mount a new /proc whatever is covered in the old one, and our helper does.
@@ -97,6 +99,7 @@ def test_a_masked_proc_is_named(tmp_path: Path) -> None:
     assert ("it ran" in runs("masked-proc", cwd=tmp_path).stdout) == ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["absent", "disabled"])
 def test_landlock_switched_off(how: str, tmp_path: Path) -> None:
     found, status = diagnosis(f"no-landlock={how}", cwd=tmp_path)
@@ -165,6 +168,7 @@ def test_root_without_capabilities_is_refused(tmp_path: Path) -> None:
     assert "it ran" not in done.stdout
 
 
+@pytest.mark.slow
 def test_without_seccomp_nothing_is_started(tmp_path: Path) -> None:
     found, status = diagnosis("no-seccomp-filters", cwd=tmp_path)
     assert status == 1
@@ -183,6 +187,7 @@ def test_with_an_open_network_a_kernel_without_landlock_is_a_gap(tmp_path: Path)
     assert named.stdout == "it ran\n"
 
 
+@pytest.mark.slow
 def test_where_our_own_namespaces_lack_something_the_next_backend_is_taken(tmp_path: Path) -> None:
     """The command line notices when the start fails, and chooses again, from where it was."""
     (tmp_path / "here").write_text("")
@@ -200,6 +205,7 @@ def test_where_our_own_namespaces_lack_something_the_next_backend_is_taken(tmp_p
     assert on_host("no-move-mount", words=["run", "--", "ls"], cwd=tmp_path).stdout == "here\n"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_too_old_is_named_by_every_backend_that_needs_a_newer_one(tmp_path: Path) -> None:
     found, _ = diagnosis("no-mount-attributes", cwd=tmp_path)
     for name in ("namespaces", "bwrap"):

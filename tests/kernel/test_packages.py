@@ -250,6 +250,7 @@ def bare_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_an_environment_that_may_be_written_is_used_itself(
     bare_environment: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def test_many_threads_share_it() -> None:
     assert sorted(used, key=int) == [str(number) for number in range(12)]
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_idle_ones_are_closed_down_to_the_minimum() -> None:
     with Pool(4, minimum=1, idle=600.0, backend="native") as pool:

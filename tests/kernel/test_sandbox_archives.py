@@ -142,6 +142,7 @@ REFUSED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_is_refused_changes_nothing(place: Place) -> None:
     sandbox = place.sandbox

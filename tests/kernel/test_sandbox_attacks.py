@@ -98,6 +98,7 @@ def test_a_command_whose_time_is_up_ends_whatever_it_does(kind: str) -> None:
         assert until(lambda: sb.run(left).stdout == "0\n")
 
 
+@pytest.mark.slow
 def test_a_bomb_of_many_processes_is_gone_with_its_sandbox() -> None:
     with limited(memory="1G", processes=600) as sb:
         bomb = "for (1..500) { my $p = fork; if (!$p) { sleep 999; exit } } syswrite STDOUT, '!'; sleep 999"
@@ -161,6 +162,7 @@ def test_a_file_is_no_larger_than_it_may_be() -> None:
         assert sb.run("ulimit -f unlimited || echo no").stdout == "no\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "writing",
     [

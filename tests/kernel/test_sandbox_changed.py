@@ -21,6 +21,7 @@ def known(sandbox: Sandbox) -> str:
     ).stdout
 
 
+@pytest.mark.slow
 def test_names_follow_the_network_that_is_set() -> None:
     with with_network(Network.allow("a.example:80")) as sb:
         assert known(sb) == "a"

@@ -122,6 +122,7 @@ def test_a_restore_ends_what_runs(sandbox: Sandbox) -> None:
     assert sandbox.run("echo fine").stdout == "fine\n"
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_of_files_and_shells_and_a_fork_goes_on(sandbox: Sandbox, project: Path) -> None:
     sandbox.run(f"x=1; {WORK}; chmod 500 .")
     snapshot = sandbox.snapshot("before")

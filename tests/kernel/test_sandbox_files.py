@@ -146,6 +146,7 @@ def test_large_directories_are_listed(place: Place) -> None:
     assert place.sandbox.files.list() == []
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_tree_deeper_than_a_path_can_say_is_removed(place: Place) -> None:
     name = "d" * 100

@@ -175,6 +175,7 @@ def test_a_file_and_a_function_are_told_the_same(tmp_path: Path) -> None:
     assert SECRET not in repr(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["true", "sleep 1", "i=0; while ((i++ < 400000)); do :; done"])
 def test_times_in_the_log_are_those_of_the_result(command: str) -> None:
     records: list[dict[str, Any]] = []
@@ -304,6 +305,7 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
     assert begun == {line["id"] for line in lines_of(log) if line["what"] == "result"} == set(range(1, 81))
 
 
+@pytest.mark.slow
 def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = "import sys; from staddle import Sandbox\nsb = Sandbox(audit=sys.argv[1])\nwhile 1: sb.run(':')\n"
@@ -316,6 +318,7 @@ def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
     assert os.path.getsize(log) > 0
 
 
+@pytest.mark.slow
 def test_a_command_that_has_begun_is_in_the_log_after_a_kill(tmp_path: Path) -> None:
     project, log = tmp_path / "project", tmp_path / "log"
     project.mkdir()

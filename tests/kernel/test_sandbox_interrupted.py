@@ -54,6 +54,7 @@ def child(code: str, place: Path, kind: str = "KeyboardInterrupt", seed: int = 1
     return python(prelude + code, timeout=100)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "TimeoutError"])
 @pytest.mark.parametrize(

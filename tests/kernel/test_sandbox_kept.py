@@ -51,6 +51,7 @@ def layers(state: Path) -> list[str]:
     return [name for name in os.listdir(state / "staddle/sessions/fix/layers") if name.isdigit()]
 
 
+@pytest.mark.slow
 def test_the_next_sandbox_of_the_name_goes_on(project: Path) -> None:
     script = "echo 1 > new; rm file; ln -s x link; mkdir -m 700 d; echo 2 > d/f; chmod 0 d; mkfifo p"
     with Sandbox(project, keep="fix") as first:
@@ -69,6 +70,7 @@ def test_the_next_sandbox_of_the_name_goes_on(project: Path) -> None:
     assert (project / "file").read_text() == "of the host\n"
 
 
+@pytest.mark.slow
 def test_the_home_is_there_again(project: Path, tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     with Sandbox(project, keep="fix") as sandbox:

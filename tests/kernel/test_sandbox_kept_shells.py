@@ -67,6 +67,7 @@ def test_variables_functions_directory_and_options_come_back(name: str, project:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_variables_of_the_policy_are_the_next_ones_and_not_in_the_file(name: str, project: Path) -> None:
     def with_token(value: str) -> Policy:

@@ -258,6 +258,7 @@ def test_when_no_trees_can_be_made_it_goes_on_as_before(
         assert kinds(sandbox) == {"/workspace/x": "added"}
 
 
+@pytest.mark.slow
 def test_layers_that_are_being_deleted_go_with_a_program_that_is_killed() -> None:
     with tempfile.TemporaryDirectory(prefix="layers-") as place:
         os.chmod(place, 0o711)
@@ -585,6 +586,7 @@ with Sandbox(sys.argv[1]) as sandbox:
     assert done.stdout == "['299', '299']\n", done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_started_this_moment_is_ended_too(sandbox: Sandbox) -> None:
     """A process that has not become its program yet cannot be seen in /proc, not even by the agent."""
     snapshot = sandbox.snapshot()

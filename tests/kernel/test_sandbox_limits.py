@@ -72,6 +72,7 @@ def test_a_program_without_a_shell_is_told_the_same() -> None:
         assert (result.reason, result.signal) == (Reason.memory, 9)
 
 
+@pytest.mark.slow
 def test_a_shell_that_was_the_victim_itself_is_replaced_with_its_state() -> None:
     with limited(memory="64M") as sb:
         sb.run("cd /tmp; kept=yes")
@@ -110,6 +111,7 @@ time.sleep(float(sys.argv[3]))
 
 
 #: The memory controller of version 1 counts TCP apart: there what does not fit is not sent.
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unix"] if usable().version("memory") == 1 else ["unix", "tcp"])
 def test_what_waits_in_sockets_counts(kind: str) -> None:
     with limited(memory="150M") as sb:
@@ -307,6 +309,7 @@ def test_a_second_sandbox_has_limits_of_its_own() -> None:
 # ---------------------------------------------------------------- cpu
 
 
+@pytest.mark.slow
 @grouped
 def test_processors_are_given_no_more_than_their_share() -> None:
     with limited(cpu=0.2) as sb:
@@ -368,6 +371,7 @@ def test_what_writes_more_than_it_may_is_ended_and_told_so() -> None:
         assert sb.run("head -c 4M /dev/zero > /workspace/small; sleep 0.3").ok
 
 
+@pytest.mark.slow
 def test_empty_files_count_as_well() -> None:
     with limited(disk="1M") as sb:
         code = "import time\nfor i in range(200000): open(f'/workspace/{i}', 'w').close()\ntime.sleep(20)"
@@ -422,6 +426,7 @@ def used_by(sb: Sandbox, command: str) -> Usage:
     return result.usage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"memory": "256M", "processes": 50}], ids=["unlimited", "limited"])
 def test_what_a_command_of_a_shell_used_is_always_known(limits: dict[str, object]) -> None:
     with limited(**limits) as sb:
@@ -449,6 +454,7 @@ def test_a_shell_that_ends_with_its_command_tells_what_it_used() -> None:
         assert MIB <= (used.written or 0) < 1.1 * MIB
 
 
+@pytest.mark.slow
 def test_what_a_program_without_a_shell_used_is_known_without_limits() -> None:
     with Sandbox() as sb:
         code = (
@@ -488,6 +494,7 @@ def test_files_that_are_removed_do_not_count_when_no_snapshot_has_them() -> None
         assert result.reason is Reason.disk, result
 
 
+@pytest.mark.slow
 def test_files_that_an_open_snapshot_has_count() -> None:
     with limited(disk="50M") as sb:
         assert sb.run("head -c 30M /dev/zero > big").ok
@@ -618,6 +625,7 @@ def test_a_sandbox_that_nobody_uses_is_closed_but_not_one_in_use() -> None:
 # ---------------------------------------------------------------- nothing is left
 
 
+@pytest.mark.slow
 def test_a_closed_sandbox_leaves_no_group_and_no_process() -> None:
     for _ in range(3):
         with limited(memory="64M", processes=20) as sb:
@@ -650,6 +658,7 @@ time.sleep(60)
     assert until(lambda: not leftovers(program.pid))
 
 
+@pytest.mark.slow
 def test_commands_of_two_sessions_at_once_are_each_told_their_own_end() -> None:
     with limited(memory="128M") as sb:
         results: dict[str, object] = {}
@@ -719,6 +728,7 @@ def test_what_a_supervisor_has_seen_is_an_estimate(backend: str) -> None:
         assert [each.memory_is_estimate for each in (*used, sb.usage)] == [not counts] * 3
 
 
+@pytest.mark.slow
 def test_a_native_sandbox_without_a_workspace_works_in_a_directory_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

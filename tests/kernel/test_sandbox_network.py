@@ -44,6 +44,7 @@ def fetch(sandbox: Sandbox, url: str) -> tuple[str, int]:
     return done.stdout, done.exit_code
 
 
+@pytest.mark.slow
 def test_nothing_is_reached_but_its_own_loopback(server: int) -> None:
     with Sandbox() as sandbox:
         assert fetch(sandbox, f"http://127.0.0.1:{server}/")[1] == 7
@@ -52,6 +53,7 @@ def test_nothing_is_reached_but_its_own_loopback(server: int) -> None:
         assert until(lambda: fetch(sandbox, "http://127.0.0.1:8000/")[1] == 0)
 
 
+@pytest.mark.slow
 @each_backend
 def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(server: int, backend: str) -> None:
     with sandbox_with(Network.loopback(ports=[server]), backend) as sandbox:
@@ -61,6 +63,7 @@ def test_exactly_the_named_ports_of_the_hosts_loopback_are_there(server: int, ba
         assert fetch(sandbox, f"http://127.0.0.1:{server + 1}/")[1] == 7
 
 
+@pytest.mark.slow
 @each_backend
 def test_what_is_not_allowed_fails_at_once_and_is_told(server: int, backend: str) -> None:
     with sandbox_with(Network.allow("allowed.example:443", "192.0.2.7:80"), backend) as sandbox:
@@ -142,6 +145,7 @@ def test_a_network_that_is_the_hosts_needs_no_way_in() -> None:
             sandbox.expose(80, 81)
 
 
+@pytest.mark.slow
 @each_backend
 def test_the_gateway_ends_with_the_sandbox(server: int, backend: str) -> None:
     sandbox = sandbox_with(Network.loopback(ports=[server]), backend)
@@ -173,6 +177,7 @@ def test_the_next_sandbox_finds_a_gateway_that_waits(server: int) -> None:
             assert fetch(third, url) == ("hello from outside\n", 0)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_waits_is_confined_and_for_nobody_else(
     server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +212,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 @each_backend
 def test_nothing_is_left_when_the_host_program_is_killed(backend: str) -> None:
     words = [sys.executable, "-c", HOST_PROGRAM, backend]
@@ -261,6 +267,7 @@ def test_a_gateway_that_was_killed_is_started_again_with_its_listeners_and_ports
         assert all(rule.startswith("it was killed, and another one was started") for rule in told)
 
 
+@pytest.mark.slow
 def test_a_gateway_that_is_started_again_goes_by_the_network_that_was_set() -> None:
     policy = Policy.agent().with_network(Network.allow("a.example:80", "b.example:80"))
     with Sandbox(policy=policy) as sandbox:
@@ -280,6 +287,7 @@ def test_the_end_of_a_gateway_is_told_by_the_next_result_and_by_alive(server: in
         assert sandbox.run("true").violations == ()
 
 
+@pytest.mark.slow
 def test_a_gateway_that_ends_again_and_again_is_given_up(
     server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_merged_stream_and_callback_get_it_as_it_comes(sb: Sandbox) -> None:
     assert "".join(chunk.text for chunk in chunks) == "a\nb\nc\nd\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_a_merged_command_that_is_ended_leaves_a_usable_shell(sb: Sandbox) -> None:
     got = sb.run("echo begun >&2; while :; do /bin/true; done", merge=True, timeout=0.5)

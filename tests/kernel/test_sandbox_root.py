@@ -89,6 +89,7 @@ def test_a_session_may_be_root_from_the_beginning() -> None:
     assert not os.path.exists("/usr/local/bin/tool")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bind", "readonly"])
 def test_without_layers_it_is_root_of_a_system_that_stays_as_it_is(mode: str, tmp_path: Path) -> None:
     for identity in (None, Identity(uid=0)):

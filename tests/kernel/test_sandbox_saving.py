@@ -72,6 +72,7 @@ with Sandbox.from_snapshot({str(saved)!r}, {str(project)!r}) as sandbox:
     assert done.stdout == f"{SEEN}1\n2\n/tmp\n{changes}", done.stderr
 
 
+@pytest.mark.slow
 def test_a_sandbox_that_is_open_can_become_it_and_go_on_from_there(saved: Path, project: Path) -> None:
     loaded = Snapshot.load(saved)
     assert (loaded.label, loaded.sessions) == ("here", ("main", "other"))

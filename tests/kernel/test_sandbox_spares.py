@@ -174,6 +174,7 @@ def test_many_at_once_have_each_their_own(place: Path) -> None:
     assert sorted(os.listdir(place)) == ["file", "sub"]
 
 
+@pytest.mark.slow
 def test_layers_that_nobody_uses_go(place: Path) -> None:
     store = stores.store_for(str(place))
 

@@ -186,6 +186,7 @@ def test_what_cannot_be_changes_nothing(sandbox: Sandbox, place: Path) -> None:
     assert "/nowhere" not in sandbox._now().workspace.trees  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_it_is_kept(place: Path, bases: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(place / "state"))
     del bases["/usr"]

@@ -118,6 +118,7 @@ def test_what_a_thread_has_not_begun_is_undone_all_the_same() -> None:
     awaited(main)
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 @everywhere
 def test_cancelled_again_and_again_at_any_moment(backend: str) -> None:

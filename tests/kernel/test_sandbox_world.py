@@ -186,6 +186,7 @@ def test_after_a_reset_it_is_empty(sandbox: Sandbox) -> None:
     assert sandbox.diff(everything=True) == []
 
 
+@pytest.mark.slow
 def test_a_chain_of_snapshots_stays_right(sandbox: Sandbox) -> None:
     points = []
     for number in range(40):

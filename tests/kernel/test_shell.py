@@ -137,6 +137,7 @@ def test_another_thread_interrupts(tried: TriedShell) -> None:
     assert tried.run("echo $x").out == b"1\n"
 
 
+@pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_an_interruption_at_the_very_beginning_is_not_lost(tried: TriedShell) -> None:
     def interrupt() -> None:

@@ -58,6 +58,7 @@ def test_a_program_that_opens_one_starts_no_other() -> None:
     assert SPARES._spare is None
 
 
+@pytest.mark.slow
 def test_another_policy_ends_it() -> None:
     with opened():
         spare = waiting()

@@ -163,6 +163,7 @@ def test_what_it_makes_belongs_to_who_started_it(sandbox: Sandbox) -> None:
     assert made.st_uid == (sandbox.machine.uid if sandbox.user else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "pytest"])
 def test_real_programs_work(sandbox: Sandbox, name: str, tmp_path: Path) -> None:
     place = sandbox.place()
@@ -173,6 +174,7 @@ def test_real_programs_work(sandbox: Sandbox, name: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr.decode()
 
 
+@pytest.mark.slow
 def test_a_thousand_rules_do_not_take_long(sandbox: Sandbox) -> None:
     """As properties of the unit, a thousand denied directories take systemd twenty seconds."""
     place = sandbox.place()
@@ -195,6 +197,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "word"), BROKEN)
 def test_without_one_of_its_properties_nothing_runs(sandbox: Sandbox, name: str, word: str) -> None:
     """What the manager may ignore is checked before the command: never counted on."""

@@ -49,6 +49,7 @@ def test_only_what_the_plan_names_is_there(sandbox: Sandbox) -> None:
     assert set(listed) <= {*known.split()}
 
 
+@pytest.mark.slow
 def test_nothing_outside_the_grants_can_be_changed(sandbox: Sandbox) -> None:
     code = (
         "import os\n"
@@ -66,6 +67,7 @@ def test_nothing_outside_the_grants_can_be_changed(sandbox: Sandbox) -> None:
         assert not sandbox.machine.outside(path).exists()
 
 
+@pytest.mark.slow
 def test_protected_names_stay_as_they_are(sandbox: Sandbox) -> None:
     place = sandbox.place()
     sandbox.unconfined(

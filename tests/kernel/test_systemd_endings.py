@@ -32,6 +32,7 @@ def running(sandbox: Sandbox) -> Iterator[tuple[Sandbox, subprocess.Popen[bytes]
     wait_for("every process ends", lambda: not sandbox.processes(f"sleep\0{mark}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "word", "code"), [("TERM", b"got term\n", 5), ("INT", b"got int\n", 6)])
 def test_signals_reach_the_command_and_its_answer_counts(
     running: tuple[Sandbox, subprocess.Popen[bytes], int, str], name: str, word: bytes, code: int
@@ -57,6 +58,7 @@ def test_when_its_client_is_killed_everything_ends(
     assert not sandbox.processes("systemd-run\0")
 
 
+@pytest.mark.slow
 def test_when_its_starter_is_killed_everything_ends(
     running: tuple[Sandbox, subprocess.Popen[bytes], int, str],
 ) -> None:
@@ -68,6 +70,7 @@ def test_when_its_starter_is_killed_everything_ends(
     wait_for("the unit is gone", lambda: not sandbox.units())
 
 
+@pytest.mark.slow
 def test_a_unit_that_is_stopped_by_hand_ends_the_command(
     running: tuple[Sandbox, subprocess.Popen[bytes], int, str],
 ) -> None:
@@ -78,6 +81,7 @@ def test_a_unit_that_is_stopped_by_hand_ends_the_command(
     assert not sandbox.processes(f"sleep\0{mark}")
 
 
+@pytest.mark.slow
 def test_a_command_that_hears_nothing_is_ended_by_killing_its_client(sandbox: Sandbox) -> None:
     place = sandbox.place()
     mark = unique_seconds()
@@ -96,6 +100,7 @@ def test_a_command_that_hears_nothing_is_ended_by_killing_its_client(sandbox: Sa
     wait_for("the unit is gone", lambda: not sandbox.units())
 
 
+@pytest.mark.slow
 def test_what_it_leaves_in_the_background_ends_with_it(sandbox: Sandbox) -> None:
     mark, before = unique_seconds(), time.monotonic()
     done = sandbox.run(["bash", "-c", f"setsid sleep {mark} & disown; echo done"])

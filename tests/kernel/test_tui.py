@@ -92,6 +92,7 @@ def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
     drive(steps, work)
 
 
+@pytest.mark.slow
 def test_a_conflict_is_shown_and_overwritten_only_when_chosen(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
@@ -465,6 +466,7 @@ def test_every_action_of_the_palette(work: Path) -> None:
     assert used == {title.rstrip("…") for title, _, _ in PALETTE}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_opened_is_said(work: Path) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not\x1b today")
@@ -477,6 +479,7 @@ def test_what_cannot_be_opened_is_said(work: Path) -> None:
     drive(steps, work, open_it=refuse)
 
 
+@pytest.mark.slow
 def test_narrow_and_vertical(work: Path) -> None:
     async def steps(ui: Driven) -> None:
         await ui.prompt()
@@ -495,6 +498,7 @@ def test_narrow_and_vertical(work: Path) -> None:
     drive(steps, work, size=(80, 24))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind(work: Path) -> None:
     seconds = unique_seconds()
 

@@ -318,6 +318,7 @@ print(sum(attempt(unix().connect, "quick") == "done" for _ in range(50)))
     assert inside(code, work) == ["50"]
 
 
+@pytest.mark.slow
 def test_many_at_once(work: Path) -> None:
     code = """
 server = listening("s", backlog=4096)

@@ -249,6 +249,7 @@ def _ended(terminal: object) -> int | None:
 # ---------------------------------------------------------------- where packages come from
 
 
+@pytest.mark.slow
 def test_a_mirror_on_this_machine_is_reached_and_its_password_stays_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -280,6 +281,7 @@ def test_a_mirror_on_this_machine_is_reached_and_its_password_stays_here(
             thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 def test_a_group_id_of_its_own(backend: str, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("")

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def imported(image: Path, here: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(members, max_size=6), min_size=1, max_size=3))
 def test_whatever_its_layers_hold(layers: list[list[object]]) -> None:
@@ -57,6 +59,7 @@ def test_whatever_its_layers_hold(layers: list[list[object]]) -> None:
         imported(docker_save(Path(here, "image.tar"), made), Path(here))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_whatever_was_changed_in_it(data: st.DataObject) -> None:

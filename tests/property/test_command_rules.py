@@ -145,6 +145,7 @@ def test_whatever_bash_starts_had_been_seen(room: LocalEnvironment, text: str) -
             CommandRules(deny=[name]).check(["bash", "-c", text])
 
 
+@pytest.mark.slow
 def test_the_scripts_were_run() -> None:
     """The control for the one above: every program was really started by some of them."""
     assert ran == set(NAMES)

@@ -49,6 +49,7 @@ def test_the_decision_is_the_policys_in_any_order(policy, host, port, protocol, 
     assert decide(host, port, Network.allow(*policy), protocol) == verdict
 
 
+@pytest.mark.slow
 @given(POLICIES, entries(), st.one_of(NAMES, ADDRESSES), PORTS, PROTOCOLS)
 def test_a_refusal_never_widens_and_an_allowance_never_narrows(policy, entry, host, port, protocol) -> None:
     before, after = (Network.allow(*all_) for all_ in (policy, [*policy, entry]))
@@ -59,6 +60,7 @@ def test_a_refusal_never_widens_and_an_allowance_never_narrows(policy, entry, ho
         assert may_ask(host, before).allowed or not may_ask(host, after).allowed
 
 
+@pytest.mark.slow
 @given(POLICIES, NAMES, ADDRESSES, PORTS)
 def test_what_is_dialled_for_a_name_is_public_or_allowed_itself(policy, name, address, port) -> None:
     network = Network.allow(*policy)

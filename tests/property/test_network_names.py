@@ -68,6 +68,7 @@ def listed(host: str) -> str | None:
     return plain if plain == "api.example.com" or plain.endswith(".wild.example") else None
 
 
+@pytest.mark.slow
 @many
 @given(tricks())
 def test_no_spelling_passes_for_a_host_on_the_list(host: str) -> None:
@@ -90,6 +91,7 @@ def test_no_spelling_passes_for_a_host_on_the_list(host: str) -> None:
         assert not may_ask(request.name, NETWORK).allowed or request.name == listed(bare)
 
 
+@pytest.mark.slow
 @many
 @given(tricks())
 def test_no_spelling_gets_an_address_but_the_hosts_own(host: str) -> None:
@@ -163,6 +165,7 @@ def test_an_address_inside_an_address_is_judged_as_what_it_is(
     assert not decide(written, 443, refused).allowed
 
 
+@pytest.mark.slow
 @many
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 4))
 def test_questions_over_tcp_may_be_cut_anywhere(cuts: list[int], count: int) -> None:

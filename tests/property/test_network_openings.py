@@ -146,6 +146,7 @@ def requests(draw: st.DrawFn) -> bytes:
     return (text + draw(END)).encode("utf-8") + draw(st.sampled_from([b"", b"body", b"Host: x\r\n\r\n"]))
 
 
+@pytest.mark.slow
 @many
 @given(requests(), st.lists(st.integers(0, 200), max_size=4))
 def test_no_request_shows_a_server_a_host_that_the_gateway_did_not_see(sent: bytes, cuts: list[int]) -> None:
@@ -161,6 +162,7 @@ def test_no_request_shows_a_server_a_host_that_the_gateway_did_not_see(sent: byt
         assert seen.protocol == "http" or sent.split()[0].upper() not in KNOWN, (hosts, seen)
 
 
+@pytest.mark.slow
 @many
 @given(requests())
 def test_every_split_of_a_request_is_refused_or_says_the_same(sent: bytes) -> None:

@@ -165,6 +165,7 @@ def test_order_is_neutral_and_a_deny_never_widens(
         assert seen(narrower, f"{root}/{more}") == "none"
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(read=some, write=some, deny=some)
 def test_a_plan_has_no_rule_that_another_one_makes_needless(

@@ -63,6 +63,7 @@ def test_all_that_matches_lies_below_the_prefix(glob: Tokens, place: list[str]) 
         assert not parsed.prefix or path == parsed.prefix or path.startswith(parsed.prefix + "/")
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.text("ab./~*?[]!^-{}\\:\0 ", max_size=12))
 def test_any_text_is_a_glob_or_one_of_the_two_refusals(text: str) -> None:

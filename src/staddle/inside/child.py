@@ -46,6 +46,14 @@ class Attendant:
         self._readers[fd] = reader
         self._poll.register(fd, events)
 
+    def serve_now(self, fd: int) -> None:
+        """Call the reader of `fd` at once, if it has one and there is something to read."""
+        if fd in self._readers:
+            ready = select.poll()
+            ready.register(fd, select.POLLIN)
+            if ready.poll(0):
+                self._readers[fd](select.POLLIN)
+
     def leave(self, fd: int) -> None:
         """Poll `fd` no more."""
         del self._readers[fd]

@@ -92,6 +92,7 @@ def _attend(first: int, report: int) -> int:
             release_streams()
 
     def pass_on(number: int) -> None:
+        attendant.serve_now(report)  # whoever signals may have seen it start before we did
         if words:
             os.kill(first, number)  # our child, not waited for yet: the number is its own
         else:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: How long systemd-run may take to notice that the unit has ended.
 _PATIENCE = 10.0
+#: Seconds that a unit has to say that its command runs when a signal came before that.
+_EARLY_PATIENCE = 1.0
 #: What systemd means by the exit status of a unit whose process it could not start.
 _NO_SUCH_START = {
     203: "EXEC: the interpreter or the helper is not visible to the manager",
@@ -96,6 +98,7 @@ class _Client:
         self._spec = spec
         self._output = b""
         self._started = False
+        self._early = 0  # a signal that came before we knew that the command runs
         self._failure: NotStarted | None = None
         self._code: int | None = None
         process.block_signals(HANDLED)
@@ -147,10 +150,13 @@ class _Client:
 
         def patience() -> float | None:
             nonlocal deadline
-            if self._failure is None and self._code is None:
+            if self._failure is None and self._code is None and not self._early:
+                deadline = 0.0
                 return None
-            deadline = deadline or time.monotonic() + _PATIENCE
+            deadline = deadline or time.monotonic() + (_EARLY_PATIENCE if self._early else _PATIENCE)
             left = deadline - time.monotonic()
+            if left <= 0 and self._early:
+                os._exit(128 + self._early)
             if left <= 0:
                 attendant.stop()
             return max(0.0, left) * 1000
@@ -182,7 +188,7 @@ class _Client:
             message = b""
         kind, rest = message[:1], message[1:]
         if kind == STARTED:
-            self._started = True
+            self._started, self._early = True, 0
         elif kind == ENDED:
             self._code = int(rest)
         elif kind == FAILED:
@@ -192,8 +198,10 @@ class _Client:
 
     def _pass_on(self, number: int) -> None:
         if not self._started:
-            # Nothing runs yet that could answer it. Our end takes the unit's with it.
-            os._exit(128 + number)
+            # Nothing may run yet that could answer it: the unit knows. Our end takes its end along.
+            if self._early:
+                os._exit(128 + number)
+            self._early = number
         try:
             self._control.send(SIGNAL + b"%d" % number, _socket.MSG_NOSIGNAL)
         except OSError:
@@ -208,6 +216,8 @@ class _Client:
             raise self._failure
         if self._code is not None:
             return self._code
+        if self._early:
+            return 128 + self._early
         if self._started:
             return 128 + process.SIGKILL  # the unit was stopped, and with it the command
         if status is None:

@@ -127,9 +127,10 @@ def _attend(control: _socket.socket, first: int, report: int) -> int:
             instead.append(128 + process.SIGKILL)
             attendant.stop()
         elif message[:1] == SIGNAL and message[1:].isdigit():
-            os.kill(first, int(message[1:]))
+            pass_on(int(message[1:]))
 
     def pass_on(number: int) -> None:
+        attendant.serve_now(report)  # whoever signals may have seen it start before we did
         if words and not instead:
             os.kill(first, number)
         elif not words:

@@ -313,6 +313,7 @@ def test_what_cannot_be_read_is_another_error(text: str) -> None:
         NO_GIT.check_script(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
