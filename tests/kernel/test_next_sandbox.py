@@ -192,4 +192,5 @@ def test_nothing_is_left_of_it_when_the_program_has_ended(place: Path, how: str)
     pid, store = done.stdout.split()
     assert until(lambda: not os.path.exists(f"/proc/{pid}"))
     # Root's fork server empties the directory; the next program removes it.
-    assert until(lambda: not os.path.exists(store) or not os.listdir(store))
+    gone = until(lambda: not os.path.exists(store) or not os.listdir(store))
+    assert gone, [*os.walk(store), Path("/proc/locks").read_text()]

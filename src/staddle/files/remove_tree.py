@@ -29,7 +29,7 @@ def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
 def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = None) -> None:
     """Remove the first of them with everything below. Never raises; never follows a link.
 
-    `rest` is called now and then, by who is in no hurry.
+    `rest` is called now and then, by who is in no hurry. What cannot be removed stays, and the rest goes.
 
     What is inside was made by the command: names, depth, number and modes are its choice.
     Nothing is done by path below the top, and no directory is entered from another one:
@@ -58,22 +58,30 @@ def _go_on() -> None:
 def _empty(top: int, rest: Callable[[], object]) -> None:
     # Names that the command cannot have taken: it is dead by now.
     prefix, serial = os.urandom(8).hex(), 0
-    while names := os.listdir(top):
+    stuck: dict[str, OSError] = {}
+    while names := [name for name in os.listdir(top) if name not in stuck]:
         for name in names:
             rest()
-            if _unlink(top, name):
-                continue
-            directory = _open_directory(name, top)
             try:
-                for inner in os.listdir(directory):
-                    rest()
-                    if not _unlink(directory, inner):
-                        os.close(_open_directory(inner, directory))  # moving it takes rights on it
-                        serial += 1
-                        os.rename(inner, f"{prefix}-{serial}", src_dir_fd=directory, dst_dir_fd=top)
-            finally:
-                os.close(directory)
-            os.rmdir(name, dir_fd=top)
+                if _unlink(top, name):
+                    continue
+                directory = _open_directory(name, top)
+                try:
+                    for inner in os.listdir(directory):
+                        rest()
+                        if not _unlink(directory, inner):
+                            os.close(_open_directory(inner, directory))  # moving it takes rights on it
+                            serial += 1
+                            os.rename(inner, f"{prefix}-{serial}", src_dir_fd=directory, dst_dir_fd=top)
+                finally:
+                    os.close(directory)
+                os.rmdir(name, dir_fd=top)
+            except FileNotFoundError:
+                continue  # another one who removes it was quicker
+            except OSError as error:
+                stuck[name] = error
+    for error in stuck.values():
+        raise error
 
 
 def _unlink(directory: int, name: str) -> bool:

@@ -78,6 +78,26 @@ def test_rights_taken_away_are_taken_back(top: Path) -> None:
     assert removed(top)
 
 
+@pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), FileNotFoundError(2, "gone")])
+def test_one_that_cannot_be_removed_does_not_keep_the_others(
+    top: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    unlink, met = remove_tree._unlink, list[str]()
+
+    def meets(directory: int, name: str) -> bool:
+        if name == "odd" and (not met or isinstance(error, PermissionError)):
+            met.append(name)
+            raise error
+        return unlink(directory, name)
+
+    monkeypatch.setattr(remove_tree, "_unlink", meets)
+    for name in ("a", "odd", "z"):
+        (top / name).write_text("")
+    assert removed(top) == isinstance(error, FileNotFoundError)
+    assert met
+    assert not top.exists() or os.listdir(top) == ["odd"]
+
+
 def test_depth_costs_neither_stack_nor_descriptors(top: Path) -> None:
     here = os.open(top / "0", os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(3000):
