@@ -179,7 +179,7 @@ class PrivateSystemd:
         user: bool,
         env: dict[str, str] | None = None,
         input: bytes = b"",
-        timeout: float = 60,
+        timeout: float = 240,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run `argv` inside to its end."""
         return subprocess.run(

@@ -71,7 +71,7 @@ class Sandbox:
         self, command: list[str] | None = None, *, input: bytes = b"", **asked: object
     ) -> subprocess.CompletedProcess[bytes]:
         """Run it confined, to its end."""
-        return self.machine.run(self.words(command, **asked), user=self.user, input=input, timeout=100)
+        return self.machine.run(self.words(command, **asked), user=self.user, input=input, timeout=240)
 
     def popen(self, command: list[str], **asked: object) -> subprocess.Popen[bytes]:
         return self.machine.popen(self.words(command, **asked), user=self.user)
