@@ -69,7 +69,7 @@ def _status(words: Sequence[str]) -> int:
     parsed = begin(words, _STATUS, "fleet status", _HELP.replace("{options}", "{options}"))
     if parsed is None:
         return 0
-    from ..fleet.survey import survey
+    from ..fleet.cluster import survey
 
     found = survey(parsed.one("address"))
     if parsed.on("json"):

@@ -80,8 +80,8 @@ def _empty(top: int, rest: Callable[[], object]) -> None:
                 continue  # another one who removes it was quicker
             except OSError as error:
                 stuck[name] = error
-    for error in stuck.values():
-        raise error
+    if stuck:
+        raise next(iter(stuck.values()))
 
 
 def _unlink(directory: int, name: str) -> bool:

@@ -12,8 +12,7 @@ from ..display import shown
 from ..errors import InvalidCall, WaitTimeout
 from ..interrupts import unmistakable
 from ..launch.signals import SIGKILL, SIGTERM
-from ..shell.background_output import BackgroundOutput
-from ..shell.transcript import Transcript
+from ..shell.background_output import BackgroundOutput, Transcript
 from .arguments import input_bytes, patience
 from .capture import TextCallback
 from .stream import Chunk

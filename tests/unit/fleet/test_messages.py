@@ -13,8 +13,8 @@ from staddle import Change, Reason, Result
 from staddle.errors import CommandFailed, FleetError, InvalidCall
 from staddle.fleet.cluster import RESOURCE, capacity_of
 from staddle.fleet.messages import checked_options, portable, portable_error
-from staddle.fleet.progress import Progress, line
 from staddle.fleet.steps import Sleep, Within, finish, finish_awaited, step
+from staddle.fleet.task_map import Progress, line
 from staddle.limits.usage import Usage
 
 pytestmark = pytest.mark.same_for_everyone

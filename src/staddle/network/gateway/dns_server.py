@@ -1,10 +1,10 @@
-"""The resolver that programs inside ask, over UDP and TCP; see `rules.name_answers` for what it says."""
+"""The resolver that programs inside ask, over UDP and TCP; see `rules.dns.answer` for what it says."""
 
 from __future__ import annotations
 
 import _socket
 
-from ..rules import dns, name_answers, synthetic
+from ..rules import dns, synthetic
 from ..rules.rules import may_ask
 from .loop import INPUT
 
@@ -38,7 +38,7 @@ class DnsServer:
 
     def answer(self, packet: bytes, over_tcp: bool = False) -> bytes | None:
         """The answer to one message; None when it deserves none."""
-        return name_answers.answer(packet, self._context.addresses, self._named, over_tcp=over_tcp)
+        return dns.answer(packet, self._context.addresses, self._named, over_tcp=over_tcp)
 
     def forget(self) -> None:
         """Forget what was decided about names: the rules are others now."""

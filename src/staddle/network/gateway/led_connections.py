@@ -14,7 +14,6 @@ import time
 
 from staddle.network.namespace.from_policy import exact_names
 from staddle.network.rules import dns, synthetic
-from staddle.network.rules.name_answers import answer
 from staddle.network.rules.rules import may_ask
 
 TYPE_CHECKING = False
@@ -50,7 +49,7 @@ class ProxyNames:
             while (message := dns.unframed(held)) is not None:
                 packet, held = message
                 with self._lock:
-                    reply = answer(packet, self._addresses, self._named, over_tcp=True)
+                    reply = dns.answer(packet, self._addresses, self._named, over_tcp=True)
                 if reply is not None:
                     client.sendall(dns.framed(reply))
             data = client.recv(dns.LONGEST_QUERY)

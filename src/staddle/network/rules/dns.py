@@ -13,7 +13,9 @@ from ..._value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from .synthetic import Addresses
 
 A, CNAME, PTR, AAAA, OPT, SVCB, HTTPS, ANY = 1, 5, 12, 28, 41, 64, 65, 255
 INTERNET = 1
@@ -285,3 +287,36 @@ def _answer(question: DnsQuestion, code: int, records: Iterable[tuple[int, bytes
 
 def _bare(identity: int, flags: int, code: int) -> bytes:
     return _HEADER.pack(identity, _QR | _RA | (flags & (_RD | 0x7800)) | code, 0, 0, 0, 0)
+
+
+def answer(
+    packet: bytes, addresses: Addresses, named: Callable[[DnsQuestion, str], bytes], *, over_tcp: bool
+) -> bytes | None:
+    """The answer to one message; None when it deserves none. `named` answers for a host name.
+
+    Nothing is asked outside: whether a name has an address is known when it is dialled. So a name that is
+    not allowed cannot carry anything out, and one that is allowed is answered at once.
+    """
+    try:
+        question = parse(packet, over_tcp)
+    except Unanswerable as error:
+        return error.answer
+    except DnsFormatError:
+        return None
+    code = problem(question)
+    if code is not None:
+        return error_answer(question, code)
+    name = question.name
+    if name is None:
+        return error_answer(question, NO_SUCH_NAME)
+    if name == "localhost" or name.endswith(".localhost"):
+        return address_answer(question, bytes((127, 0, 0, 1)), bytes(15) + b"\1")
+    if name.endswith(".arpa"):
+        packed = address_in(name)
+        known = addresses.name(packed) if packed else None
+        if known is None:
+            return error_answer(question, NO_SUCH_NAME)
+        if question.kind in (PTR, ANY):
+            return pointer_answer(question, known)
+        return error_answer(question, OK)
+    return named(question, name)
