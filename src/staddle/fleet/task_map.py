@@ -1,4 +1,4 @@
-"""`map` on a fleet: slots on nodes, each with one batch of tasks at a time, until the board is empty. Its progress."""
+"""`map` on a fleet: slots on nodes, each with one batch of tasks at a time. And its progress."""
 
 from __future__ import annotations
 
