@@ -67,7 +67,6 @@ class _MemoryWatches:
     def __init__(self) -> None:
         self._several: list[MemoryWatch] = []  # without a lock: it is only appended to and removed from
         self._worker = Worker(self._look, self._several.clear)
-        self._not_before = 0.0
 
     def add(self, watch: MemoryWatch) -> None:
         self._several.append(watch)
