@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 VENV := .venv
-# For each of two runs at the same time: most tests wait for processes more than they compute.
+# For the tests as an ordinary user; root's, at the same time, have one more. Most wait more than they compute.
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 

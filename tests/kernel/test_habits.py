@@ -312,6 +312,7 @@ print(json.dumps(open("/tmp/statuses").read().split()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_the_first_column_is_what_a_container_gives() -> None:
     lines = [f"({line[0]})" if line[0].startswith("exit ") else line[0] for line in LINES]
