@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Network, Policy, wrap
+from tests.support.waiting import PATIENCE, until
 
 #: Where the host's sockets are: a place that everybody sees, also through root's view.
 PLACE = Path("/var" if os.geteuid() == 0 else "/var/tmp")
@@ -29,11 +30,14 @@ def listening(name, kind=socket.SOCK_STREAM, backlog=16):
 """
 
 
+_MARK = b"counted so far"
+
+
 class Host:
     """A server outside the sandbox that counts who reaches it."""
 
     def __init__(self, name: str, kind: int = socket.SOCK_STREAM, family: int = socket.AF_UNIX) -> None:
-        self.hits = 0
+        self._count = self._marks = self._marked = 0
         self._server = socket.socket(family, kind)
         self._server.bind(name if family == socket.AF_UNIX else ("127.0.0.1", 0))
         if family == socket.AF_UNIX and not name.startswith("\0"):
@@ -47,14 +51,30 @@ class Host:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
 
+    @property
+    def hits(self) -> int:
+        """How many have reached it. Whoever waits is counted before: one of ours waits behind them."""
+        with socket.socket(self._server.family, self._server.type) as mark:
+            mark.settimeout(PATIENCE)
+            mark.connect(self.address)
+            self._marks += 1
+            if self._stream:
+                mark.recv(1)  # it is closed when it was counted
+            else:
+                mark.send(_MARK)
+                assert until(lambda: self._marked == self._marks)
+        return self._count - self._marks
+
     def _serve(self) -> None:
         while not self._over:
             try:
                 if self._stream:
-                    self._server.accept()[0].close()
+                    with self._server.accept()[0]:
+                        self._count += 1
                 else:
-                    self._server.recv(100)
-                self.hits += 1
+                    is_mark = self._server.recv(100) == _MARK
+                    self._count += 1
+                    self._marked += is_mark
             except TimeoutError:
                 continue
 
