@@ -127,10 +127,13 @@ def test_callbacks_hear_it_as_it_comes(sb: Sandbox) -> None:
 
 
 @pytest.mark.same_for_everyone
-def test_a_stream_of_a_process_ends_with_it(sb: Sandbox) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stream_of_a_process_ends_with_it(sb: Sandbox, late: bool) -> None:
     process = sb.start("read a; echo one; echo two >&2")
     stream = process.stream()
     process.send_stdin("\n")
+    if late:
+        process.wait(60)  # it begins when it is asked for, not with its first piece
     chunks = sorted((chunk.stream, chunk.text) for chunk in stream)
     assert chunks == [("stderr", "two\n"), ("stdout", "one\n")]
 

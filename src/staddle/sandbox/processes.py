@@ -235,7 +235,9 @@ class Process:
 
     def stream(self) -> Iterator[Chunk]:
         """Iterate over what it prints from now on, as it comes, to its end; a piece may end anywhere."""
-        offset = self._transcript.end
+        return self._chunks_from(self._transcript.end)
+
+    def _chunks_from(self, offset: int) -> Iterator[Chunk]:
         while True:
             for chunk in self._chunks(offset):
                 offset += len(chunk.data)
