@@ -159,8 +159,6 @@ def is_of(share: str, test: str, marks: set[str]) -> bool:
     if "slow" in marks or share == "alone":
         return "slow" not in marks
     path = test.removeprefix("tests/")
-    if "same_for_everyone" in marks or not path.startswith(OF_BOTH_USERS):
-        return share == "root"
-    if "needs_root" in marks:
+    if marks & {"same_for_everyone", "needs_root"} or not path.startswith(OF_BOTH_USERS):
         return share == "root"
     return share == "user" or "both_users" in marks or path.startswith(("containment/", "unit/layers/"))

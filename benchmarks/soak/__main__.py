@@ -28,6 +28,7 @@ import cancellations
 import cycles
 import kills
 import load
+import on_systemd
 import page
 from ledger import Leftovers, adopt_orphans, figures, reap
 from page import Outcome
@@ -87,10 +88,14 @@ def main() -> int:
 def _run(name: str, count: int, user: str) -> Outcome:
     """Run one part, as that user, and wait for it."""
     words = ["--supervise", name, str(count)]
-    change = user == "user" and os.geteuid() == 0
-    start = [str(_ROOT / "scripts/as-user")] if change else [sys.executable]
     print(f"{name} as {user}: {count} steps", file=sys.stderr, flush=True)
-    said, status = _until_it_ends([*start, str(_HERE.relative_to(_ROOT)), *words], cwd=_ROOT)
+    if on_systemd.is_needed(name):
+        with on_systemd.started(words, user) as command:
+            said, status = _until_it_ends(command)
+    else:
+        change = user == "user" and os.geteuid() == 0
+        start = [str(_ROOT / "scripts/as-user")] if change else [sys.executable]
+        said, status = _until_it_ends([*start, str(_HERE.relative_to(_ROOT)), *words], cwd=_ROOT)
     for line in said.splitlines():
         if line.startswith(_RESULT):
             return Outcome.from_dict(json.loads(line[len(_RESULT) :]))

@@ -15,9 +15,8 @@ import pytest
 
 from staddle import Sandbox
 from staddle.errors import StaddleError
-from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.sandbox.workspace import stores
-from tests.support.sandboxes import descriptors
+from tests.support.sandboxes import descriptors, open_none_in_advance
 from tests.support.waiting import until
 
 from .checks import Containment
@@ -148,8 +147,7 @@ def test_who_meddles_with_the_shells_of_a_sandbox_hurts_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes of its own commands is anybody's guess; the host program goes on, others notice nothing."""
-    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance: it would have descriptors
-    NEXT.close()
+    open_none_in_advance(monkeypatch)
     with Sandbox(backend="namespaces") as other:
         other.run("true")
         with Sandbox(tmp_path, backend="namespaces") as first:  # with which comes what stays

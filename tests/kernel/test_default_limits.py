@@ -13,7 +13,7 @@ from staddle import Limits, Policy, Reason, Sandbox, wrap
 from staddle.limits import cgroup_files, default_limits, enforced, host_cgroups, memory_watch
 from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
-from staddle.sandbox.open.next_sandbox import NEXT
+from tests.support.sandboxes import open_none_in_advance
 
 pytestmark = pytest.mark.both_users
 
@@ -25,9 +25,8 @@ TAKE = f"python3 -c 'import time; taken = bytearray(500 << 20); time.sleep({KEPT
 
 @pytest.fixture(autouse=True)
 def _none_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No sandbox is opened in advance: it would have the limits of the test before."""
-    monkeypatch.setattr(NEXT, "_is_over", True)
-    NEXT.close()
+    """One that is opened in advance would have the limits of the test before."""
+    open_none_in_advance(monkeypatch)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import pytest
 
 from staddle.forkserver import client, connection
 from staddle.limits.memory_watch import below
-from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
-from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.sandboxes import open_none_in_advance
+from tests.support.waiting import has_ended, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.both_users
 
@@ -187,15 +187,7 @@ sys.stdin.read()
     assert len(started) >= 1 + 5 * 2
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert until(lambda: not any(_alive(pid) for pid in started))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] != b"Z"
-    except OSError:
-        return False
+    assert until(lambda: all(map(has_ended, started)))
 
 
 def _command(pid: int) -> bytes:
@@ -221,8 +213,7 @@ def test_a_fork_server_that_was_killed_is_replaced() -> None:
 
 def test_a_fork_server_that_is_asked_is_not_ended_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one closes its sandbox, and ends fork servers that have none."""
-    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
-    NEXT.close()
+    open_none_in_advance(monkeypatch)
     monkeypatch.setattr(client, "_MOST_IDLE", -100)  # all of them
     take = connection.ForkServerClient.take
 

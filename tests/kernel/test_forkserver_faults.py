@@ -14,9 +14,9 @@ import pytest
 from staddle import Sandbox
 from staddle.errors import LaunchFailed
 from staddle.forkserver import client, connection
-from staddle.sandbox.open.next_sandbox import NEXT
 from tests.support.faults import sweep
 from tests.support.forkservers import children, close, opened, output
+from tests.support.sandboxes import open_none_in_advance
 from tests.support.waiting import until
 
 #: In the first way the first and the last call from each place fail, in the others the first one: most are
@@ -77,8 +77,7 @@ def test_no_call_of_a_command_that_becomes_root_may_fail(tmp_path: Path) -> None
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The first processes of the sandboxes that wait to be taken."""
-    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
-    NEXT.close()
+    open_none_in_advance(monkeypatch)
     close(opened())
     found = next(server for server in client._servers.values() if not server.live)
     assert until(lambda: len(_below(found)) >= client._SPARES)
@@ -147,8 +146,7 @@ def test_a_late_reply_is_not_taken_for_that_to_another_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Who asked was interrupted; the sandboxes that there are go on with the same fork server."""
-    monkeypatch.setattr(NEXT, "_is_over", True)  # none is opened in advance
-    NEXT.close()
+    open_none_in_advance(monkeypatch)
     receive = connection.receive
 
     def interrupted(*_: object) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import threading
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from staddle import AsyncSandbox
 from staddle.errors import InvalidCall
 from tests.support.file_habitats import Place, place
-from tests.support.waiting import until
 
 __all__ = ["place"]
 
@@ -166,32 +166,19 @@ def test_up_and_down(place: Place, tmp_path: Path) -> None:
 def test_a_watch_sees_what_changes(place: Place) -> None:
     files, stop = place.sandbox.files, threading.Event()
     files.write("there", "before")
-    seen: set[tuple[str, str]] = set()
-    begun = threading.Event()
-
-    def follow() -> None:
-        watching = files.watch(stop=stop)
-        begun.set()
-        for event in watching:
-            seen.add((event.kind, event.path))
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
-        begun.wait()
-
-        def shaken() -> bool:
-            # The first look may come after a change: so it is made until it is seen.
-            place.sandbox.run("mkdir -p sub; date +%N > sub/new; date +%N > there; rm -f sub/old")
-            place.sandbox.run("touch sub/old")
-            return {("modified", "there"), ("modified", "sub/new")} <= seen
-
-        assert until(shaken)
-        place.sandbox.run("rm there")
-        assert until(lambda: ("deleted", "there") in seen)
-    finally:
-        stop.set()
-        thread.join()
+    watching = files.watch(stop=stop)
+    place.sandbox.run("mkdir sub; echo 1 > sub/new; echo afterwards > there; ln -s there link")
+    seen = {(event.kind, event.path) for event in itertools.islice(watching, 4)}
+    assert seen == {("added", "sub"), ("added", "sub/new"), ("modified", "there"), ("added", "link")}
+    place.sandbox.run("rm there; touch later")
+    seen = {(event.kind, event.path) for event in itertools.islice(watching, 2)}
+    assert seen == {("deleted", "there"), ("added", "later")}
+    stop.set()
+    assert list(watching) == []
+    with pytest.raises(InvalidCall):
+        files.watch(timeout=-1)
+    with pytest.raises(FileNotFoundError):
+        files.watch("missing")
     assert list(files.watch(timeout=0)) == []
 
 

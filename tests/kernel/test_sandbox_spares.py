@@ -19,7 +19,7 @@ from staddle.layers import trash
 from staddle.limits.prewarm import PrewarmedCgroups
 from staddle.linux.fileio import read_if_there
 from staddle.sandbox.workspace import stores
-from tests.support.waiting import until
+from tests.support.waiting import has_ended, until
 
 
 def take(place: Path | None, said: str = "true", **options: object) -> str:
@@ -145,12 +145,7 @@ def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):  # one that was not wanted any more
             os.kill(pid, signal.SIGKILL)
-    assert until(lambda: all(map(_has_ended, pids)))
-
-
-def _has_ended(pid: int) -> bool:
-    """Whether it is gone, or a zombie: before that it may still have files open."""
-    return read_if_there(f"/proc/{pid}/stat").rpartition(b") ")[2][:1] in (b"", b"Z", b"X")
+    assert until(lambda: all(map(has_ended, pids)))
 
 
 def _children(pid: int) -> list[int]:

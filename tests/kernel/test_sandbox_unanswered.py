@@ -23,7 +23,7 @@ from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
 from staddle.shell.command import CommandSpec
-from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.waiting import has_ended, unique_seconds, until, with_argument
 
 #: Its own launcher, others' launchers, one without namespaces, and none at all.
 everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])
@@ -155,7 +155,7 @@ def test_an_agent_that_does_not_answer_ends_with_its_sandbox(backend: str) -> No
                 with pytest.raises(SandboxLost, match="answer"):
                     sb.run(f"sleep {mark}", timeout=0.3)
                 assert until(lambda: not with_argument(mark))
-                assert until(lambda: not parent_of(agent) or _is_dead(agent))
+                assert until(lambda: has_ended(agent))
             assert not sb.alive
 
     bounded(main)
@@ -290,11 +290,3 @@ def _tried(work: Callable[[], object]) -> None:
         work()
     except StaddleError:
         pass
-
-
-def _is_dead(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from staddle.sandbox.open.next_sandbox import NEXT
+
 #: Its own launcher, somebody else's, and none at all.
 BACKENDS = ["namespaces", "bwrap", "native"]
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 confining = pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "native"])
+
+
+def open_none_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None while this test runs: the one that waits is closed, with its limits and descriptors."""
+    monkeypatch.setattr(NEXT, "_is_over", True)
+    NEXT.close()
 
 
 def descriptors() -> int:

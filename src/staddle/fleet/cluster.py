@@ -38,6 +38,8 @@ RESOURCE = "staddle_sandboxes"
 _PER_CPU, _MEMORY_EACH = 128, 32 << 20
 #: Seconds between two looks, and after which a keeper that died is replaced at the earliest.
 _TICK, _AFTER_DEATH = 1.0, 2.0
+#: Seconds that keepers have to answer a survey.
+_SURVEY_PATIENCE = 30
 #: Seconds that a keeper has to say hello, and that the first one has.
 _TO_START = 300.0
 #: Seconds that keepers have to close everything.
@@ -419,10 +421,6 @@ def _fail_future(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
-#: Seconds that keepers have to answer.
-_PATIENCE = 30
-
-
 def survey(address: str | None) -> dict[str, Any]:
     """The nodes of a cluster and its keepers, as plain data. It does not renew anybody's lease."""
     ray = import_ray()
@@ -444,7 +442,7 @@ def survey(address: str | None) -> dict[str, Any]:
                     asked.append(ray.get_actor(found["name"], namespace=NAMESPACE).status.remote())
                 except ValueError:
                     continue  # it has just ended
-        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_PATIENCE) if asked else ([], [])
+        done, _ = ray.wait(asked, num_returns=len(asked), timeout=_SURVEY_PATIENCE) if asked else ([], [])
         keepers = []
         for ref in done:
             try:

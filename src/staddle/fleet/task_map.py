@@ -23,6 +23,8 @@ from .task_board import TaskBoard, TaskOutcome
 VARIABLE = "ITEM"
 #: Items that may be out or unreported, for each slot.
 _WINDOW = 16
+#: The bar of progress: its width in characters, and seconds between two drawings.
+_BAR_WIDTH, _DRAW_EVERY = 30, 0.1
 
 
 class TaskMap:
@@ -230,11 +232,6 @@ def _slots(cluster: Cluster, concurrency: int | None) -> int:
     return concurrency
 
 
-_WIDTH = 30
-#: Seconds between two drawings.
-_EVERY = 0.1
-
-
 class Progress:
     """Shows how many tasks are done. `how` is True for a bar on a terminal, or a function."""
 
@@ -249,7 +246,7 @@ class Progress:
         if self._call is not None:
             self._call(done, failed, self._total)
         self._last = (done, failed)
-        if self._bar and time.monotonic() - self._drawn > _EVERY:
+        if self._bar and time.monotonic() - self._drawn > _DRAW_EVERY:
             self._draw()
 
     def close(self) -> None:
@@ -274,6 +271,6 @@ def line(done: int, failed: int, total: int | None, seconds: float) -> str:
     """One line of text: a bar, counts, tasks per second."""
     speed = f"{done / seconds:.1f}/s" if seconds > 0 else ""
     counts = f"{done}" if total is None else f"{done}/{total}"
-    filled = 0 if not total else min(_WIDTH, _WIDTH * done // total)
-    bar = "" if total is None else f"[{'#' * filled}{'.' * (_WIDTH - filled)}] "
+    filled = 0 if not total else min(_BAR_WIDTH, _BAR_WIDTH * done // total)
+    bar = "" if total is None else f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] "
     return f"{bar}{counts} done, {failed} failed, {speed}"

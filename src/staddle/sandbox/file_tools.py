@@ -148,14 +148,19 @@ class FileTools:
     ) -> Iterator[FileEvent]:
         """Iterate over changes below a directory, as they come; ends after `timeout` seconds or at `stop`.
 
-        The tree is looked through a few times a second, by sizes and times: what comes and goes in between
-        is not seen, and large trees cost as much each time. What is there at the first step is no change.
+        It begins with this call: what is there now is no change. The tree is looked through a few times a
+        second, by sizes and times: what comes and goes in between is not seen, and large trees cost as much
+        each time.
         """
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
-        before, done = self._seen(path), stop or threading.Event()
-        while not done.is_set() and (until is None or time.monotonic() < until):
-            done.wait(_LOOK_EVERY)
+        return self._changes(path, self._seen(path), until, stop or threading.Event())
+
+    def _changes(
+        self, path: AnyPath, before: dict[str, tuple[int, ...]], until: float | None, stop: threading.Event
+    ) -> Iterator[FileEvent]:
+        while not stop.is_set() and (until is None or time.monotonic() < until):
+            stop.wait(_LOOK_EVERY)
             now = self._seen(path)
             yield from _differences(before, now)
             before = now

@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable
 
 import pytest
 
-from staddle.inside import systemd_client, systemd_unit
+from staddle.inside import namespace_launcher, systemd_client, systemd_unit
 from staddle.inside.child import HANDLED, Attendant
 from staddle.inside.systemd_unit import SIGNAL, STARTED
 from staddle.linux import process
@@ -22,10 +23,13 @@ def in_a_child(work: Callable[[], int]) -> int:
     """Run `work` in a child with the signals blocked; its exit status."""
     pid = os.fork()
     if pid == 0:
-        code = 99
+        code, stderr = 99, open(os.dup(2), "w")  # noqa: SIM115 - what is tested may close its own
         try:
             process.block_signals(HANDLED)
             code = work()
+        except BaseException:
+            traceback.print_exc(file=stderr)
+            stderr.flush()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -35,10 +39,7 @@ def sleeper() -> int:
     """A child that answers SIGTERM with the exit status 7."""
     pid = os.fork()
     if pid == 0:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        time.sleep(30)
-        os._exit(0)
+        os._exit(7 if signal.sigtimedwait([signal.SIGTERM], 30) else 0)
     return pid
 
 
@@ -117,3 +118,35 @@ def test_the_unit_looks_before_it_takes_a_command_for_not_started(started: bool)
         return code
 
     assert in_a_child(work) == (7 if started else 128 + signal.SIGTERM)
+
+
+def _by_launcher(first: int, report: int) -> int:
+    return namespace_launcher._attend(first, report)
+
+
+def _by_unit(first: int, report: int) -> int:
+    control, _host = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return systemd_unit._attend(control, first, report)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attend", [_by_launcher, _by_unit])
+def test_a_command_that_started_after_the_last_look_gets_the_signal(
+    attend: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_signals = process.read_signals
+
+    def work() -> int:
+        first = sleeper()
+        report, write = os.pipe()
+
+        def late(descriptor: int) -> list[int]:
+            monkeypatch.setattr(process, "read_signals", read_signals)
+            os.close(write)  # as exec does: between the poll, which saw only the signal, and this
+            return read_signals(descriptor)
+
+        monkeypatch.setattr(process, "read_signals", late)
+        signal.alarm(20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return attend(first, report)
+
+    assert in_a_child(work) == 7
