@@ -17,13 +17,14 @@ import pytest
 
 from staddle import Limits
 from staddle.ipc.descriptors import close_all
-from staddle.limits import cgroup_layout, host_cgroups
+from staddle.limits import cgroup_layout, host_cgroups, prewarm
 from staddle.limits.cgroup_tree import CgroupTree, tidy
 from staddle.limits.prewarm import PrewarmedCgroups
 from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import GroupMeter, Usage
-from staddle.linux import cgroups, process, userns
+from staddle.linux import cgroups, process, process_tree, userns
 from staddle.linux.syscalls import call
+from tests.containment.namespaces import same_user
 from tests.support.in_a_child import SRC
 from tests.support.limited import family, leftovers, limited, means, ran, started
 from tests.support.waiting import until
@@ -319,7 +320,7 @@ def test_groups_of_a_sandbox_that_ended_while_it_waited_are_removed_and_no_other
         close_all(cgroups_ahead.cgroup_fds())  # of two, which nobody enters
         before = list(cgroups_ahead._waiting)
         cgroup_fds = cgroups_ahead.cgroup_fds()
-        lost = cgroups_ahead._waiting[-1]
+        lost = list(cgroups_ahead._waiting)[-1]
         pid = os.fork()
         if pid == 0:
             cgroups.enter(cgroup_fds)
@@ -332,9 +333,30 @@ def test_groups_of_a_sandbox_that_ended_while_it_waited_are_removed_and_no_other
         os.waitpid(pid, 0)
         assert until(lambda: not lost.members())
         cgroups_ahead.restock()
-        assert cgroups_ahead._waiting == before
+        assert list(cgroups_ahead._waiting) == before
         assert lost.at("pids") is None, "it is removed"
         cgroups_ahead.close()
+
+
+def test_groups_of_sandboxes_that_failed_before_anybody_looked_do_not_pile_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with family() as whole:
+        cgroups_ahead = PrewarmedCgroups(whole, spares=2)
+        for _ in range(9):
+            close_all(cgroups_ahead.cgroup_fds(again=True))
+        cgroups_ahead.restock()
+        assert len(cgroups_ahead._waiting) >= 9, "they may still be entered"
+        newest = list(cgroups_ahead._waiting)[-2:]
+        monkeypatch.setattr(prewarm, "_LATEST", 0.0)
+        cgroups_ahead.restock()
+        assert list(cgroups_ahead._waiting) == newest
+        assert len(leftovers_below(whole)) == 3, "those, and the stock"
+        cgroups_ahead.close()
+
+
+def leftovers_below(whole: CgroupTree) -> set[str]:
+    return {path.name for own in whole._own.values() for path in Path(own).iterdir() if path.is_dir()}
 
 
 def test_a_program_has_one_family_and_a_fork_of_it_none() -> None:
@@ -439,7 +461,7 @@ def test_groups_of_a_program_that_has_ended_are_removed_and_nobody_elses() -> No
     space = os.stat("/proc/self/ns/pid").st_ino
     gone = subprocess.Popen(["true"])
     gone.wait()
-    kept = [f"staddle-{space}-{os.getpid()}-other", f"staddle-{space + 1}-{gone.pid}-7-1", "staddle-mine"]
+    kept = [f"staddle-{space}-{os.getpid()}-other", f"staddle-{space}-{os.getpid()}-7", "staddle-mine"]
     dead = f"staddle-{space}-{gone.pid}-7-1"
     made = [Path(place.base) / name for name in (*kept, dead)]
     try:
@@ -452,6 +474,89 @@ def test_groups_of_a_program_that_has_ended_are_removed_and_nobody_elses() -> No
         for path in made:
             if path.exists():
                 path.rmdir()
+
+
+#: A program that is the second process of a pid namespace, whose first ends with it.
+IN_A_NAMESPACE = f"""
+import os, sys; sys.path.insert(0, {str(SRC)!r})
+from staddle import Sandbox
+from staddle.limits import host_cgroups
+sandbox = Sandbox()
+sandbox.run("true")
+own = [path for tree in host_cgroups._families.values() for path in tree._own.values()]
+print(os.getpid(), *own, flush=True)
+sys.stdin.read()
+"""
+
+
+def in_a_namespace() -> tuple[subprocess.Popen[str], list[Path]]:
+    """It, and its groups."""
+    child = subprocess.Popen(
+        [*same_user(), sys.executable, "-I", "-c", IN_A_NAMESPACE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    pid, *paths = child.stdout.readline().split()
+    assert pid == "2"
+    assert paths
+    return child, [Path(path) for path in paths]
+
+
+def test_a_program_that_ends_with_its_pid_namespace_removes_its_groups_before() -> None:
+    child, paths = in_a_namespace()
+    with child:
+        assert all(path.is_dir() for path in paths)
+    assert [path for path in paths if path.exists()] == []
+
+
+def test_groups_of_a_program_that_was_killed_with_its_pid_namespace_are_removed_by_the_next() -> None:
+    living, theirs = in_a_namespace()
+    with living:
+        killed, paths = in_a_namespace()
+        with killed:
+            (first,) = process_tree.descendants(killed.pid)[:1]
+            os.kill(first, signal.SIGKILL)
+        assert all(path.exists() for path in paths), "who would have removed them was killed as well"
+        made = [below for path in theirs for below in path.iterdir() if below.is_dir()]
+        empty = [path for path in made if not cgroups.members(str(path))]
+        assert empty, "there is none in advance"
+        for path in paths:
+            tidy(str(path.parent))
+        assert [path for path in paths if path.exists()] == []
+        assert [path for path in (*theirs, *made) if not path.is_dir()] == []
+
+
+def test_where_not_every_process_is_seen_the_groups_of_other_namespaces_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_tree, "_FIRST_NAMESPACE", 1)
+    place = means().places[0]
+    other = Path(place.base, f"staddle-{os.stat('/proc/self/ns/pid').st_ino + 1}-2-7-1")
+    other.mkdir()
+    try:
+        tidy(place.base)
+        assert other.exists()
+    finally:
+        other.rmdir()
+
+
+def test_groups_in_hierarchies_that_the_next_program_does_not_use_are_removed() -> None:
+    whole = host_cgroups.support()
+    used = {place.base for place in whole.reduced(frozenset({"memory"})).places}
+    unused = next(place for place in whole.places if place.base not in used)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    dead = Path(unused.base, f"staddle-{os.stat('/proc/self/ns/pid').st_ino}-{gone.pid}-7-1")
+    dead.mkdir()
+    try:
+        assert host_cgroups.tree(whole.reduced(frozenset({"memory"}))) is not None
+        assert not dead.exists()
+    finally:
+        host_cgroups.close()
+        if dead.exists():
+            dead.rmdir()
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from staddle.background import wait_for_jobs
 from staddle.errors import StaddleError
 from staddle.forkserver import client
 from staddle.layers import trash
+from staddle.limits import host_cgroups
 from staddle.linux import process
 from staddle.policy.network import Network
 from staddle.sandbox.open import open as opening
@@ -291,6 +292,7 @@ def _be_host(asked: dict[str, Any], line: socket.socket) -> None:
     try:
         watched(WATCHED, line)
         HostProgram(asked).serve(line)
+        host_cgroups.close()  # the shell that does it later cannot, once nobody answers its calls
         code = 0
     finally:
         if code:

@@ -2,7 +2,8 @@
 
 The name of that one says whose it is. Groups whose program has ended are removed by the next
 that comes by; but the next may be in another place, so that a small shell waits for our end,
-however that comes, and removes what is left then.
+however that comes, and removes what is left then. Where that shell may end with us, because we are in
+another pid namespace than the machine's first, we remove them ourselves at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from ..errors import LaunchFailed
 from ..linux import cgroups
 from ..linux.process import start_time
+from ..linux.process_tree import in_other_namespaces
 from .sandbox_cgroups import SandboxCgroups, removed
 
 TYPE_CHECKING = False
@@ -152,25 +154,35 @@ def identity() -> str:
 def tidy(base: str) -> None:
     """Remove the groups in `base` whose program has ended, and end what is still in them.
 
-    Only those of our own pid namespace: of another we could not tell.
+    Of a program in another pid namespace that can be told only where we see the processes of the whole
+    machine. What was in its groups has ended with the namespace.
     """
     space = os.stat("/proc/self/ns/pid").st_ino
-    for name in _below(base):
-        owner = _owner(name, space)
-        if owner is not None and start_time(owner[0]) != owner[1]:
-            for below in _below(f"{base}/{name}"):
-                SandboxCgroups({_place(f"{base}/{name}"): f"{base}/{name}/{below}"}).close()
-            removed(f"{base}/{name}")
+    owners = {name: owner for name in _below(base) if (owner := _owner(name)) is not None}
+    elsewhere = None
+    if any(owner[0] != space for owner in owners.values()):
+        elsewhere = in_other_namespaces()
+    for name, (where, pid, started) in owners.items():
+        own = f"{base}/{name}"
+        if where == space and start_time(pid) != started:
+            for below in _below(own):
+                SandboxCgroups({_place(own): f"{own}/{below}"}).close()
+        elif where != space and elsewhere is not None and (pid, started) not in elsewhere:
+            for below in _below(own):
+                removed(f"{own}/{below}")
+        else:
+            continue
+        removed(own)
 
 
-def _owner(name: str, space: int) -> tuple[int, int] | None:
-    """The process and its start time in the name of a cgroup of ours; None for any other name."""
+def _owner(name: str) -> tuple[int, int, int] | None:
+    """The pid namespace, number and start time of the program of a cgroup of ours; None for another name."""
     if not name.startswith(PREFIX):
         return None
     words = name[len(PREFIX) :].split("-")
-    if len(words) != 4 or not all(word.isdecimal() for word in words) or int(words[0]) != space:
+    if len(words) != 4 or not all(word.isdecimal() for word in words):
         return None
-    return int(words[1]), int(words[2])
+    return int(words[0]), int(words[1]), int(words[2])
 
 
 def _place(own: str) -> CgroupParent:

@@ -6,14 +6,16 @@ Finding out only observes: `observe` and what it calls create, move and ask for 
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 
 from ..interrupts import uninterrupted
 from ..linux import cgroups
 from ..linux.fileio import read_whole
+from ..linux.process_tree import is_in_first_namespace
 from . import cgroup_layout
 from .cgroup_layout import CgroupFacts, Hierarchy
-from .cgroup_tree import CgroupTree
+from .cgroup_tree import CgroupTree, tidy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,6 +124,10 @@ def tree(found: CgroupSupport) -> CgroupTree | None:
     if not found.places or found.scope:
         return None
     key = os.getpid(), found
+    if key not in _families:  # the new one looks in its own places
+        for place in support().places:
+            if place.base and all(place.base != own.base for own in found.places):
+                tidy(place.base)
     with _turn:
         made = _families.get(key)
         if made is None:
@@ -144,4 +150,11 @@ def _after_fork() -> None:
         _families.popitem()[1].let_go()
 
 
+def _at_exit() -> None:
+    """Remove them where the shell that waits for our end may end with us, with our pid namespace."""
+    if _families and not is_in_first_namespace():
+        close()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

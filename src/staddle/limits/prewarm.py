@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import time
 
 from ..errors import LaunchFailed
 from ..linux.fileio import read_if_there
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .sandbox_cgroups import SandboxCgroups
 
 _NONE = Limits.none()
+#: Seconds after which nobody enters a cgroup any more that came with a request, however busy the machine is.
+_LATEST = 60.0
 
 
 class PrewarmedCgroups:
@@ -27,11 +30,11 @@ class PrewarmedCgroups:
 
     def __init__(self, family: CgroupTree, spares: int, *, owned: bool = False) -> None:
         """`owned`: the family has no other groups, and ends with these."""
-        self._family, self._owned = family, owned
+        self._family, self._owned, self._spares = family, owned, spares
         #: How many the fork server lacks, beside the one that comes with each request.
         self.missing = spares
         self._turn = _thread.allocate_lock()
-        self._waiting: list[SandboxCgroups] = []
+        self._waiting: dict[SandboxCgroups, float] = {}  # since when, the oldest first
         self._entered: set[SandboxCgroups] = set()  # of those that wait
         self._stock: list[tuple[SandboxCgroups, list[int]]] = []  # that no request has brought yet
         self._closed = False
@@ -58,7 +61,7 @@ class PrewarmedCgroups:
                 made = made or self._made()
                 found += made[1]
                 with self._turn:
-                    self._waiting.append(made[0])
+                    self._waiting[made[0]] = time.monotonic()
         except BaseException as error:
             for cgroup_fd in found:
                 os.close(cgroup_fd)
@@ -105,16 +108,19 @@ class PrewarmedCgroups:
     def _remove_lost(self) -> None:
         """Remove the cgroups of sandboxes that ended before they were taken: empty after a shell was there.
 
-        One that nobody has entered yet may still be entered.
+        One that nobody has entered yet may still be entered. But if there are more than spares, the sandboxes
+        of the oldest have failed, before anybody looked.
         """
         lost = []
         with self._turn:
-            for group in tuple(self._waiting):
+            surplus, now = len(self._waiting) - self._spares, time.monotonic()
+            for group, since in tuple(self._waiting.items()):
                 if group.members():
                     self._entered.add(group)
-                elif group in self._entered:
+                elif group in self._entered or (surplus > 0 and now - since > _LATEST):
                     lost.append(group)
-                    self._waiting.remove(group)
+                    del self._waiting[group]
+                    surplus -= 1
             self._entered &= set(self._waiting)
         for group in lost:
             group.close()
@@ -140,7 +146,7 @@ class PrewarmedCgroups:
         with self._turn:
             for group in self._waiting:
                 if group.tails & tails:
-                    self._waiting.remove(group)
+                    del self._waiting[group]
                     return group
         raise LaunchFailed(
             "the limits could not be put on",
@@ -157,7 +163,7 @@ class PrewarmedCgroups:
         """Close them: none is taken any more."""
         with self._turn:
             self._closed = True
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, {}
             stock, self._stock = self._stock, []
         for made in stock:
             _close(made)

@@ -6,12 +6,15 @@ import os
 import time
 
 from . import procfs
-from .process import SIGKILL, STARTED, parent_of, pidfd_open, pidfd_send_signal, stat_fields
+from .fileio import read_if_there
+from .process import SIGKILL, STARTED, parent_of, pidfd_open, pidfd_send_signal, start_time, stat_fields
 
 _SIGSTOP, _SIGCONT = 19, 18
 _STOPPED, _ZOMBIE = [b"T"], [b"Z"]
 #: How long a process may take to stop: one that is in the kernel's hands is looked at as it runs.
 _PATIENCE = 1.0
+#: The pid namespace that the machine has started with, by its inode: the same on every kernel.
+_FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def descendants(root: int) -> list[int]:
@@ -40,6 +43,27 @@ def threads_of_user(uid: int) -> int:
         except OSError:
             continue  # it has ended
     return count
+
+
+def is_in_first_namespace() -> bool:
+    """Whether we are in the pid namespace that the machine has started with: nobody ends us with another."""
+    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+
+
+def in_other_namespaces() -> set[tuple[int, int]] | None:
+    """Every process in another pid namespace: its number there, and its start time.
+
+    None where not all processes of the machine are seen.
+    """
+    if not is_in_first_namespace() or not read_if_there("/proc/1/status"):
+        return None
+    found = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        status = read_if_there(f"/proc/{name}/status")
+        numbers = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        if len(numbers) > 1:
+            found.add((int(numbers[-1]), start_time(int(name))))
+    return found
 
 
 class Children:
