@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 MEMORY, THREADS = 4 << 20, 2
 #: Descriptors that an agent closes when it is idle, or when they are this many.
 LATER = 32
-#: In the first so many steps caches and the heap fill: there twice as much memory may be needed.
+#: In the first so many steps of a series caches and the heap fill: there twice as much memory may be needed.
 WARM_UP = 1000
 #: Names that are made outside of the part's own directories.
 _OURS = re.compile("(staddle-)?[0-9a-f]{12,32}")
@@ -74,7 +74,7 @@ def figures(readings: list[list[Reading]], steps: int, descriptors: int) -> list
             (_figure(name, allowance, series) for series in readings), key=lambda one: one.last - one.first
         )
 
-    memory = MEMORY if steps > WARM_UP else 2 * MEMORY
+    memory = MEMORY if steps > WARM_UP * len(readings) else 2 * MEMORY
     return [
         figure("memory", memory),
         figure("descriptors", descriptors),
