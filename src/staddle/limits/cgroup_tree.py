@@ -106,9 +106,15 @@ class CgroupTree:
         """Remove them all; what is in them ends. A second time does nothing, nor does it in a fork."""
         if self._pid != os.getpid() or not self._own:
             return
-        for place, own in self._own.items():
-            for name in _below(own):
-                SandboxCgroups({place: f"{own}/{name}"}).close()
+        groups = [
+            SandboxCgroups({place: f"{own}/{name}"})
+            for place, own in self._own.items()
+            for name in _below(own)
+        ]
+        for group in groups:
+            group.signal_all()
+        for group in groups:
+            group.close()
         self._remove()
         if self._keeper:
             try:

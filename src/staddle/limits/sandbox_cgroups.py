@@ -189,6 +189,11 @@ class SandboxCgroups:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
+    def signal_all(self) -> None:
+        """Send SIGKILL to what is in it now, and wait for nothing: many end sooner if all have it first."""
+        for pid in self.members() - {0}:
+            _kill_member(pid, self._directories.values())
+
     def close(self) -> bool:
         """End what is left in it and remove it; whether that was possible. A second time does nothing."""
         self.prewarmed_meter = None
