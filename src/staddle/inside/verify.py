@@ -11,6 +11,7 @@ import os
 
 from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux.fileio import read_whole
+from ..linux.procfs import status_field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[st
 
 def _number(status: bytes) -> bytes:
     """The number of a process in its own pid namespace; /proc may be that of one around it."""
-    words = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    words = status_field(status, b"NSpid")
     return words[-1] if words else b""
 
 

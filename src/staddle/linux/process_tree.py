@@ -59,8 +59,7 @@ def in_other_namespaces() -> set[tuple[int, int]] | None:
         return None
     found = set()
     for name in filter(str.isdecimal, os.listdir("/proc")):
-        status = read_if_there(f"/proc/{name}/status")
-        numbers = status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+        numbers = procfs.status_field(read_if_there(f"/proc/{name}/status"), b"NSpid")
         if len(numbers) > 1:
             found.add((int(numbers[-1]), start_time(int(name))))
     return found

@@ -47,19 +47,18 @@ class _OuterProc:
 
     def number(self, name: str) -> int:
         """Our number of a process; 0 if it is gone, or not in a namespace below that of /proc."""
-        words = self._status(name, b"\nNSpid:")
+        words = self._status(name, b"NSpid")
         return int(words[-1]) if len(words) > 1 else 0
 
     def _first(self) -> str:
         """The first process of our namespace: we, or one above us."""
         name = os.readlink(f"{self.root}/self")
         while self.number(name) > 1:
-            (name,) = (word.decode() for word in self._status(name, b"\nPPid:")[:1])
+            (name,) = (word.decode() for word in self._status(name, b"PPid")[:1])
         return name
 
     def _status(self, name: str, field: bytes) -> list[bytes]:
-        text = _contents(f"{self.root}/{name}/status")
-        return text.partition(field)[2].partition(b"\n")[0].split()
+        return status_field(_contents(f"{self.root}/{name}/status"), field)
 
 
 #: The one that is in use, if there is one.
@@ -96,6 +95,11 @@ def pids() -> list[int]:
 def number(listed: int) -> int:
     """Our number of the process that has this one in /proc; 0 for one that is not ours."""
     return _used[0].number(str(listed)) if _used else listed
+
+
+def status_field(status: bytes, field: bytes) -> list[bytes]:
+    """The words of a field in the text of /proc/PID/status; none if it is not there."""
+    return status.partition(b"\n%s:" % field)[2].partition(b"\n")[0].split()
 
 
 def _contents(path: str) -> bytes:
