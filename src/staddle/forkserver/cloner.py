@@ -88,9 +88,11 @@ class CloneServer:
                     if not message:
                         break
                     self._make(message[1:], cgroup_fds)
-            self._end()
-        finally:
-            os._exit(0)
+        finally:  # also if the last one could not be handed over any more
+            try:
+                self._end()
+            finally:
+                os._exit(0)
 
     def _make(self, layer: bytes, cgroup_fds: list[int]) -> None:
         try:
