@@ -489,6 +489,25 @@ sys.stdin.read()
 """
 
 
+def test_a_command_in_a_pid_namespace_of_its_own_leaves_no_groups(tmp_path: Path) -> None:
+    words = [*same_user(), sys.executable, "-m", "staddle", "shell", "--backend", "namespaces"]
+    child = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write("echo there\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "there\n"
+        (first,) = process_tree.descendants(child.pid)[:1]
+        space = os.stat(f"/proc/{first}/ns/pid").st_ino
+        paths = [path for path in leftovers(2) if f"/staddle-{space}-" in path]
+        assert paths
+        child.stdin.close()
+    assert [path for path in paths if os.path.exists(path)] == []
+
+
 def in_a_namespace() -> tuple[subprocess.Popen[str], list[Path]]:
     """It, and its groups."""
     child = subprocess.Popen(

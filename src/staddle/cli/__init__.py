@@ -140,10 +140,13 @@ def _open_standard_streams() -> None:
 
 
 def _leave_nothing() -> None:
-    """Wait for layers that are being deleted, as the end of the interpreter would."""
+    """Wait for layers that are being deleted, and remove cgroups, as the end of the interpreter would."""
     stores = sys.modules.get("staddle.sandbox.workspace.stores")
     if stores is not None:
         stores.close_stores()
+    cgroups = sys.modules.get("staddle.limits.host_cgroups")
+    if cgroups is not None:
+        cgroups.close_at_exit()
 
 
 def _complain(error: Exception) -> int:

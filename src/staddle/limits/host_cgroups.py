@@ -150,11 +150,11 @@ def _after_fork() -> None:
         _families.popitem()[1].let_go()
 
 
-def _at_exit() -> None:
+def close_at_exit() -> None:
     """Remove them where the shell that waits for our end may end with us, with our pid namespace."""
     if _families and not is_in_first_namespace():
         close()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(close_at_exit)
