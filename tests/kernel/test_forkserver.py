@@ -14,11 +14,12 @@ import pytest
 
 from staddle.forkserver import client, connection
 from staddle.limits.memory_watch import below
+from staddle.linux.process import has_ended
 from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
 from tests.support.sandboxes import open_none_in_advance
-from tests.support.waiting import has_ended, unique_seconds, until, with_argument
+from tests.support.waiting import unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.both_users
 

@@ -13,6 +13,7 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.background import wait_for_jobs
+from staddle.linux.process import has_ended, parent_of
 from staddle.sandbox.open import next_sandbox
 from staddle.sandbox.open.next_sandbox import NEXT, NextSandbox
 from tests.support.waiting import PATIENCE, until
@@ -136,12 +137,23 @@ def test_there_is_none_where_a_file_of_the_workspace_is_hidden(tmp_path: Path) -
 
 @pytest.mark.parametrize("which", ["shell", "agent"])
 def test_one_that_was_killed_while_it_waited_is_not_used(place: Path, which: str) -> None:
-    before = waiting()
-    shell = before.handle.shell.host_pid
-    parent = int(Path(f"/proc/{shell}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(shell if which == "shell" else parent, signal.SIGKILL)
-    assert until(lambda: is_gone(before))
+    shell = waiting().handle.shell.host_pid
+    os.kill(shell if which == "shell" else parent_of(shell), signal.SIGKILL)
+    assert until(lambda: has_ended(shell))
     assert use(place) == "oldold"
+
+
+def test_one_whose_shell_was_killed_is_not_used_before_its_agent_has_noticed(place: Path) -> None:
+    shell = waiting().handle.shell.host_pid
+    agent = parent_of(shell)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(shell, signal.SIGKILL)
+        assert until(lambda: has_ended(shell))
+        assert use(place) == "oldold"
+    finally:
+        if not has_ended(agent):
+            os.kill(agent, signal.SIGCONT)
 
 
 def test_one_that_fits_nobody_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

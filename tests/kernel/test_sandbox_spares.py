@@ -18,8 +18,9 @@ from staddle.forkserver.connection import ForkServerClient
 from staddle.layers import trash
 from staddle.limits.prewarm import PrewarmedCgroups
 from staddle.linux.fileio import read_if_there
+from staddle.linux.process import has_ended
 from staddle.sandbox.workspace import stores
-from tests.support.waiting import has_ended, until
+from tests.support.waiting import until
 
 
 def take(place: Path | None, said: str = "true", **options: object) -> str:

@@ -18,12 +18,12 @@ import pytest
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import SandboxLost, StaddleError
 from staddle.ipc import agent_client
-from staddle.linux.process import parent_of
+from staddle.linux.process import has_ended, parent_of
 from staddle.sandbox.aio.event_loop import in_thread
 from staddle.sandbox.open import via_backend
 from staddle.shell import bash_process, shell
 from staddle.shell.command import CommandSpec
-from tests.support.waiting import has_ended, unique_seconds, until, with_argument
+from tests.support.waiting import unique_seconds, until, with_argument
 
 #: Its own launcher, others' launchers, one without namespaces, and none at all.
 everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock", "native"])

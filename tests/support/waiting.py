@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from staddle.linux.fileio import read_if_there
-
 #: Longer than anything takes, however busy the machine is; only what never comes is waited for so long.
 PATIENCE = 60.0
 
@@ -41,11 +39,6 @@ def with_argument(mark: str) -> list[int]:
         if mark.encode() in words:
             found.append(int(name))
     return found
-
-
-def has_ended(pid: int) -> bool:
-    """Whether it is gone, or a zombie: before that it may still have files open."""
-    return read_if_there(f"/proc/{pid}/stat").rpartition(b") ")[2][:1] in (b"", b"Z", b"X")
 
 
 def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> threading.Thread:

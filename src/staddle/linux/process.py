@@ -329,6 +329,11 @@ def parent_of(pid: int) -> int:
     return int(fields[PARENT]) if len(fields) > PARENT else 0
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits for its parent to notice."""
+    return stat_fields(pid)[:1] in ([], [b"Z"], [b"X"])
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped, by a signal or a tracer; not if it is gone."""
     fields = stat_fields(pid) if pid else []

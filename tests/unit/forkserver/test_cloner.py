@@ -13,7 +13,7 @@ import pytest
 
 from staddle.forkserver import spare
 from staddle.forkserver.cloner import Cloner, CloneServer
-from tests.support.waiting import has_ended
+from staddle.linux.process import has_ended
 
 pytestmark = pytest.mark.same_for_everyone
 

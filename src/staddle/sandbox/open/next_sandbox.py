@@ -18,6 +18,7 @@ from ...background import Worker, do_later
 from ...errors import StaddleError
 from ...forkserver.client import hides_nothing
 from ...linux import open_files
+from ...linux.process import has_ended
 from ..workspace.frozen import BaseFreezer
 from ..workspace.overlay import OverlayWorkspace
 from .decide import decide
@@ -146,7 +147,7 @@ def _as_asked(found: NextSandbox, settings: SandboxSettings) -> SandboxHandle | 
         or settings.workspace != found.directory
         or _state(settings.workspace) != found.state
         or not handle.agent.alive
-        or not os.path.exists(f"/proc/{handle.shell.host_pid}")  # killed, as when memory is needed
+        or has_ended(handle.shell.host_pid)  # killed, as when memory is needed
     ):
         return None
     decided = decide(settings, "overlay", workspace.stand_in)
