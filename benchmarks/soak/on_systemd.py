@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-sys.path.insert(0, str(_HERE.parents[1]))
 _INSIDE = "/opt/soak"
 
 
@@ -21,6 +20,7 @@ def is_needed(part: str) -> bool:
 @contextlib.contextmanager
 def started(words: list[str], user: str) -> Iterator[list[str]]:
     """A private machine; the command line that runs the soak with these words in it."""
+    sys.path.insert(0, str(_HERE.parents[1]))
     from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 
     with PrivateSystemd() as machine:

@@ -547,10 +547,14 @@ def test_groups_of_a_program_that_was_killed_with_its_pid_namespace_are_removed_
         assert [path for path in (*theirs, *made) if not path.is_dir()] == []
 
 
+@pytest.mark.parametrize("why", ["in a container", "hidepid"])
 def test_where_not_every_process_is_seen_the_groups_of_other_namespaces_stay(
-    monkeypatch: pytest.MonkeyPatch,
+    why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_tree, "_FIRST_NAMESPACE", 1)
+    if why == "hidepid":
+        monkeypatch.setattr(process_tree, "read_if_there", lambda path: b"")
+    else:
+        monkeypatch.setattr(process_tree, "_FIRST_NAMESPACE", 1)
     place = means().places[0]
     other = Path(place.base, f"staddle-{os.stat('/proc/self/ns/pid').st_ino + 1}-2-7-1")
     other.mkdir()

@@ -78,7 +78,7 @@ class PrewarmedCgroups:
         """Make the cgroups that the next request brings, while no caller waits; never raises."""
         self._remove_lost()
         with self._turn:
-            for waiting in self._waiting:  # perhaps of a sandbox that has failed: for ever
+            for waiting in self._waiting:  # perhaps of a sandbox that has failed: for a while
                 if waiting.prewarmed_meter is not None:
                     waiting.prewarmed_meter.park()
             if self._stock or self._closed or self.gone:

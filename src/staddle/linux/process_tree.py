@@ -46,7 +46,7 @@ def threads_of_user(uid: int) -> int:
 
 
 def is_in_first_namespace() -> bool:
-    """Whether we are in the pid namespace that the machine has started with: nobody ends us with another."""
+    """Whether our pid namespace is the one that the machine was booted with, and not that of a container."""
     return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
 
 
