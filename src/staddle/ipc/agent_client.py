@@ -28,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .agent_messages import Who
+    from .agent_messages import NamedProcess, Others, Who
     from .opened_shell import OpenedShell
     from .parked_sockets import Ticket
 
@@ -219,7 +219,7 @@ class AgentClient:
         if message.kind != agent_messages.ALL_ENDED:
             raise refused(message, "the processes in the sandbox could not be killed")
 
-    def end_others(self) -> list[tuple[int, bytes]]:
+    def end_others(self) -> list[NamedProcess]:
         """Kill everything but the agent, idle shells and the file server; the number and name of each.
 
         Of those that were started by another of these only that one is named.
@@ -236,13 +236,16 @@ class AgentClient:
         mark, timers = message.fields
         return mark, timers
 
-    def swap(self, roots: Sequence[str], make: Callable[[int], None], *, alone: bool) -> str:
-        """Have other mounts in the place of the trees with these roots; empty, or who is in the way of that.
+    def swap(
+        self, roots: Sequence[str], make: Callable[[int], None], others: Others
+    ) -> list[NamedProcess] | None:
+        """Have other mounts in the place of the trees with these roots; the processes that were ended for it.
 
         `make` has them sent on a socket, at the other end of which the agent has got ready for them
-        meanwhile. With `alone` only shells may run in the sandbox, and no file may be open for writing.
+        meanwhile. `others` are processes but idle shells: they go on, are ended as by `end_others`, or, with
+        "refuse", in the way like a file that is open for writing; None, and nothing is exchanged.
         """
-        request = agent_messages.encode(agent_messages.SWAP, int(alone), tuple(map(os.fsencode, roots)))
+        request = agent_messages.encode(agent_messages.SWAP, others.encode(), tuple(map(os.fsencode, roots)))
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             with self._turn:
@@ -257,10 +260,10 @@ class AgentClient:
             ours.close()
             theirs.close()
         if message.kind == agent_messages.BUSY:
-            return str(message.fields[0].decode("utf-8", "replace"))
+            return None
         if message.kind != agent_messages.SWAPPED:
             raise refused(message, "the files could not be exchanged")
-        return ""
+        return list(message.fields[0])
 
     def close(self) -> None:
         """End the sandbox and everything in it."""

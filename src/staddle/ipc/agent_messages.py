@@ -18,12 +18,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, Literal
 
     #: Microseconds of CPU time, user and system; bytes read and written; the largest memory of one
     #: process, in bytes; the number of processes that were started, -1 where it is not known.
     UsageCounts = tuple[int, int, int, int, int, int]
     Who = tuple[int, int, tuple[int, ...]]
+    #: The number of a process, and the name that it has given itself.
+    NamedProcess = tuple[int, bytes]
+    #: What a swap does about processes that are no idle shells.
+    Others = Literal["keep", "end", "refuse"]
 
 # To the agent, on the main socket.
 SHELL = b"S"  # program, environment, directory
@@ -32,9 +36,7 @@ SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, 
 EXECUTE = b"X"  # the same; the host program waits for its end, and a process of ours may stand above it
 SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
 SPAWN_AS = b"R"  # the same, and as whom
-SWAP = (
-    b"w"  # whether nobody else may be in it, the roots of trees; a socket on which what is to be there comes
-)
+SWAP = b"w"  # KEEP, END or REFUSE, the roots of trees; a socket on which what is to be there comes
 FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
 FILE_SERVER_AS = b"C"  # the same, and as whom
 NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
@@ -60,7 +62,7 @@ OPENED = b"s"  # process, places; the socket, the control pipe, the files, and i
 # From the agent, on the main socket.
 STARTED = b"p"  # process; the socket, and the master of its terminal
 REFUSED = b"f"  # why
-SWAPPED = b"W"
+SWAPPED = b"W"  # as OTHERS_ENDED
 PAUSED = b"Z"  # a number that is another one after anything has run, and processes that a timer continues
 LOOKED = b"V"
 SUDO_READY = b"D"
@@ -74,7 +76,11 @@ FILES = b"F"  # places; the files
 ENDED = b"x"  # status as waitpid gives it, why it was not started, errno; what it used, as usage.Count has it
 PONG = b"I"  # serial
 
+#: The same: they go on with the old trees, are ended before the new ones are there, or are in the way.
+KEEP, END, REFUSE = b"keep", b"end", b"refuse"
+
 _SPENT = (int,) * 6
+_PROCESSES = [(int, bytes)]
 #: A user of the sandbox: uid, gid, further groups. 0 is its root.
 _WHO = (int, int, [int])
 
@@ -101,8 +107,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     FILES: (([bytes],), (6,)),
     ENDED: ((int, bytes, int, _SPENT), (0,)),
     PONG: ((int,), (0,)),
-    SWAP: ((int, [bytes]), (1,)),
-    SWAPPED: ((), (0,)),
+    SWAP: ((bytes, [bytes]), (1,)),
+    SWAPPED: ((_PROCESSES,), (0,)),
     FILE_SERVER: ((int,), (2,)),
     FILE_SERVER_AS: ((int, _WHO), (2,)),
     PAUSE: ((int,), (0,)),
@@ -110,7 +116,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     END_ALL: ((), (0,)),
     ALL_ENDED: ((), (0,)),
     END_OTHERS: ((), (0,)),
-    OTHERS_ENDED: (([(int, bytes)],), (0,)),
+    OTHERS_ENDED: ((_PROCESSES,), (0,)),
     SUDO: ((), (0,)),
     SUDO_READY: ((), (0,)),
     LOOK: ((), (0,)),

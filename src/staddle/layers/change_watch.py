@@ -21,6 +21,8 @@ from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .baseline import Baseline, Copied
     from .differences import Kind
 
@@ -33,6 +35,18 @@ MOST_ENTRIES = 20_000
 #: first two, and whether it is opaque; of a whiteout nothing.
 Mark = tuple[int, ...]
 _GONE: Mark = ()
+
+
+def are_untouched(watches: Iterable[ChangeWatch]) -> bool:
+    """Whether nothing has been put into any of these layers, which were empty. On every command's path.
+
+    By the time of the layer itself. False where that is not known: a look tells.
+    """
+    for watch in watches:  # noqa: SIM110
+        # Not the time of its content: overlayfs puts that back when it brings up a file from below.
+        if os.lstat(watch._top).st_ctime_ns != watch._changed:
+            return False
+    return True
 
 
 class ChangeWatch:
@@ -53,17 +67,20 @@ class ChangeWatch:
     def follow(self, view: LayerView) -> None:
         """From now on the top layer of another view, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
+        self._top = view.layers[0]
         lowest = view.bases[-1]
         self._host = lowest.origin if isinstance(lowest, FrozenBase) else lowest
+        #: The time of the layer when it was seen to be empty; -1 when it was not, or just then.
         self._changed = -1
         # Mostly it is a new one.
-        self._seen = _scan(view.layers[0], self._most) if os.listdir(view.layers[0]) else {}
+        self._seen = _scan(self._top, self._most) if os.listdir(self._top) else {}
 
     def look(self) -> tuple[Change, ...] | None:
         """The changes since the last call, by path. None when the layer has become too large to scan."""
-        if self._seen == {} and self._is_untouched():
+        if not self._seen and self._seen is not None and self._is_untouched():
             return ()
-        before, self._seen = self._seen, _scan(self._view.layers[0], self._most)
+        self._changed = -1
+        before, self._seen = self._seen, _scan(self._top, self._most)
         now = self._seen
         if before is None or now is None:
             return None
@@ -95,12 +112,13 @@ class ChangeWatch:
         return tuple(sorted(found, key=lambda change: change.path.split("/")))
 
     def _is_untouched(self) -> bool:
-        """Whether nothing has been put into a layer that was empty: then its own time has moved."""
-        # Not the time of its content: overlayfs puts that back when it brings up a file from below.
-        changed = os.stat(self._view.layers[0], follow_symlinks=False).st_ctime_ns
+        """Whether nothing has been put into a layer that was empty."""
+        changed = os.lstat(self._top).st_ctime_ns
+        if changed == self._changed:
+            return True
         # The clock of files stands still for some milliseconds: one so new could hide a change to come.
-        was, self._changed = self._changed, changed if time.time_ns() - changed > _STANDSTILL else -1
-        return changed == was or not os.listdir(self._view.layers[0])
+        self._changed = changed if time.time_ns() - changed > _STANDSTILL else -1
+        return not os.listdir(self._top)
 
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
         """The changes of entries that are new in the layer, compared with what lies below it."""

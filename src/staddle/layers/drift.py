@@ -81,21 +81,25 @@ def drift(
     moment = int(since * 1e9) + _ROUNDING
     found: list[str] = []
     count = 0
-    with Tree(reach(directory), ours=False) as base:
-        upper = [Tree(layer, ours=True) for layer in layers]
-        try:
+    upper: list[Tree] = []
+    try:
+        with Tree(reach(directory), ours=False) as base:
             for path, status in walk(base):
                 count += 1
                 if most is not None and count > most:
                     return Drift(_named(found, at), False, False)
-                if status.st_ctime_ns <= moment or _is_covered(upper, path):
+                if status.st_ctime_ns <= moment:
+                    continue
+                while len(upper) < len(layers):  # not before there is a change: mostly there is none
+                    upper.append(Tree(layers[len(upper)], ours=True))
+                if _is_covered(upper, path):
                     continue
                 if len(found) == limit:
                     return Drift(_named(found, at), True)
                 found.append(f"{path}/" if stat.S_ISDIR(status.st_mode) else path)
-        finally:
-            for tree in upper:
-                tree.close()
+    finally:
+        for tree in upper:
+            tree.close()
     return Drift(_named(found, at))
 
 

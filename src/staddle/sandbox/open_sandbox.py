@@ -18,7 +18,7 @@ from .failure_hints import beyond_loopback, denied, needs_root
 from .file_client import FileClient
 from .open import as_root
 from .open.open import open_agent
-from .processes import EndedProcess, ProcessList
+from .processes import ProcessList
 from .session import Session
 
 TYPE_CHECKING = False
@@ -321,14 +321,6 @@ class OpenSandbox:
         self.agent.is_paused = False
         for client in self.file_clients:
             client.replace_server()
-
-    def end_processes(self) -> list[EndedProcess]:
-        """End everything but idle shells: programs, jobs, terminals, and what any of them left behind."""
-        known = self.processes.commands(self.every_session())
-        return [
-            EndedProcess(pid, known.get(pid) or name.decode("utf-8", "replace"))
-            for pid, name in self.agent.end_others()
-        ]
 
     def _continue_shells(self, workspace: SandboxWorkspace) -> None:
         """Have every session that was kept be as it was; a state that no shell can have is left."""

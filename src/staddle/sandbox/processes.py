@@ -19,7 +19,7 @@ from .stream import Chunk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
@@ -369,6 +369,11 @@ class EndedProcess(Value):
 
     pid: int
     command: str
+
+    @classmethod
+    def of(cls, pid: int, name: bytes, commands: Mapping[int, str]) -> Self:
+        """The process with that name; `commands` are those that were asked for, by number."""
+        return cls(pid, commands.get(pid) or name.decode("utf-8", "replace"))
 
 
 class ProcessList:

@@ -11,6 +11,7 @@ from ..interrupts import unmistakable, with_all
 from ..layers.drift import MOST_PATHS, Drift
 from ..layers.store import no_room
 from ..policy.paths import WORKSPACE_PATH
+from .processes import EndedProcess
 from .workspace.exchange import change, come_back, extend
 from .workspace.frozen import covered_in_workspace
 from .workspace.snapshot import history, loaded, restore, take
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
-    from .processes import EndedProcess
     from .session import Session
     from .workspace.snapshot import Snapshot
     from .workspace.workspace import SandboxWorkspace
@@ -214,16 +214,16 @@ class WorkspaceMethods:
             )
         if isinstance(snapshot, str):
             snapshot = _labelled(self.snapshots(), snapshot)
-        inside = self._now()
-        ended: list[EndedProcess] = []
+        point, inside = snapshot, self._now()
 
-        def end() -> None:
-            if processes == "end":
-                ended.extend(inside.end_processes())
+        def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> Restored:
+            known = inside.processes.commands(sessions)
+            ended, drift = restore(workspace, sessions, point, processes)
+            return Restored(tuple(EndedProcess.of(pid, name, known) for pid, name in ended), drift)
 
-        drift = self._at_rest(partial(restore, snapshot=snapshot, first=end), exchanges=True)
-        self._now().record("restored", label=snapshot.label, ended=[each.command for each in ended])
-        return Restored(tuple(ended), drift)
+        done = self._at_rest(restored, exchanges=True)
+        inside.record("restored", label=snapshot.label, ended=[each.command for each in done.ended])
+        return done
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
         """The changes of the host since this sandbox, or that it was forked from, began with the workspace.

@@ -289,8 +289,10 @@ class SandboxAgent:
             self._main.send(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
             theirs.close()
         elif message.kind == agent_messages.SWAP and self._swap is not None:
-            alone, roots = message.fields
-            self._main.send(self._swapped(self._swap, alone, roots, *message.descriptors))
+            others, roots = message.fields
+            if others not in (agent_messages.KEEP, agent_messages.END, agent_messages.REFUSE):
+                raise Malformed(f"a swap does not {others!r} processes")
+            self._main.send(self._swapped(self._swap, others, roots, *message.descriptors))
         else:
             raise Malformed(f"{message.kind!r} is not for the main socket")
 
@@ -312,15 +314,16 @@ class SandboxAgent:
         found = {pid for pid, child in children if child.files is not None or child.is_file_server}
         return {*found, self._starter.pid}
 
-    def _swapped(self, swap: Swap, alone: int, roots: tuple[bytes, ...], socket: int) -> bytes:
-        """Exchange trees; with `alone` only if no process but waiting shells can be in them.
+    def _swapped(self, swap: Swap, others: bytes, roots: tuple[bytes, ...], socket: int) -> bytes:
+        """Exchange trees. `others` says what becomes of processes that are no waiting shells.
 
         The fork server mounts them meanwhile and sends them on `socket`: nothing else is waited for.
         """
-        others = {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()} if alone else ()
-        if others:
-            why = b"%d processes run in the sandbox" % len(others)
+        alone = others == agent_messages.REFUSE
+        if alone and (there := {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()}):
+            why = b"%d processes run in the sandbox" % len(there)
             return agent_messages.encode(agent_messages.BUSY, why)
+        ended = end_others(self._children, self._ours()) if others == agent_messages.END else ()
         trees: list[int] = []
 
         def come() -> dict[str, int]:
@@ -329,14 +332,14 @@ class SandboxAgent:
 
         try:
             # The last to let go of a mount pays for all that it has in memory: not now.
-            self._later += swap(tuple(map(os.fsdecode, roots)), bool(alone), come)
+            self._later += swap(tuple(map(os.fsdecode, roots)), alone, come)
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
             return agent_messages.encode(agent_messages.BUSY, b"a file is open for writing")
         finally:
             close_all(trees)
-        return agent_messages.encode(agent_messages.SWAPPED)
+        return agent_messages.encode(agent_messages.SWAPPED, ended)
 
     def _spawn(self, message: agent_messages.Message, become: Become) -> None:
         argv, environment, directory, rows, columns, *who = message.fields

@@ -36,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
+    from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.changes import Change
     from ...layers.differences import Difference
     from ...layers.store import Layer, Store
@@ -295,11 +296,15 @@ class CopiedWorkspace(SandboxWorkspace):
                 gone += [f"{path}/{below}" for below, _ in walk(tree, path)]
         baseline.expect(gone)
 
-    def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
-        """Exchange the content of the copy for that of another one, while everything is stopped."""
+    def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess]:
+        """Exchange the content of the copy for that of another one, while everything is stopped.
+
+        Nobody is in the way of that.
+        """
+        ended = self.mounts.end_others() if others == "end" else []
         with self.mounts.stopped():
             exchange(self.copy, stacks[WORKSPACE_PATH].top.upper)
-        return True
+        return ended
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Go on with the content that was exchanged; what was there before goes."""

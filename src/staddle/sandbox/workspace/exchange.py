@@ -8,8 +8,9 @@ from ...layers.stack import Stack, close_all
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Protocol
+    from typing import Literal, Protocol
 
+    from ...ipc.agent_messages import NamedProcess
     from ...shell.shell import Shell
     from .workspace import SandboxWorkspace
 
@@ -25,11 +26,17 @@ if TYPE_CHECKING:
 
 
 def change(
-    workspace: SandboxWorkspace, following: dict[str, Stack], then: Callable[[], object] = tuple
-) -> None:
-    """Go on with other layers, whatever runs, and call `then`. `following` is closed if that fails."""
+    workspace: SandboxWorkspace,
+    following: dict[str, Stack],
+    then: Callable[[], object] = tuple,
+    others: Literal["keep", "end"] = "keep",
+) -> list[NamedProcess]:
+    """Go on with other layers, whatever runs, and call `then`; the processes that were ended for it.
+
+    `following` is closed if that fails.
+    """
     try:
-        workspace.swap(following, then)
+        return workspace.swap(following, then, others) or []
     except BaseException:
         close_all(following)
         raise

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ...forkserver.connection import OverlayDirs
+    from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.changes import Change
     from ...layers.store import Store
     from ...mounts.operations import Operation
@@ -238,7 +239,7 @@ class OverlayWorkspace(SandboxWorkspace):
             if self.mounts.are_lost:
                 close_all(following)  # nothing writes to the layers any more
                 return "swap", frozen
-            if not following or (self._is_there() and self.swap(following, then, alone=True)):
+            if not following or (self._is_there() and self.swap(following, then, "refuse") is not None):
                 for tree in self.trees.values():
                     tree.squash_deep()
                 let_catch_up()  # each snapshot leaves something to delete
@@ -304,11 +305,11 @@ class OverlayWorkspace(SandboxWorkspace):
         self.baseline = Baseline(None if self._base is None else self._base.taken)
         return self.trees[WORKSPACE_PATH].fresh()
 
-    def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
-        """Mount `stacks` in place of what is there. With `alone`, False when something is in the way."""
+    def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess] | None:
+        """Mount `stacks` in place of what is there."""
         self._check_directory()
         layers = {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
-        return self.mounts.swap(layers, alone=alone)
+        return self.mounts.swap(layers, others)
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Go on with `stacks`, which are mounted now."""

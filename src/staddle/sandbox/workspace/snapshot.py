@@ -19,7 +19,7 @@ from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now, now_ns
 from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
-from ...layers.stack import LayerSnapshot, close_all
+from ...layers.stack import LayerSnapshot
 from ...policy.paths import WORKSPACE_PATH
 from .exchange import change, come_back
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Literal
 
+    from ...ipc.agent_messages import NamedProcess
     from ...layers.store import Layer
     from ...shell.state import SavedShell
     from .exchange import NamedShell
@@ -443,12 +444,12 @@ def restore(
     workspace: SandboxWorkspace,
     sessions: Sequence[NamedShell],
     snapshot: Snapshot,
-    first: Callable[[], object] = tuple,
-) -> Drift:
+    others: Literal["keep", "end"],
+) -> tuple[list[NamedProcess], Drift]:
     """Be as at the snapshot: its files, its shells; a session that was not there begins anew.
 
-    `first` is called when all is ready, before anything is exchanged. Returns what the host has changed
-    since, as far as a look at some entries tells.
+    Returns the processes but idle shells that were ended, before the files were exchanged, and what the host
+    has changed since, as far as a look at some entries tells.
     """
     fitting = snapshot.fitted_to(workspace)
 
@@ -458,14 +459,8 @@ def restore(
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 
-    following = workspace.restored(fitting._trees)
-    try:
-        first()
-    except BaseException:
-        close_all(following)
-        raise
-    change(workspace, following, then)
-    return drift_after(workspace, snapshot, fitting)
+    ended = change(workspace, workspace.restored(fitting._trees), then, others)
+    return ended, drift_after(workspace, snapshot, fitting)
 
 
 def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:

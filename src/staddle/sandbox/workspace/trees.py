@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeVar
 
     from ...ipc.agent_client import AgentClient
+    from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
     from ...layers.stack import LayerSnapshot
@@ -159,20 +160,21 @@ class MountedTrees:
     ) -> None:
         self._agent, self._make, self._freezer = agent, make, freezer
 
-    def swap(self, trees: Mapping[str, OverlayDirs], *, alone: bool) -> bool:
-        """Mount `trees`, by their roots inside, in place of those of the same roots.
-
-        With `alone`, False and nothing is done when a process other than an idle shell uses the old ones.
-        """
+    def swap(self, trees: Mapping[str, OverlayDirs], others: Others) -> list[NamedProcess] | None:
+        """Mount `trees`, by their roots inside, in place of those there; see `AgentClient.swap`."""
         if self._make is None:
             raise LayerError(
                 "this sandbox has no layers",
                 why="its changes are made directly, or in a copy",
                 fix="open it with mode='overlay' on the namespaces backend",
             )
-        if alone and self._agent.is_paused:
-            return False  # a shell could not enter its directory again
-        return not self._agent.swap(in_order(trees), partial(self._make, trees), alone=alone)
+        if others == "refuse" and self._agent.is_paused:
+            return None  # a shell could not enter its directory again
+        return self._agent.swap(in_order(trees), partial(self._make, trees), others)
+
+    def end_others(self) -> list[NamedProcess]:
+        """End everything but idle shells: programs, jobs, terminals, and what any of them left behind."""
+        return self._agent.end_others()
 
     @property
     def are_lost(self) -> bool:

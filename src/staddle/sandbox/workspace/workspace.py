@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from ...errors import InvalidCall, LayerError
 from ...interrupts import uninterrupted
 from ...layers.baseline import OccupiedBaseline
-from ...layers.change_watch import ChangeWatch
+from ...layers.change_watch import ChangeWatch, are_untouched
 from ...layers.drift import Drift
 from ...layers.host_directory import HostDirectory
 from ...limits import disk
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Literal, Unpack
 
+    from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
     from ...layers.commit import CommitOptions, Committed
@@ -160,13 +161,22 @@ class SandboxWorkspace(ABC):
         None when there are too many entries in the workspace, or the sandbox is closed meanwhile. A tree
         elsewhere with too many is left out.
         """
+        changes: tuple[Change, ...] | None = ()
         with self._watching:
-            self._watches[WORKSPACE_PATH].baseline = self.baseline  # another one after a discard or a restore
+            watches = self._watches
             try:
-                first, *others = [watch.look() for watch in self._watches.values()]
+                if are_untouched(watches.values()):
+                    return ()
+                watches[WORKSPACE_PATH].baseline = self.baseline  # another one after a discard or a restore
+                for root, watch in watches.items():
+                    found = watch.look()
+                    if found and changes is not None:
+                        changes += found
+                    elif found is None and root == WORKSPACE_PATH:
+                        changes = None
             except FileNotFoundError:
                 return None
-        return None if first is None else (*first, *(change for found in others for change in found or ()))
+        return changes
 
     @abstractmethod
     def diff(
@@ -251,28 +261,28 @@ class SandboxWorkspace(ABC):
         """
 
     def swap(
-        self, following: dict[str, Stack], then: Callable[[], object] = tuple, *, alone: bool = False
-    ) -> bool:
+        self, following: dict[str, Stack], then: Callable[[], object] = tuple, others: Others = "keep"
+    ) -> list[NamedProcess] | None:
         """Go on with the stacks `following` in place of the present ones. On success it is emptied.
 
-        With `alone`, False and nothing is done when a running program is in the way. `then` is called
-        after it while signals are still deferred: a shell must not be left in a directory that is no
-        longer there.
+        Returns the processes that were ended for it; None if `others` are in the way, and nothing is done.
+        `then` is called after it while signals are still deferred: a shell must not be left in a directory
+        that is no longer there.
         """
 
-        def work() -> bool:
-            if not self._put(following, alone=alone):
-                return False
-            self.replace(following)
-            following.clear()
-            then()
-            return True
+        def work() -> list[NamedProcess] | None:
+            ended = self._put(following, others)
+            if ended is not None:
+                self.replace(following)
+                following.clear()
+                then()
+            return ended
 
         return uninterrupted(work)
 
     @abstractmethod
-    def _put(self, stacks: Mapping[str, Stack], *, alone: bool) -> bool:
-        """Have the sandbox see `stacks`. With `alone`, False when something is in the way."""
+    def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess] | None:
+        """Have the sandbox see `stacks`; as `swap`."""
 
     @abstractmethod
     def replace(self, stacks: Mapping[str, Stack]) -> None:
