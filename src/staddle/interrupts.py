@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
+import _thread
+import os
 import sys
 import threading
 import time
@@ -32,13 +34,18 @@ _USUAL = tuple(
 _GENERATOR = 0x20  # CO_GENERATOR
 
 
+#: The main thread, which runs the handlers of signals. In a fork it is the one that has forked.
+_main_thread = [threading.main_thread().ident]
+os.register_at_fork(after_in_child=lambda: _main_thread.__setitem__(0, _thread.get_ident()))
+
+
 def uninterrupted(work: Callable[[], T]) -> T:
     """Run `work` with the handlers of signals deferred; they run, and may raise, when it has returned.
 
     Python runs the handlers of signals in the main thread, between any two steps, and what they raise
     comes out there. So they are put off: no thread, which would take longer than most of this work does.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if _thread.get_ident() != _main_thread[0]:
         return work()
     came: list[tuple[int, object]] = []
     handlers: dict[int, Callable[[int, object], object]] = {}
@@ -131,25 +138,30 @@ def unmistaken(work: Callable[[], T]) -> T:
 
 
 def _as_raised(work: Callable[[], T]) -> T:
-    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised.
-
-    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
-    """
+    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised."""
     try:
         return work()
     except RuntimeError as error:
-        if error.__cause__ is None or not str(error).startswith("Error calling __set_name__"):
+        cause = _wrapped_in(error)
+        if cause is None:
             raise
-        cause = error.__cause__
     try:
         raise cause
     finally:
         del cause  # see `unmistaken`
 
 
+def _wrapped_in(error: RuntimeError) -> BaseException | None:
+    """The error that Python has wrapped in this one, if it has.
+
+    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
+    """
+    return error.__cause__ if str(error).startswith("Error calling __set_name__") else None
+
+
 def _can_be_mistaken() -> bool:
     """Whether an OSError of a signal handler may be raised here. Quick: it is asked for every command."""
-    if _Carrier.is_used or threading.current_thread() is not threading.main_thread():
+    if _Carrier.is_used or _thread.get_ident() != _main_thread[0]:
         return False
     now = list(map(_signal.getsignal, _USUAL))
     if now == _Carrier.without_handlers:
@@ -189,9 +201,18 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not _can_be_mistaken():
-            return _as_raised(partial(method, *args, **kwargs))
-        return unmistaken(partial(method, *args, **kwargs))
+        if _can_be_mistaken():
+            return unmistaken(partial(method, *args, **kwargs))
+        try:  # as `_as_raised`: on every command's path
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            cause = _wrapped_in(error)
+            if cause is None:
+                raise
+        try:
+            raise cause
+        finally:
+            del cause
 
     return called
 

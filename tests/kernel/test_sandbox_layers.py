@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
 from staddle.layers.squash import DEEPEST
+from staddle.shell.shell_state import ShellState
 from tests.support.in_a_child import SRC, python
 from tests.support.layers_overlay import stores_are_empty
 from tests.support.waiting import until
@@ -200,6 +202,99 @@ def test_a_snapshot_is_of_files_and_shells(sandbox: Sandbox) -> None:
     sandbox.restore(snapshot)
     assert sandbox.run("echo $x; f; a; pwd; ls").stdout == "1\nf\nalias\n/workspace/sub\ndeep\ns\n"
     assert sandbox.session("other").run("echo $y").stdout == "1\n"
+
+
+def _settle(sandbox: Sandbox) -> ShellState:
+    """The state of the main shell, once it was asked for it in the background."""
+    shell = sandbox._inside.main._shell
+    assert until(lambda: shell._state.known.is_settled)
+    return shell._state
+
+
+def test_a_shell_that_has_only_run_programs_is_not_asked_for_its_state(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.run("x=1; cd sub")
+    _settle(sandbox)
+    asked: list[ShellState] = []
+
+    def ask(state: ShellState) -> None:
+        asked.append(state)
+
+    monkeypatch.setattr(ShellState, "_read_state", ask)
+    sandbox.run("ls -a > list; echo more >> list 2>&1")
+    snapshot = sandbox.snapshot()
+    sandbox.run("rm list && ls")
+    sandbox.restore(snapshot)
+    assert asked == []
+    monkeypatch.undo()
+    assert sandbox.run("echo $x; pwd; wc -l < list").stdout == "1\n/workspace/sub\n5\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        ("", "x=2"),
+        ("ls() { x=2; }", "ls"),
+        ("alias ls='x=2 #'", "ls"),
+        ("trap 'x=2' DEBUG", "ls"),
+        ("trap 'x=2' ERR", "false"),
+        ("shopt -s lastpipe; set +m", "echo 2 | read x"),
+        ("declare -a a", "test -v 'a[x=2]'"),
+        ("echo x=2 > /tmp/f", ". /tmp/f"),
+        ("PROMPT_COMMAND='[ -e /tmp/go ] && rm /tmp/go && x=2'", "touch /tmp/go"),
+        ("PROMPT_COMMAND=('' '[ -e /tmp/go ] && rm /tmp/go && x=2')", "touch /tmp/go"),
+        ("enable -f /nothing none", "x=2"),
+    ],
+)
+def test_a_snapshot_is_of_the_state_after_any_command(sandbox: Sandbox, before: str, command: str) -> None:
+    sandbox.run(f"x=1; {before or 'true'}")
+    _settle(sandbox)
+    sandbox.run(command)
+    (fork,) = sandbox.fork()
+    with fork:
+        assert fork.run("echo $x").stdout == "2\n"
+
+
+def test_once_a_builtin_may_have_been_loaded_every_command_is_followed_by_a_question(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.run("enable -f /nothing none")
+    state = _settle(sandbox)
+    sandbox.run("none")
+    assert state.known.is_dirty
+
+
+def test_a_command_that_was_ended_is_followed_by_a_question(sandbox: Sandbox) -> None:
+    sandbox.run("x=1")
+    state = _settle(sandbox)
+    assert sandbox.run("sleep 60", timeout=0.1).timed_out
+    assert state.known.is_dirty
+
+
+def test_who_continues_after_a_restore_is_in_the_directory_of_the_snapshot(sandbox: Sandbox) -> None:
+    """The states are the same but for the directory: the shell is told to enter it, and nothing is asked."""
+    sandbox.run("mkdir x y z; cd y; cd ../x")
+    snapshot = sandbox.snapshot()
+    sandbox.run("cd ../y; cd ../z")
+    sandbox.restore(snapshot)
+    (fork,) = sandbox.fork()
+    with fork:
+        assert fork.run("pwd").stdout == "/workspace/x\n"
+    assert sandbox.run("pwd").stdout == "/workspace/x\n"
+
+
+def test_who_continues_where_the_directory_was_gone_is_where_the_shell_is(
+    project: Path, sandbox: Sandbox
+) -> None:
+    sandbox.run("cd sub")
+    snapshot = sandbox.snapshot()
+    shutil.rmtree(project / "sub")
+    sandbox.restore(snapshot)
+    place = sandbox.run("pwd").stdout
+    (fork,) = sandbox.fork()
+    with fork:
+        assert (place, fork.run("pwd").stdout) == ("/\n", "/\n")
 
 
 def test_snapshots_are_a_tree_that_can_be_listed_and_thinned_out(sandbox: Sandbox) -> None:

@@ -316,7 +316,7 @@ def test_state_survives_any_number_of_deaths(tried: TriedShell) -> None:
 @pytest.mark.same_for_everyone
 def test_a_shell_that_ended_between_runs_is_replaced(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
-    assert until(lambda: not unconfined.shell._state.dirty)
+    assert until(lambda: not unconfined.shell._state.known.is_dirty)
     pid = unconfined.shell.pid
     os.kill(pid, 9)
     assert until(lambda: not os.path.exists(f"/proc/{pid}"))
@@ -342,13 +342,13 @@ def open_descriptors() -> int:
 @pytest.mark.same_for_everyone
 def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     tried.run("x=1")
-    assert until(lambda: not tried.shell._state.dirty)
+    assert until(lambda: not tried.shell._state.known.is_dirty)
     in_use = open_descriptors()
     assert tried.shell.park()
     # The meter has two, and where there are cgroups up to five more.
     assert in_use - open_descriptors() in ((7,) if tried.shell._state._meter is None else range(9, 15))
     assert tried.run("echo $x").out == b"1\n"
-    assert open_descriptors() == in_use
+    assert until(lambda: open_descriptors() == in_use)
 
 
 @pytest.mark.same_for_everyone

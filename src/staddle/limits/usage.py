@@ -88,9 +88,16 @@ class GroupMeter:
     def begin(self) -> None:
         """A command begins."""
         now = self._cpu()
-        if now[0] + now[1] - self._before[0] - self._before[1] > _NOTHING:
+        if not self._is_same(now):
             self._note_memory()  # something has run since the last one
         self._before = now
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has run since the last command, or the last `begin`."""
+        return self._is_same(self._cpu())
+
+    def _is_same(self, now: tuple[float, float]) -> bool:
+        return now[0] + now[1] - self._before[0] - self._before[1] <= _NOTHING
 
     def end(self, wall: float) -> Usage:
         """It is over, after `wall` seconds."""
@@ -209,18 +216,28 @@ class GroupMeter:
         return None
 
 
-class ProcSample(Value):
-    """The counters in /proc of a process and all it has waited for, at one moment."""
+class ProcSample:
+    """The counters in /proc of a process and all it has waited for, at one moment.
 
-    user: float
-    system: float
-    #: None: not to be seen from here, as by root without the capability to trace a process of another user.
-    read: int | None
-    written: int | None
-    #: Page faults of those that it has waited for: unchanged until it waits for a child.
-    faults: int
-    #: Bytes of memory of the process itself.
-    resident: int = 0
+    `read` and `written` are None if they are not to be seen from here, as by root without the capability to
+    trace a process of another user. `faults` are the page faults of those that it has waited for: unchanged
+    until it waits for a child. `resident` is the memory of the process itself, in bytes.
+    """
+
+    __slots__ = ("faults", "read", "resident", "system", "user", "written")
+
+    def __init__(  # noqa: PLR0917 - on every command's path
+        self,
+        user: float,
+        system: float,
+        read: int | None,
+        written: int | None,
+        faults: int,
+        resident: int = 0,
+    ) -> None:
+        self.user, self.system = user, system
+        self.read, self.written = read, written
+        self.faults, self.resident = faults, resident
 
 
 class ProcessMeter:
@@ -233,7 +250,7 @@ class ProcessMeter:
     def __init__(self, pid: int) -> None:
         self._open: list[int] = []  # first: an interrupt may come before the rest
         self.pid = pid
-        self._began = -1
+        self._began = b""
         self._files: tuple[str, ...] = ("stat", "io")
 
     def now(self) -> ProcSample | None:
@@ -241,10 +258,12 @@ class ProcessMeter:
         if not self.pid:
             return None
         try:
-            for name in self._files[len(self._open) :]:
-                self._open.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
-            words = split_stat(os.pread(self._open[0], 1024, 0), 22)
-            moved = os.pread(self._open[1], 1024, 0).split(None, 4) if len(self._open) > 1 else []
+            opened = self._open
+            if len(opened) < len(self._files):
+                for name in self._files[len(opened) :]:
+                    opened.append(os.open(f"/proc/{self.pid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+            words = split_stat(os.pread(opened[0], 1024, 0), 22)
+            moved = os.pread(opened[1], 1024, 0).split(None, 4) if len(opened) > 1 else []
         except OSError as error:
             self.park()
             if error.errno == errno.EACCES and len(self._files) > 1:
@@ -252,10 +271,11 @@ class ProcessMeter:
                 return self.now()
             self.pid = 0
             return None
-        if self._began not in (-1, began := int(words[19])):
-            self.pid = 0  # another has its number
-            return None
-        self._began = began
+        if words[19] != self._began:
+            if self._began:
+                self.pid = 0  # another has its number
+                return None
+            self._began = words[19]
         user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
         read, written = (int(moved[1]), int(moved[3])) if moved else (None, None)
         resident = int(words[21]) * _PAGE

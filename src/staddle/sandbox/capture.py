@@ -67,16 +67,11 @@ class Capture:
         """Reason why the file with the whole output is missing, although one was asked for; else empty."""
         return "" if self._spill is None else self._spill.failure
 
-    @property
-    def cut(self) -> int:
-        """Offset in the kept bytes at which others were dropped; 0 if none were."""
-        return 0 if self._kept is None else self._kept.cut
-
-    def finish(self) -> tuple[bytes, int, str | None]:
-        """Return the bytes that were kept, how many were not, and the file with all of them, if any."""
+    def finish(self) -> tuple[bytes, int, int, str | None]:
+        """Return what was kept, how many bytes were not, where, and the file with all of them, if any."""
         kept = self._kept
         spilled = None if self._spill is None else self._spill.finish()
-        return (b"", 0, spilled) if kept is None else (kept.value(), kept.dropped, spilled)
+        return (b"", 0, 0, spilled) if kept is None else (kept.value(), kept.dropped, kept.cut, spilled)
 
 
 class Spill:
@@ -158,6 +153,7 @@ _LONGEST = 200
 
 #: For a command that was not measured: only its duration is known.
 _UNKNOWN = (None,) * 6
+_REASONS = dict(Reason.__members__)
 
 
 class CapturedCommand(CommandSpec):
@@ -209,8 +205,8 @@ class CapturedCommand(CommandSpec):
         self._out = Capture(most, out, taken=streamed or on_stdout is not None)
         self._err = Capture(most, err, taken=streamed or on_stderr is not None)
         self._told: list[TextCallback] = []
-        self.out = self._sink(self._out, on_stdout, "on_stdout")
-        self.err = self._sink(self._err, on_stderr, "on_stderr")
+        self.out = self._out.feed if on_stdout is None else self._sink(self._out, on_stdout, "on_stdout")
+        self.err = self._err.feed if on_stderr is None else self._sink(self._err, on_stderr, "on_stderr")
         self.secrets = None
         if secrets is not None:
             if self.env:
@@ -242,9 +238,9 @@ class CapturedCommand(CommandSpec):
                 except OutputFlood:
                     continue
 
-    def _sink(self, capture: Capture, callback: Heard, name: str) -> Callable[[bytes], None]:
-        if callback is None:
-            return capture.feed
+    def _sink(
+        self, capture: Capture, callback: Callable[[str], object], name: str
+    ) -> Callable[[bytes], None]:
         if not callable(callback):
             raise InvalidCall(
                 f"{name} is {callback!r}", why="it cannot be called", fix="give a function that takes a text"
@@ -260,11 +256,12 @@ class CapturedCommand(CommandSpec):
 
     def result(self, outcome: Outcome) -> Result:
         """Everything about it, now that it is over."""
-        self.flush()
+        if self.secrets is not None:
+            self.flush()
         for told in self._told:
             told.finish()
-        out, out_dropped, out_spill = self._out.finish()
-        err, err_dropped, err_spill = self._err.finish()
+        out, out_dropped, out_cut, out_spill = self._out.finish()
+        err, err_dropped, err_cut, err_spill = self._err.finish()
         changes, violations = self.side_effects(self._shown) if self.side_effects else ((), ())
         secrets, cwd = self.secrets, outcome.cwd
         if secrets is not None:
@@ -276,7 +273,7 @@ class CapturedCommand(CommandSpec):
             out,
             err,
             outcome.duration,
-            Reason[outcome.reason],
+            _REASONS[outcome.reason],
             outcome.signal,
             outcome.shell_exited,
             cwd,
@@ -289,8 +286,8 @@ class CapturedCommand(CommandSpec):
             err_spill,
             self._why(outcome) if secrets is None else secrets.text(self._why(outcome)),
             outcome.errno,
-            self._out.cut,
-            self._err.cut,
+            out_cut,
+            err_cut,
         )
         return made if self.explain is None or not outcome.exit_code else self.explain(made)
 

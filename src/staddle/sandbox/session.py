@@ -41,6 +41,8 @@ _REMEMBERED_JOBS = 100
 
 def names_sudo(command: str) -> bool:
     """Whether a text may run `sudo` or `su`: then the sandbox has to have a root."""
+    if "su" not in command:
+        return False
     if "sudo" in command:
         return True
     at = command.find("su ")

@@ -5,6 +5,7 @@ command           a command: its specification and its outcome; running_command:
 shell             one bash session that cannot be lost: its lock, and what it holds open
 shell_state       the present bash and the state that its successor is to have
 bash_process      one bash: its pipes, its files, its socket
+known_state       what bash has told of its state, and whether that is so still
 state, quoting    a dump of the state of a shell, and words as bash writes them (pure)
 hazards           guesses what a text may do to its shell (pure)
 usage_meter       what commands use, and the limit that a failed one ran into

@@ -291,7 +291,7 @@ class BashProcess:
 
     def _hand_over(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
         """Put the text, and what else the lines will refer to, where the shell finds it."""
-        files = self.files
+        files = self._files or self.files
         try:
             before, self._length = self._length, max(self._length, len(text))
             put(files.text, text)
@@ -328,8 +328,7 @@ class BashProcess:
         the shell says by itself is kept in `noise`.
         """
         self._hand_over(text, status, give_back, stdin)
-        if stdin:  # its time begins when its input is there
-            run.begin_at(time.monotonic())
+        run.begin_at(time.monotonic())  # when the text and its input are there
         self._readable = {}
         self._grown: set[int] = set()
         self.noise = b"" if listen else None
@@ -395,7 +394,7 @@ class BashProcess:
 
     def drain(self, streams: int = OUTPUT | ERRORS) -> int:
         """Pass on what is left in these pipes of a run that is over; return those that are still held."""
-        files, held = self.files, 0
+        files, held = self._files or self.files, 0
         if streams & OUTPUT and self._drain(files.output, self._out):
             held |= OUTPUT
         if streams & ERRORS and self._drain(files.errors, self._err):
@@ -429,7 +428,7 @@ class BashProcess:
         self._write()
 
     def _handle(self, ready: list[tuple[int, int]]) -> None:
-        files, run = self.files, self._run
+        files, run = self._files or self.files, self._run
         for fd, _ in ready:
             if fd == files.done:
                 run.feed(self._read_done(), files.paths)
@@ -457,7 +456,7 @@ class BashProcess:
 
     def _read_done(self) -> bytes:
         try:
-            data = os.read(self.files.done, _PIPE)
+            data = os.read((self._files or self.files).done, _PIPE)
         except BlockingIOError:
             return b""
         if self.noise is not None and len(self.noise) < _LONGEST_DUMP:

@@ -45,14 +45,20 @@ _NO_PROGRAMS = frozenset(
     b" readarray readonly return select set shift shopt source suspend test then time times trap true type"
     b" typeset ulimit umask unalias unset until wait while".split()
 )
-#: Those of them that change no variable, whatever their arguments are.
-_WITHOUT_EFFECT = frozenset(b"echo false pwd test true".split())
-#: A command of plain words, and what separates it from the next.
-_PLAIN_COMMAND = (
-    rb"""[ \t\n]* ([\w./+-]+) (?: [ \t]+ (?: [\w./,:@%+=^-] | '[^'\n]*' | "[^"$`\\!\n]*" )+ )* [ \t]*"""
-    rb"""(?: && | \|\| | [;|\n] | $ )"""
-)
-_LONGEST_PLAIN = 4096
+#: Those of them that change no variable, whatever their arguments are. `test` can assign, in a subscript.
+_WITHOUT_EFFECT = frozenset(b"echo false pwd true".split())
+#: A command of plain words and plain redirections, and what separates it from the next. Nothing that was
+#: matched is tried another way: a text could have it take as long as it likes.
+_PLAIN_COMMAND = rb"""
+    [ \t\n]*+ ([\w./+-]++)
+    (?: (?: [ \t]++ | [ \t]*+ (?: [12&]?+ >>?+ | < ) [ \t]*+ )
+            (?: [\w./,:@%+=^-] | '[^'\n]*+' | "[^"$`\\!\n]*+" )++
+      | [ \t]*+ [12]?+ >& [12] (?![\w-])
+    )*+
+    [ \t]*+ (?: && | \|\| | [;|\n] | $ )
+"""
+#: A longer text is not looked at.
+LONGEST_PLAIN = 4096
 
 
 @cache
@@ -63,8 +69,11 @@ def _plain_command() -> re.Pattern[bytes]:
 
 
 def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
-    """Whether it changes no variable of its shell: plain words that start programs, none of `functions`."""
-    if len(text) > _LONGEST_PLAIN:
+    """Whether it changes nothing of its shell: plain words that start programs, none of `functions`.
+
+    Nor is one of them a builtin that was loaded (`may_load_builtins`), nor has the shell aliases or traps.
+    """
+    if len(text) > LONGEST_PLAIN:
         return False
     at, end = 0, len(text)
     while at < end:
@@ -76,6 +85,11 @@ def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
             return False
         at = found.end()
     return True
+
+
+def may_load_builtins(text: bytes) -> bool:
+    """Whether it may give the shell a builtin that was not there."""
+    return b"enable" in text
 
 
 def may_end(text: bytes) -> bool:

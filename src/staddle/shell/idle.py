@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     class IdleShell(Protocol):
         """A shell that can be maintained while no command runs in it."""
 
+        @property
+        def idle_from(self) -> float: ...
         def maintain(self) -> None: ...
 
     class ParkableShell(Protocol):
@@ -38,50 +40,59 @@ if TYPE_CHECKING:
 
 #: Seconds after a command until its shell counts as idle.
 QUIET = 0.005
+#: Seconds until the next look, at most: longer after each that has found all shells in use.
+_LONGEST_INTERVAL = 4 * QUIET
 #: Maintenance holds the shell's lock. It waits ten times as long as it last took, so it costs a caller at
 #: most a tenth of the time.
 _SHARE = 10
 
 
+def idle_from(used: float, cost: float) -> float:
+    """The time from which on a shell that was `used` then is idle; `cost`: how long maintenance last took."""
+    return used + max(QUIET, _SHARE * cost)
+
+
 class IdleMaintenance:
-    """The shells that are to be maintained, each with the time from which on. Thread-safe."""
+    """The shells that are to be maintained when they are idle. Thread-safe."""
 
     def __init__(self) -> None:
-        self._due: dict[IdleShell, float] = {}
+        self._waiting: dict[IdleShell, None] = {}
         self._lock = _thread.allocate_lock()
+        self._interval = QUIET
         self._worker = Worker(self._maintain, self._forget_all)
 
-    def schedule(self, shell: IdleShell, cost: float) -> None:
-        """Maintain `shell` when it has been idle for a moment; longer, if that last took `cost` seconds."""
-        when = time.monotonic() + max(QUIET, _SHARE * cost)
+    def schedule(self, shell: IdleShell) -> None:
+        """Maintain `shell`, which was used just now, when it is idle."""
+        if shell in self._waiting:  # as mostly, and on every command's path: the worker comes round to it
+            return
         with self._lock:
-            is_new = shell not in self._due
-            self._due[shell] = when
-        if is_new:  # else the worker comes round to it anyway
-            self._worker.wake()
+            self._waiting[shell] = None
+        self._worker.wake()
 
     def forget(self, shell: IdleShell) -> None:
         """Drop `shell`, which is closed."""
         with self._lock:
-            self._due.pop(shell, None)
+            self._waiting.pop(shell, None)
 
     def _maintain(self) -> float | None:
         # Sleeping, not waiting to be woken: each command of a busy shell would cost a change of threads.
-        time.sleep(QUIET)
+        time.sleep(self._interval)
+        now = time.monotonic()
         with self._lock:
-            now = time.monotonic()
-            due = [shell for shell, when in self._due.items() if when <= now]
-            for shell in due:
-                del self._due[shell]
-        for shell in due:
+            idle = [shell for shell in self._waiting if shell.idle_from <= now]
+        self._interval = QUIET if idle else min(2 * self._interval, _LONGEST_INTERVAL)
+        for shell in idle:
             try:
                 shell.maintain()
             except Exception:  # noqa: S110 - the next command of this shell raises it again
                 pass
-        return 0.0 if self._due else None
+            with self._lock:
+                if shell.idle_from <= now:  # else it was used meanwhile
+                    self._waiting.pop(shell, None)
+        return 0.0 if self._waiting else None
 
     def _forget_all(self) -> None:
-        self._due = {}
+        self._waiting = {}
         self._lock = _thread.allocate_lock()
 
 

@@ -13,6 +13,8 @@ without this run's nonce is noise.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from .._value import Value
 from ..errors import BackendUnavailable
 from ..ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
@@ -134,6 +136,12 @@ def lines(
     elif status:
         source = b"%b && \\:\n%b" % (restore, source)
     return b"%b%b\n%b" % (before, source, question(paths, nonce))
+
+
+@lru_cache(maxsize=16)
+def first_directory(directory: str) -> bytes:
+    """The line by which a bash that has just started enters the directory of its session."""
+    return b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(_bytes(directory))
 
 
 def question(paths: ShellPaths, nonce: bytes) -> bytes:

@@ -42,8 +42,8 @@ class Unreadable(ValueError):
 class WordReader:
     """Reads words from what bash printed."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data, self.at = data, at
 
     def peek(self) -> int:
         """The next byte, or -1 at the end."""
@@ -132,15 +132,17 @@ class WordReader:
 
 def statements(data: bytes) -> Iterator[bytes]:
     """Yield the statements that bash printed, each as it is printed: newlines in quotes do not end one."""
-    reader = WordReader(data)
-    while reader.at < len(data):
-        start = reader.at
+    start, size = 0, len(data)
+    while start < size:
         end = data.find(b"\n", start)
-        line = data[start : len(data) if end < 0 else end]
-        # As most are: nothing quoted, or one piece of text that ends where it began.
-        if b"\\" not in line and b"'" not in line and line.count(b'"') in (0, 2):
-            reader.at += len(line)
-        else:
+        if end < 0:
+            end = size
+        line = data[start:end]
+        # In most, what is quoted ends where it began, and nothing else can hide a quote.
+        if b"\\" in line or b"'" in line or line.count(b'"') % 2:
+            reader = WordReader(data, start)
             reader.word(b"\n")
-        yield data[start : reader.at]
-        reader.at += 1
+            end = reader.at
+            line = data[start:end]
+        yield line
+        start = end + 1

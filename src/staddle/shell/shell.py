@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import _thread
+import time
 from functools import partial
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within, uninterrupted, uninterruptible
 from ..ipc.parked_sockets import PARKED
 from .bash_process import BashProcess
-from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET
+from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET, idle_from
 from .running_command import RunningCommand
 from .shell_state import ShellState
 
@@ -59,6 +60,7 @@ class Shell:
         self._runner = 0
         self._current: RunningCommand | None = None
         self._closed = False
+        self._used = 0.0  # when it was used last
         self._late: list[BackgroundOutput] = []
         OPEN_SHELLS.use(self)  # it has its files open from the beginning
         PARKED.clients.add(self)
@@ -145,7 +147,9 @@ class Shell:
         if self._closed:  # close() may not have seen this one
             self._state.abandon(command.run)
             self._check_open()
-        self.schedule_maintenance()  # now: a short command would wait for it at its end
+        self._used = command.run.began
+        if not self._closed:
+            IDLE_MAINTENANCE.schedule(self)  # now: a short command would wait for it at its end
         return bash
 
     def _drive(self, command: RunningCommand, bash: BashProcess | None) -> None:
@@ -219,8 +223,14 @@ class Shell:
 
     def schedule_maintenance(self) -> None:
         """Schedule `maintain`, for when the shell has been idle for a moment."""
+        self._used = time.monotonic()
         if not self._closed:
-            IDLE_MAINTENANCE.schedule(self, self._state.cost)
+            IDLE_MAINTENANCE.schedule(self)
+
+    @property
+    def idle_from(self) -> float:
+        """Time on the monotonic clock from which on it is idle."""
+        return idle_from(self._used, self._state.cost)
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
@@ -278,7 +288,7 @@ class Shell:
 
     def state_before(self) -> State | None:
         """The state as it was last told, while a command runs or if it is so still; else None, at once."""
-        is_known = self._current is not None or self._state.is_settled
+        is_known = self._current is not None or self._state.known.is_settled
         return self._state.last_state() if is_known else None
 
     def background_output(self) -> list[BackgroundOutput]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from functools import lru_cache, partial
+from functools import partial
 
 from ..errors import LaunchFailed
 from ..interrupts import uninterrupted, uninterruptible
@@ -19,6 +19,7 @@ from ..launch.signals import SIGKILL
 from . import hazards, protocol, state
 from .bash_process import BashProcess
 from .command import shell_outcome
+from .known_state import KnownState
 from .quoting import quoted
 from .state import SavedShell
 from .traps import ERREXIT, OurTraps
@@ -44,12 +45,6 @@ _UNTERMINATED = b"unexpected EOF while looking for matching `)'"
 
 class ShellEnded(Exception):
     """The shell did not survive a text of ours."""
-
-
-@lru_cache(maxsize=16)
-def _into(directory: str) -> bytes:
-    """The line by which another bash enters the directory of the session."""
-    return b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(os.fsencode(directory))
 
 
 class ShellState:
@@ -78,19 +73,18 @@ class ShellState:
         """Reset all that is known: bash has just started."""
         self._checked, self._used = False, False
         self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
-        self._dump: state.Dump | None = None
+        self.known = KnownState()
         self._initial: state.Dump | None = None
-        #: Something has run since the state was asked for; that may have hidden a builtin; some
-        #: later text may end the shell because of it; the shell may read later texts wrongly.
-        self.dirty, self._may_be_shadowed, self._tainted, self._damaged = True, False, False, False
-        self.is_settled = False  # whether the variables are those of the dump: only programs have run since
+        #: Something has run that may have hidden a builtin; some later text may end the shell because of
+        #: it; the shell may read later texts wrongly.
+        self._may_be_shadowed, self._tainted, self._damaged = False, False, False
         self.traps = OurTraps()
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
         #: Lines that have to come before the next text, and after the command that runs.
         self.pending_setup = self._put_back = b""
         if self._directory is not None:
-            self.pending_setup = _into(self._directory)
+            self.pending_setup = protocol.first_directory(self._directory)
 
     # ---------------------------------------------------------------- a command
 
@@ -106,8 +100,8 @@ class ShellState:
 
     def is_ready(self, spec: CommandSpec) -> bool:
         """Whether `begin` would have nothing to say to the shell before this command."""
-        wary = hazards.may_end(spec.text) or self._may_be_shadowed or self._tainted or ERREXIT in self._flags
-        unknown = self._damaged or (self.dirty and wary) or (spec.cwd is not None and not self.cwd)
+        must_ask = self._damaged or self._must_be_asked(hazards.may_end(spec.text))
+        unknown = must_ask or (spec.cwd is not None and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
     def begin(self, command: BegunCommand) -> BashProcess:
@@ -142,29 +136,34 @@ class ShellState:
         self._may_end = may_end
         if self._damaged:
             self._leave_damaged()
-        if self.dirty and (may_end or self._may_be_shadowed or self._tainted or ERREXIT in self._flags):
+        if self._must_be_asked(may_end):
             self.read_state()
         if may_end or not self.traps.braked:
             self._set_traps(spec.text)
         if spec.cwd is not None:
             self.directory()
-        if spec.env and None in spec.env.values() and (self.dirty or self._dump is None):
+        if spec.env and None in spec.env.values() and (self.known.is_dirty or self.known.dump is None):
             self.read_state()  # what is unset for this command has its value back afterwards
+
+    def _must_be_asked(self, may_end: bool) -> bool:
+        """Whether the shell has to tell its state before a text, after which there may be none to ask."""
+        wary = may_end or self._may_be_shadowed or self._tainted or ERREXIT in self._flags
+        return wary and self.known.is_dirty
 
     def _set_traps(self, text: bytes) -> None:
         """Have traps of ours in the shell, but not where `text` might see them."""
         self.pending_setup += self.traps.lines(text, self._prefix)
-        if self.traps.wants_guard(text, self._prefix, self._dump, self._flags, self._tainted):
+        if self.traps.wants_guard(text, self._prefix, self.known.dump, self._flags, self._tainted):
             asked = state.question(self._secret, self.bash.files.paths.done, self._prefix)
             self.pending_setup += self.traps.guard(asked, self._prefix)
 
     def _give(self, command: BegunCommand) -> None:
         """Hand the text of `command` over to bash."""
-        spec, known = command.spec, self._dump
+        spec, known = command.spec, self.known.dump
         text, stdin, cwd, status = spec.text, spec.stdin, spec.cwd, self.status
-        self._used = self.dirty = True
-        keeps = known is not None and spec.cwd is None and not spec.env and known.is_kept_by(spec.text)
-        self.is_settled = self.is_settled and keeps
+        self._used = True
+        may_load = self._may_shadow and hazards.may_load_builtins(text)
+        self.known.runs(text, as_it_is=cwd is None and not spec.env, may_load=may_load)
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
@@ -172,7 +171,7 @@ class ShellState:
         at = None if cwd is None else os.fsencode(cwd if cwd.startswith("/") else f"./{cwd}")
         env, has_input = None, stdin is not None
         if spec.env:
-            env, unset, self._put_back = state.variables(spec.env, self._dump, self._prefix)
+            env, unset, self._put_back = state.variables(spec.env, self.known.dump, self._prefix)
             self.pending_setup += unset
         run = self._run(spec.timeout, status=status, env=env, cwd=at, has_input=has_input, merge=spec.merge)
         command.run = run
@@ -216,16 +215,19 @@ class ShellState:
         self._put_back = b""
         if answer is not None:
             self.pending_setup += put_back
-            self.status, self._flags, self.newest_job = answer.status, answer.flags, answer.newest_job
+            self.status, self.newest_job = answer.status, answer.newest_job
+            if run.was_ended:
+                self.known.doubt()
             if is_elsewhere:
+                self._flags = answer.flags
                 back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
                 self.pending_setup += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
             else:
-                self.cwd, self._oldpwd = answer.cwd, answer.oldpwd
+                self._compare(answer)
         elif run.ended is not None:
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
             if self.traps.guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
-                self._dump, self.dirty = self.traps.without(last), False
+                self.known.told(self.traps.without(last))
         return self.status
 
     # ---------------------------------------------------------------- texts of our own
@@ -233,6 +235,8 @@ class ShellState:
     def _do(self, text: bytes) -> bytes:
         """Run a text of ours; what the shell said meanwhile. What the text prints is of no interest."""
         bash = self.bash
+        if self._meter is not None:
+            self._meter.is_prewarmed = False
         run = self._run(_PATIENCE)
         bash.begin(run, _drop, _drop, text, listen=True)
         bash.wait_briefly()
@@ -246,9 +250,15 @@ class ShellState:
         if run.answer is None:
             bash.ended = bash.ended or SIGKILL
             raise ShellEnded
-        self._flags = run.answer.flags
-        self.cwd, self._oldpwd = run.answer.cwd, run.answer.oldpwd
+        self._compare(run.answer)
         return bash.noise or b""
+
+    def _compare(self, answer: protocol.ShellAnswer) -> None:
+        """Note what every answer tells of the state, and whether that is as before."""
+        told = answer.flags, answer.cwd, answer.oldpwd
+        if told != (self._flags, self.cwd, self._oldpwd):
+            self.known.doubt()
+            self._flags, self.cwd, self._oldpwd = told
 
     @uninterruptible
     def read_state(self) -> None:
@@ -283,13 +293,13 @@ class ShellState:
             elif not self._can_be_given_a_text():
                 self._notice = _DEAF
                 raise ShellEnded
-            self.dirty = self._may_be_shadowed = False  # before the next text there is nothing to be learned
+            self.known.give_up()
+            self._may_be_shadowed = False
             return
         self._prefix = prefix
-        self._dump = self.traps.without(found)
+        self.known.told(self.traps.without(found))
         self.access = protocol.builtin_access(found.functions(), found.disabled()) or access
-        self.dirty = self._may_be_shadowed = False
-        self.is_settled = True
+        self._may_be_shadowed = False
 
     def _can_be_given_a_text(self) -> bool:
         """Whether the shell runs a text that it is given, even if it does not tell its state."""
@@ -306,22 +316,15 @@ class ShellState:
 
     def last_state(self) -> state.State | None:
         """Return the state as it was last read, if it was; the directory is known after each command."""
-        dump, cwd = self._dump, self.cwd
-        try:
-            known = None if dump is None else dump.state()
-        except (ValueError, IndexError):
-            return None
+        known, cwd = self.known.state(), self.cwd
         return known.replace(cwd=os.fsdecode(cwd)) if known is not None and cwd else known
 
     def state(self) -> state.State:
         """Return the state of the shell now."""
-        if self.dirty or self._dump is None:
+        if self.known.is_dirty or self.known.dump is None:
             self.read_state()
-        try:
-            if self._dump is not None:
-                return self._dump.state()
-        except (ValueError, IndexError):
-            pass  # a command can make a shell print anything
+        if (known := self.known.state()) is not None:
+            return known
         raise LaunchFailed(
             "the state of the shell cannot be read",
             why="a function shadows a bash builtin, or a DEBUG trap blocks commands",
@@ -331,9 +334,9 @@ class ShellState:
     def saved(self) -> SavedShell:
         """Save the state of the shell as it is now."""
         self._is_compared = True
-        if self.dirty or self._dump is None:
+        if self.known.is_dirty or self.known.dump is None:
             self.read_state()
-        return SavedShell(self._dump, self.status, self.cwd)
+        return SavedShell(self.known.dump, self.status, self.cwd)
 
     def directory(self) -> str:
         """Working directory of the shell."""
@@ -362,14 +365,6 @@ class ShellState:
             except ShellEnded:
                 self.replace()
 
-    def precompute_key(self) -> None:
-        """Precompute the key by which `become` compares two states."""
-        if self._is_compared and self._dump is not None and not self.dirty:
-            try:
-                self._dump.key()
-            except ValueError:
-                pass  # the comparison finds out
-
     # ---------------------------------------------------------------- between commands
 
     def maintain(self) -> None:
@@ -378,14 +373,16 @@ class ShellState:
             self.ensure_bash()
             if self._damaged:
                 self._leave_damaged()
-            elif self.dirty:
+            elif self.known.is_dirty:
                 self.read_state()
             else:
                 self.flush_setup()
-            self.precompute_key()
+            self.prewarm()
+            if self._is_compared:
+                self.known.precompute_key()
 
     def prewarm(self) -> None:
-        """Have the meter look now, before the first command."""
+        """Have the meter look now, before the next command."""
         if self._meter is not None:
             self._meter.prewarm(self.bash.host_pid)
 
@@ -424,7 +421,8 @@ class ShellState:
         if saved is not None and saved.dump is not None and not self.bash.stale and self.bash.idle():
             now = self.saved()
             if now.dump is not None and now.dump.equals(saved.dump) and not self.newest_job:
-                self.status, self.cwd = saved.status, saved.cwd
+                # The same but for its directory, which a shell that continues from here later enters, too.
+                self.known.dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
                 self.reenter_directory()
                 return
             if now.dump is not None and not self._used and self._replay_here(saved, now):
@@ -432,7 +430,7 @@ class ShellState:
         if saved is None:
             self.restart()
         else:
-            self._dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
+            self.known.dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
             self.replace()
 
     def _replay_here(self, saved: SavedShell, usual: SavedShell) -> bool:
@@ -451,7 +449,7 @@ class ShellState:
             ):
                 self._read_state()
             else:  # it can be talked to as before, and is asked when there is time
-                self._dump, self.dirty = known, True
+                self.known.assume(known)
         except (ShellEnded, ValueError):
             return False
         self.status = saved.status
@@ -471,13 +469,13 @@ class ShellState:
             raise LaunchFailed(
                 "bash could not be started", why=self.bash.why, fix="install bash, or let the policy show it"
             )
-        known, status, cwd = self._dump, self.status, self.cwd
+        known, status, cwd = self.known.dump, self.status, self.cwd
         for careful in (False, True, None):
             self.restart()
             self.pending_setup = b""
             try:
                 self._read_state()
-                self._initial = self._dump
+                self._initial = self.known.dump
                 if known is not None and careful is not None:
                     self._do(known.replay(self._initial, careful=careful))
                     self._read_state()
@@ -486,7 +484,7 @@ class ShellState:
                 break
             except (ShellEnded, ValueError):
                 continue  # something in the state ends any shell that has it, or it is none
-        self._dump = self._dump or known
+        self.known.dump = self.known.dump or known
         self.status = status
 
     def _check_version(self) -> None:

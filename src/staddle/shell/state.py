@@ -39,6 +39,8 @@ _ITS_OWN = frozenset(
 )
 #: Variables by which a shell may end before its next command.
 _ENDING = frozenset((b"PROMPT_COMMAND", b"TMOUT"))
+#: Variables that are expanded before a command, after it, or in a trace of it.
+_PROMPTS = frozenset((b"PS0", b"PS1", b"PS2", b"PS4"))
 #: Variables that two dumps of one shell may differ in, though nothing has been done to them.
 _VARYING = _ITS_OWN - {b"BASHOPTS", b"SHELLOPTS", b"OLDPWD"} | {b"SECONDS"}
 #: Functions whose bodies need it could not be read without.
@@ -95,6 +97,13 @@ class Dump:
         self._declared: list[bytes] | None = None
         self._compared: tuple[object, ...] | None = None
         self._parsed: State | None = None
+        self._does_more: bool | None = None
+        #: The statement and the action of each trap, by the name of its signal.
+        self._traps = {
+            words[3]: (statement, words[2])
+            for statement in statements(sections["traps"])
+            if len(words := _words(statement)) == 4
+        }
         self.exit_trap = self.trap(b"EXIT")
         start = debug.rfind(b"trap -- ")
         self._debug = debug[start:] if start >= 0 and debug.endswith(b" DEBUG") else b""
@@ -130,18 +139,26 @@ class Dump:
 
     def trap(self, name: bytes) -> bytes | None:
         """Return the action of the trap on this signal, or None."""
-        for statement in statements(self._sections["traps"]):
-            words = _words(statement)
-            if len(words) == 4 and words[3] == name:
-                return words[2]
-        return None
+        found = self._traps.get(name)
+        return None if found is None else found[1]
 
     def is_kept_by(self, text: bytes) -> bool:
-        """Whether a shell with this state has the same variables after it has run `text`."""
-        # With an alias or a trap a plain command does more than it says.
+        """Whether a shell with this state has the same after it has run `text`."""
+        if self._does_more is None:
+            self._does_more = self._may_do_more()
+        return not self._does_more and only_runs_programs(text, self.functions())
+
+    def _may_do_more(self) -> bool:
+        """Whether a plain command may do more than it says: by an alias, a trap, or with a prompt."""
         if self.debug_trap is not None or (self._sections["aliases"] + self._sections["traps"]).strip():
-            return False
-        return only_runs_programs(text, self.functions())
+            return True
+        for statement in self._variables():
+            name, _, value = statement.split(b" ", 2)[-1].partition(b"=")
+            if name == b"PROMPT_COMMAND" and value.strip(b"\"'()"):
+                return True
+            if name in _PROMPTS and (b"$" in value or b"`" in value):
+                return True
+        return False
 
     def functions(self) -> frozenset[bytes]:
         """The names of all functions."""
@@ -153,9 +170,11 @@ class Dump:
 
     def without_trap(self, name: bytes) -> None:
         """Forget this trap: it was ours."""
-        kept = [s for s in statements(self._sections["traps"]) if _words(s)[3:] != [name]]
-        self._sections["traps"] = b"\n".join(kept)
-        self._compared = None
+        gone = self._traps.pop(name, None)
+        if gone is not None:
+            kept = [statement for statement in statements(self._sections["traps"]) if statement != gone[0]]
+            self._sections["traps"] = b"\n".join(kept)
+        self._compared = self._does_more = None
         self.exit_trap = self.trap(b"EXIT")
 
     def declaration(self, name: str, prefix: bytes) -> bytes:
@@ -249,11 +268,7 @@ class Dump:
             ),
             options=_listed(values.get("SHELLOPTS")),
             shopts=_listed(values.get("BASHOPTS")),
-            traps={
-                _text(words[3]): _text(words[2])
-                for s in statements(self._sections["traps"])
-                if len(words := _words(s)) == 4
-            },
+            traps={_text(name): _text(action) for name, (_, action) in self._traps.items()},
             umask=int(self._sections["umask"].split()[-1], 8),
             positional=tuple(map(_text, self._positional())),
             readonly=tuple(
@@ -285,19 +300,26 @@ class Dump:
 
     def equals(self, other: Dump) -> bool:
         """Whether a shell in this state needs nothing to be in the other one, but for its directory."""
+        if self is other:
+            return True
+        ours, theirs = self._variables(), other._variables()
+        if len(ours) == len(theirs):  # mostly the same ones, so that only the few that differ need a look
+            pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
+            if all(_name(one) in _VARYING and _name(two) in _VARYING for one, two in pairs):
+                return self._others() == other._others()
         return self.key() == other.key()
 
     def key(self) -> tuple[object, ...]:
         """Return the key by which two states are compared. It is computed once."""
         if self._compared is None:
-            variables = [
-                statement
-                for statement in self._variables()
-                if statement.split(b" ", 2)[-1].partition(b"=")[0] not in _VARYING
-            ]
-            others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
-            self._compared = (variables, others, self._debug, _words(self._sections["directories"])[1:])
+            variables = [one for one in self._variables() if _name(one) not in _VARYING]
+            self._compared = (variables, *self._others())
         return self._compared
+
+    def _others(self) -> tuple[object, ...]:
+        """All else that two states are compared by: not the directory, only the others of its stack."""
+        others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
+        return others, self._debug, _words(self._sections["directories"])[1:]
 
     def replay(self, usual: Dump | None, *, careful: bool = False) -> bytes:
         """The text that makes a shell as this one was of one that has just started, whose dump is `usual`.
@@ -307,8 +329,7 @@ class Dump:
         out = []
         names = self._names()
         for statement in self._variables():
-            name = statement.split(b" ", 2)[-1].partition(b"=")[0]
-            if statement.startswith(b"declare -") and name not in (
+            if statement.startswith(b"declare -") and _name(statement) not in (
                 _ENDING | _ITS_OWN if careful else _ITS_OWN
             ):
                 out.append(statement)  # not `builtin`: an array could not be read then
@@ -351,8 +372,7 @@ class Dump:
 
     def _names(self) -> set[bytes]:
         """Return the names of all variables."""
-        found = self._variables()
-        return {statement.split(b" ", 2)[-1].partition(b"=")[0] for statement in found if statement}
+        return {_name(statement) for statement in self._variables() if statement}
 
     def _places(self) -> list[bytes]:
         """Back to where it was, or as near as there is still a directory; with its directory stack."""
@@ -387,7 +407,7 @@ class Dump:
 
     def _options(self, name: bytes) -> set[bytes]:
         for statement in self._variables():
-            if statement.split(b" ", 2)[-1].partition(b"=")[0] == name:
+            if _name(statement) == name:
                 return set(_listed_bytes(_variable(statement)[2]))
         return set()
 
@@ -400,6 +420,11 @@ def variables(
     before = b"".join(b"\\unset -v %b 2>/dev/null\n" % name.encode() for name in unset)
     after = b"" if known is None else b"".join(known.declaration(name, prefix) for name in unset)
     return {name: value for name, value in env.items() if value is not None}, before, after
+
+
+def _name(statement: bytes) -> bytes:
+    """The name in a line of `declare -p`."""
+    return statement.split(b" ", 2)[-1].partition(b"=")[0]
 
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:

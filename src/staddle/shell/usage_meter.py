@@ -87,7 +87,7 @@ class UsageMeter:
         self._shell = ProcessMeter(0)
         self._sample: ProcSample | None = None
         self._sampled_at = 0.0
-        self._is_prewarmed = False  # whether `begin` was done ahead, and nothing ran since
+        self.is_prewarmed = False  # whether it was looked ahead of `begin`, and the shell did nothing since
         self._job: int | None = None
         self._memory: int | None = None
         self._before, self._filled = Events(), 0
@@ -107,18 +107,24 @@ class UsageMeter:
                 SAMPLER.wake()
 
     def _begin(self, shell: int) -> None:
-        now = time.monotonic()
-        if self._is_prewarmed:
-            self._is_prewarmed, self._sampled_at = False, now
-            return
         if self._limits is not None and self._limits.roomy:
             self._limits.take_room_back()
+        was_prewarmed, self.is_prewarmed = self.is_prewarmed, False
+        if shell == self._shell.pid:
+            now = time.monotonic()
+            if now - self._sampled_at < _SAMPLE_AGE:
+                return
+            if was_prewarmed and self._is_as_before():
+                self._sampled_at = now
+                return
+        self._look(shell)
+
+    def _look(self, shell: int) -> None:
+        """Read off all that a command is measured by."""
         if shell != self._shell.pid:
             self._shell.park()
             self._shell, self._job = ProcessMeter(shell), None
-        elif now - self._sampled_at < _SAMPLE_AGE:
-            return
-        self._sample, self._sampled_at = self._shell.now(), now
+        self._sample, self._sampled_at = self._shell.now(), time.monotonic()
         if self._group is not None:
             self._group.begin()
         if self._limits is not None:
@@ -126,18 +132,25 @@ class UsageMeter:
                 self._limits.seen()
             self._note_events(self._limits)
 
+    def _is_as_before(self) -> bool:
+        """Whether nothing has run since the last look. A shell that is idle runs when a job of it ends."""
+        if self._group is not None:
+            return self._group.is_quiet()
+        return not self._job and not self._is_watched
+
     def prewarm(self, shell: int) -> None:
-        """Begin now for the first command of a shell in which nothing has run, and nothing will before it."""
-        self._begin(shell)
-        self._is_prewarmed = True
+        """Look now, while the shell is idle, for the command to come: off its path."""
+        self._look(shell)
+        self.is_prewarmed = True
 
     def end(self, outcome: Outcome, spent: UsageCounts | None = None) -> None:
         """Add to the outcome of a command what it used and, if that made it fail, the limit it ran into.
 
         `spent` is what a shell that has ended with it used in its whole life.
         """
-        shell, self._sampled = self._sampled, 0
-        sampled = SAMPLER.peaks.pop(shell, 0)
+        sampled = 0
+        if shell := self._sampled:
+            self._sampled, sampled = 0, SAMPLER.peaks.pop(shell, 0)
         if outcome.duration < _NO_FORK and not outcome.exit_code and outcome.newest_job == self._job:
             outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
             return
@@ -191,7 +204,7 @@ class UsageMeter:
     def park(self) -> None:
         """Give back descriptors that are not needed between commands."""
         self._shell.park()
-        self._sampled_at, self._is_prewarmed = 0.0, False
+        self._sampled_at, self.is_prewarmed = 0.0, False
         if self._group is not None:
             self._group.park()
 
@@ -213,8 +226,8 @@ class UsageMeter:
             max(0.0, now.user - before.user),
             max(0.0, now.system - before.system),
             self._memory if alone and self._group is not None else None,
-            _more(now.read, before.read),
-            _more(now.written, before.written),
+            None if now.read is None or before.read is None else now.read - before.read,
+            None if now.written is None or before.written is None else now.written - before.written,
             0 if alone else self._sandbox.started(),
             self._is_estimate,
         )
@@ -261,10 +274,6 @@ class UsageMeter:
         events = Events() if self._group is None else self._group.events()
         ended, full = (0, 0) if self._limits is None else self._limits.tally()
         return Events(events.out_of_memory + ended, events.refused_processes + full)
-
-
-def _more(now: int | None, before: int | None) -> int | None:
-    return None if now is None or before is None else now - before
 
 
 def _together(group: Usage, shell: Usage) -> Usage:

@@ -17,7 +17,7 @@ def test_up_to_the_limit_nothing_is_dropped_and_no_file_is_made(tmp_path: Path) 
     kept = Capture(10, out)
     kept.feed(b"01234")
     kept.feed(b"56789")
-    assert kept.finish() == (b"0123456789", 0, None)
+    assert kept.finish() == (b"0123456789", 0, 0, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -28,12 +28,12 @@ def test_beyond_it_head_and_tail_are_kept_and_the_file_has_all(tmp_path: Path) -
     for start in range(0, len(data), 7):
         kept.feed(data[start : start + 7])
     other.feed(b"little")
-    found, dropped, path = kept.finish()
+    found, dropped, _, path = kept.finish()
     assert (found, dropped) == (data[:5] + data[-5:], len(data) - 10)
     assert path is not None
     assert Path(path).read_bytes() == data
     assert os.stat(path).st_mode & 0o777 == 0o600
-    assert other.finish() == (b"little", 0, None)
+    assert other.finish() == (b"little", 0, 0, None)
     assert [str(found) for found in tmp_path.iterdir()] == [path]
 
 
@@ -41,7 +41,7 @@ def test_one_piece_larger_than_everything_is_spilled_whole(tmp_path: Path) -> No
     out, _ = spills(tmp_path)
     kept = Capture(4, out)
     kept.feed(b"abcdefghij")
-    found, dropped, path = kept.finish()
+    found, dropped, _, path = kept.finish()
     assert path is not None
     assert Path(path).read_bytes() == b"abcdefghij"
     assert (found, dropped) == (b"abij", 6)
@@ -57,7 +57,7 @@ def test_a_full_disk_leaves_no_half_file_and_does_not_disturb_the_command(tmp_pa
             kept.feed(b"x" * 100)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert kept.finish() == (b"xxxx", 9996, None)
+    assert kept.finish() == (b"xxxx", 9996, 2, None)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -82,6 +82,11 @@ def test_there_is_room_for_two_hundred_sandboxes_under_the_usual_limit() -> None
         "  ls  ",
         "",
         "g++ -O2 a.cc",
+        "ls > file",
+        "ls>file",
+        "ls >> 'a file' 2>&1 | sort <other 2>/dev/null",
+        "make all &> log; echo done >&2",
+        "echo a1>b1>c1",
     ],
 )
 def test_programs_change_no_variable(text: str) -> None:
@@ -106,7 +111,15 @@ def test_programs_change_no_variable(text: str) -> None:
         "echo $((A=1))",
         "echo `ls`",
         'echo "${A:=1}"',
-        "ls > file",
+        "ls <<x",
+        "ls > $A",
+        "ls {A}>file",
+        "ls > >(cat)",
+        "ls 2>&$A",
+        "ls >&-",
+        "ls &",
+        "ls & cd /",
+        "test -v 'a[A=5]'",
         "{ export A=1; }",
         "for A in 1; do ls; done",
         "if true; then A=1; fi",
@@ -129,3 +142,14 @@ def test_programs_change_no_variable(text: str) -> None:
 )
 def test_anything_else_may_change_variables(text: str) -> None:
     assert not hazards.only_runs_programs(text.encode(), {b"mine"})
+
+
+@pytest.mark.parametrize("piece", ["a1>", " 1>b", "'a'>", 'a"b"1>', " >", " >&1", "a\t", "a1>b1;", "a|"])
+def test_no_text_is_tried_in_every_way(piece: str) -> None:
+    text = "ls " + piece * (4000 // len(piece)) + "$("
+    assert not hazards.only_runs_programs(text.encode(), set())
+
+
+def test_a_builtin_can_be_loaded() -> None:
+    assert hazards.may_load_builtins(b"enable -f ./asort asort")
+    assert not hazards.may_load_builtins(b"asort a")

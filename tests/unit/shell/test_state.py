@@ -108,3 +108,79 @@ def test_whatever_comes_is_read_or_refused(data: bytes) -> None:
         list(statements(data))
     except (Unreadable, ValueError, OverflowError):
         pass
+
+
+PLAIN = {**SECTIONS, "traps": b"", "aliases": b""}
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_kept"),
+    [
+        (b'declare -- PS1=""', True),
+        (b'declare -- PS1="(venv) "', True),
+        (b'declare -- PS1="\\$((x=2))"', False),
+        (b'declare -- PS0="\\${x:=2}"', False),
+        (b"declare -- PS4=$'`a`'", False),
+        (b'declare -- PROMPT_COMMAND=""', True),
+        (b"declare -a PROMPT_COMMAND=()", True),
+        (b'declare -- PROMPT_COMMAND="x=2"', False),
+        (b'declare -a PROMPT_COMMAND=([0]="" [1]="x=2")', False),
+    ],
+)
+def test_what_comes_with_a_prompt_may_change_the_state(variable: bytes, is_kept: bool) -> None:
+    dump = Dump({**PLAIN, "variables": PLAIN["variables"] + b"\n" + variable})
+    assert dump.is_kept_by(b"ls -l") == is_kept
+    assert not dump.is_kept_by(b"x=1")
+
+
+def test_a_trap_of_ours_does_not_count() -> None:
+    dump = Dump({**PLAIN, "traps": b"trap -- 'ours' SIGRTMAX\ntrap -- 'theirs' SIGINT"})
+    assert not dump.is_kept_by(b"ls")
+    dump.without_trap(b"SIGRTMAX")
+    assert (dump.trap(b"SIGRTMAX"), dump.trap(b"SIGINT")) == (None, b"theirs")
+    assert not dump.is_kept_by(b"ls")
+    dump.without_trap(b"SIGINT")
+    assert dump.is_kept_by(b"ls")
+    assert dump.pieces()["traps"] == b""
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        (b'declare -- a="1"\ndeclare -i SECONDS="1"', b'declare -- a="1"\ndeclare -i SECONDS="2"', True),
+        (b'declare -- a="1"\ndeclare -i SECONDS="1"', b'declare -- a="2"\ndeclare -i SECONDS="1"', False),
+        (b'declare -- a="1"\ndeclare -- _="x"', b'declare -- a="1"', True),
+        (b'declare -- a="1"\ndeclare -- _="x"', b'declare -- _="y"\ndeclare -- a="1"', True),
+        (b'declare -- a="1"\ndeclare -- _="x"', b'declare -- a="1"\ndeclare -- b="x"', False),
+        (b'declare -- a="1\ndeclare -- _=x"', b'declare -- a="1\ndeclare -- _=y"', False),
+        (b'declare -- OLDPWD="/a"', b'declare -- OLDPWD="/b"', False),
+        (b'declare -- PWD="/a"', b'declare -- PWD="/b"', True),
+    ],
+)
+def test_two_states_are_equal_but_for_what_varies_by_itself(
+    one: bytes, other: bytes, are_equal: bool
+) -> None:
+    first, second = Dump({**PLAIN, "variables": one}), Dump({**PLAIN, "variables": other})
+    assert first.equals(second) == second.equals(first) == are_equal
+    assert first.equals(first)
+    assert not first.equals(Dump({**PLAIN, "variables": one, "umask": b"umask 0077"}))
+
+
+@given(st.lists(st.sampled_from([b"a=b", b" ", b'"', b"'", b"\\", b"\n", b"$'"]), max_size=12).map(b"".join))
+def test_statements_end_where_words_do(data: bytes) -> None:
+    def words(data: bytes) -> list[bytes] | None:
+        reader, found = WordReader(data), []
+        while reader.at < len(data):
+            start = reader.at
+            reader.word(b"\n")
+            found.append(data[start : reader.at])
+            reader.at += 1
+        return found
+
+    try:
+        expected = words(data)
+    except Unreadable:
+        with pytest.raises(Unreadable):
+            list(statements(data))
+    else:
+        assert list(statements(data)) == expected
