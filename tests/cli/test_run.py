@@ -171,7 +171,7 @@ def test_the_environment_is_built_from_nothing(tmp_path: Path) -> None:
 
 
 def test_a_timeout_is_124_and_says_so(tmp_path: Path) -> None:
-    done = staddle("run", "--timeout", "0.5", "--", "sh", "-c", "echo before; sleep 60", cwd=tmp_path)
+    done = staddle("run", "--timeout", "2", "--", "sh", "-c", "echo before; sleep 60", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (124, "before\n")
     assert "--timeout" in done.stderr
 

@@ -447,6 +447,22 @@ def test_what_a_command_of_a_shell_used_is_always_known(limits: dict[str, object
         assert whole.wall >= busy.wall
 
 
+@pytest.mark.parametrize("limits", [{}, {"memory": "512M", "processes": 100}], ids=["none", "some"])
+def test_what_a_job_uses_between_commands_is_not_the_next_ones(limits: dict[str, object]) -> None:
+    """What the meter reads ahead, while the shell is idle, does not hold when something has run since."""
+    with limited(**limits) as sandbox:
+        sandbox.run("{ while ! [ -e /tmp/go ]; do sleep 0.01; done; for i in {1..100000}; do :; done; } &")
+        meter = sandbox._inside.main._shell._state._meter
+        assert meter is not None
+        assert until(lambda: meter.is_prewarmed)
+        sandbox.files.write("/tmp/go", "")
+        assert until(lambda: not any(job.running for job in sandbox.processes()))
+        assert meter.is_prewarmed
+        used = sandbox.run("true").usage
+        assert (used.user or 0.0) + (used.system or 0.0) < 0.05
+        assert sandbox.run("for i in {1..100000}; do :; done").usage.user > 0.05
+
+
 def test_a_shell_that_ends_with_its_command_tells_what_it_used() -> None:
     with Sandbox() as sb:
         used = sb.run("/bin/true; head -c 1M /dev/zero > /workspace/file; exit 3").usage

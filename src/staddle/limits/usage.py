@@ -93,8 +93,8 @@ class GroupMeter:
         self._before = now
 
     def is_quiet(self) -> bool:
-        """Whether nothing has run since the last command, or the last `begin`."""
-        return self._is_same(self._cpu())
+        """Whether it is known that nothing has run since the last command, or the last `begin`."""
+        return self._known("cpu") is not None and self._is_same(self._cpu())
 
     def _is_same(self, now: tuple[float, float]) -> bool:
         return now[0] + now[1] - self._before[0] - self._before[1] <= _NOTHING

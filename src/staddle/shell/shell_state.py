@@ -1,8 +1,8 @@
 """One bash at a time, the state it is in, and the words by which its builtins are reached.
 
-Whenever bash may not survive the next text, its state is read first; otherwise shortly after
-each command, while the shell is idle. When it has ended, another one takes its place with the state
-that is known. For one thread at a time.
+Whenever bash may not survive the next text, its state is read first; otherwise shortly after each
+command that may have changed it, while the shell is idle. When it has ended, another one takes its place
+with the state that is known. For one thread at a time.
 """
 
 from __future__ import annotations

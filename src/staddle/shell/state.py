@@ -144,9 +144,11 @@ class Dump:
 
     def is_kept_by(self, text: bytes) -> bool:
         """Whether a shell with this state has the same after it has run `text`."""
+        if not only_runs_programs(text, self.functions()):
+            return False
         if self._does_more is None:
             self._does_more = self._may_do_more()
-        return not self._does_more and only_runs_programs(text, self.functions())
+        return not self._does_more
 
     def _may_do_more(self) -> bool:
         """Whether a plain command may do more than it says: by an alias, a trap, or with a prompt."""
