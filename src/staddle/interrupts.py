@@ -36,7 +36,13 @@ _GENERATOR = 0x20  # CO_GENERATOR
 
 #: The main thread, which runs the handlers of signals. In a fork it is the one that has forked.
 _main_thread = [threading.main_thread().ident]
-os.register_at_fork(after_in_child=lambda: _main_thread.__setitem__(0, _thread.get_ident()))
+
+
+def _after_fork() -> None:
+    _main_thread[0] = _thread.get_ident()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def uninterrupted(work: Callable[[], T]) -> T:

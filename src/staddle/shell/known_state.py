@@ -45,11 +45,11 @@ class KnownState:
 
         `may_load`: the text may load builtins.
         """
-        if self._is_settled:
-            if as_it_is and len(text) <= hazards.LONGEST_PLAIN and len(self._unjudged) < _MOST_UNJUDGED:
-                self._unjudged.append(text)
-            else:
-                self.doubt()
+        may_stay = self._is_settled and as_it_is and len(text) <= hazards.LONGEST_PLAIN
+        if may_stay and len(self._unjudged) < _MOST_UNJUDGED:
+            self._unjudged.append(text)
+        else:
+            self.doubt()
         self._has_more_builtins = self._has_more_builtins or may_load
 
     def doubt(self) -> None:
