@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,7 @@ def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
         (shell, "_PATIENCE"),
         (bash_process, "_LAST_PATIENCE"),
         (agent_client, "_LAST_PATIENCE"),
+        (agent_client, "_SWAP_PATIENCE"),
     ):
         monkeypatch.setattr(module, name, 1.0)
     monkeypatch.setattr(via_backend, "_PATIENCE", 1.0)
@@ -258,6 +260,24 @@ def test_an_agent_that_is_killed_gives_the_turn_back(backend: str) -> None:
                 await sb.reset()
 
     awaited(main)
+
+
+@stopped
+@pytest.mark.parametrize("backend", ["namespaces", pytest.param("bwrap", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["snapshot", "restore", "discard"])
+def test_files_are_not_waited_for_longer_than_others(tmp_path: Path, backend: str, what: str) -> None:
+    """In layers the agent exchanges them, beside a copy it stops what runs."""
+
+    def main() -> None:
+        with Sandbox(tmp_path, backend=backend, mode="overlay") as sb:
+            sb.run("echo 1 > file")
+            point = sb.snapshot()
+            sb.run("echo 2 > file")
+            calls = {"snapshot": sb.snapshot, "restore": lambda: sb.restore(point), "discard": sb.discard}
+            with stopped_agent(sb), pytest.raises(SandboxLost):
+                calls[what]()
+
+    bounded(main)
 
 
 @pytest.mark.same_for_everyone

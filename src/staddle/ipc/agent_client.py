@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
 PATIENCE = 10.0
 _STARTING_PATIENCE = 60.0
+#: Trees are exchanged in milliseconds; nothing can interrupt the wait for that.
+_SWAP_PATIENCE = 20.0
 #: When the sandbox ends anyway, it is not waited for so long.
 _LAST_PATIENCE = 3.0
 
@@ -255,7 +257,7 @@ class AgentClient:
                     make(ours.fileno())
                 finally:  # if nothing was sent, it says so, or why it does not wait
                     ours.close()
-                    message = self._receive(_STARTING_PATIENCE)
+                    message = self._receive(_SWAP_PATIENCE)
         finally:
             ours.close()
             theirs.close()
