@@ -328,7 +328,8 @@ class BashProcess:
         the shell says by itself is kept in `noise`.
         """
         self._hand_over(text, status, give_back, stdin)
-        run.begin_at(time.monotonic())  # when the text and its input are there
+        if stdin:  # its time begins when its input is there
+            run.begin_at(time.monotonic())
         self._readable = {}
         self._grown: set[int] = set()
         self.noise = b"" if listen else None
