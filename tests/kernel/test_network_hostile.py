@@ -59,7 +59,7 @@ def test_no_split_of_a_lie_reaches_the_server() -> None:
             pass
 
     def serve(connection: socket.socket) -> None:
-        connection.settimeout(5)
+        connection.settimeout(30)
         Handler(connection, ("", 0), None)  # type: ignore[arg-type]
 
     listening(PUBLIC, 80, serve)
@@ -69,7 +69,7 @@ def test_no_split_of_a_lie_reaches_the_server() -> None:
 import random, socket, sys
 choose = random.Random(7)
 def send(data, cuts):
-    s = socket.create_connection(("api.example.com", 80), 5)
+    s = socket.create_connection(("api.example.com", 80), 30)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
         for a, b in zip([0, *cuts], [*cuts, len(data)]): s.sendall(data[a:b])

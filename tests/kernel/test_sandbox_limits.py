@@ -539,6 +539,31 @@ def test_a_paused_sandbox_stands_still_and_goes_on(limits: dict[str, object]) ->
         assert sb.run("echo alive").stdout == "alive\n"
 
 
+WAITS = """
+import os
+os.mkfifo("waits")
+opened = (os.POSIX_SPAWN_OPEN, 0, "waits", os.O_RDONLY, 0)
+print("begun", flush=True)
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opened])
+print("gone on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": "256M"}], ids=["by signals", "limited"])
+def test_a_program_that_waits_for_its_child_is_paused(limits: dict[str, object]) -> None:
+    """Until the child has become a program no signal stops it: so is any shell that runs one."""
+    with limited(**limits) as sb:
+        program = sb.start(["python3", "-c", WAITS])
+        assert until(lambda: sb.run(f"grep '^State:.D' /proc/{program.pid}/status").ok)
+        for _ in range(3):
+            sb.pause()
+            sb.resume()
+        assert program.output().stdout == "begun\n"
+        sb.run("echo > waits")
+        assert program.wait(60) == 0
+        assert program.output().stdout == "begun\ngone on\n"
+
+
 def _written(sb: Sandbox) -> int:
     """The bytes that the program of `CONTINUED` has written, seen from outside."""
     try:

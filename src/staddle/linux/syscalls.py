@@ -229,6 +229,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "uselib": (None, 134),
     "userfaultfd": (282, 323),
     "ustat": (None, 136),
+    "vfork": (None, 58),
     "vhangup": (58, 153),
     "write": (64, 1),
 }

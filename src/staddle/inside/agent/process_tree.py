@@ -21,7 +21,7 @@ from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KI
 from ...linux import process, procfs
 from ...linux.fileio import read_if_there
 from ...linux.process import stat_fields
-from ...linux.syscalls import call, ctypes
+from ...linux.syscalls import call, ctypes, number
 from .shell_files import identity
 
 TYPE_CHECKING = False
@@ -41,8 +41,12 @@ _TICK = 1
 class ProcessEntry:
     """A line of the table of processes."""
 
-    def __init__(self, parent: int, started: int, dead: bool = False, stopped: bool = False) -> None:
+    def __init__(
+        self, parent: int, started: int, dead: bool = False, stopped: bool = False, waits: bool = False
+    ) -> None:
+        """`waits`: for the kernel, so that only SIGKILL reaches it."""
         self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
+        self.waits = waits
 
 
 #: Processes of our own that stand above others, and cannot be seen.
@@ -66,7 +70,8 @@ def _entry(pid: int) -> ProcessEntry | None:
     words = stat_fields(pid)
     if not words:
         return None
-    return ProcessEntry(int(words[1]), int(words[19]), words[0] in (b"Z", b"X"), words[0] in (b"T", b"t"))
+    state, parent, started = words[0], int(words[1]), int(words[19])
+    return ProcessEntry(parent, started, state in (b"Z", b"X"), state in (b"T", b"t"), state == b"D")
 
 
 def name(pid: int) -> bytes:
@@ -273,6 +278,8 @@ def kill_everything(root: int) -> None:
 #: on a busy machine a process takes long to be stopped, or to die.
 _MOST_STOPS, _AT_ONCE, _PATIENCE = 300, 50, 2.0
 _MARK = (1 << 62) - 1
+#: The calls that may wait until a child has become a program.
+_FORKS = ("clone", "clone3", "vfork")
 
 
 def _mark(pids: set[int]) -> int:
@@ -319,9 +326,9 @@ class Pause:
         mark = -1
         for turn in _turns(_MOST_STOPS):
             processes = table()
-            running = [pid for pid in self._below(processes) if pid not in self._before]
-            if running:
-                signal(running, SIGSTOP)
+            going = [pid for pid in self._below(processes) if pid not in self._before]
+            signal(going, SIGSTOP)
+            if any(not _is_held(pid, processes) for pid in going):
                 mark = -1
             else:
                 before, mark = mark, _mark(below(self._root, processes))
@@ -347,9 +354,21 @@ class Pause:
         return -1, 0
 
     def _below(self, processes: dict[int, ProcessEntry]) -> list[int]:
-        """The processes below that run."""
+        """The processes below that are not stopped."""
         found = below(self._root, processes)
         return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
+
+
+def _is_held(pid: int, processes: dict[int, ProcessEntry]) -> bool:
+    """Whether the process waits for a child that is stopped, and stops itself before it goes on.
+
+    After a vfork(2), or what the C library uses in its place, no signal but SIGKILL reaches the parent until
+    its child has become a program. One that has been sent SIGSTOP obeys it then.
+    """
+    if not processes[pid].waits or not any(one.parent == pid and one.stopped for one in processes.values()):
+        return False
+    doing = read_if_there(f"{procfs.directory(pid)}/syscall").split(None, 1)
+    return bool(doing) and doing[0] in [b"%d" % nr for nr in map(number, _FORKS) if nr is not None]
 
 
 def _turns(least: int) -> Iterator[int]:
