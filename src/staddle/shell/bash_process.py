@@ -328,8 +328,7 @@ class BashProcess:
         the shell says by itself is kept in `noise`.
         """
         self._hand_over(text, status, give_back, stdin)
-        if stdin:  # its time begins when its input is there
-            run.begin_at(time.monotonic())
+        run.begin_at(time.monotonic())  # when the text and its input are there
         self._readable = {}
         self._grown: set[int] = set()
         self.noise = b"" if listen else None
@@ -486,14 +485,14 @@ class BashProcess:
             while run.unwritten:
                 count = os.write(self._control, run.unwritten)
                 self._sent += count
-                run.wrote(count)
+                run.unwritten = run.unwritten[count:]
         except BlockingIOError:
             if not self._waits_for_room:
                 self._waits_for_room = True
                 self._epoll.register(self._control, select.EPOLLOUT)
             return
         except BrokenPipeError:
-            run.wrote(len(run.unwritten))  # it has ended; the agent will say so
+            run.unwritten = run.unwritten[:0]  # it has ended; the agent will say so
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)

@@ -187,7 +187,7 @@ class Run:
 
     def __init__(self, nonce: bytes, unwritten: bytes, now: float, timeout: float | None) -> None:
         self.nonce = nonce
-        self.unwritten = memoryview(unwritten)
+        self.unwritten = memoryview(unwritten)  # who writes to the control pipe leaves the rest here
         self.began = now
         self.deadline = None if timeout is None else now + timeout
         self.answer: ShellAnswer | None = None
@@ -213,10 +213,6 @@ class Run:
     def was_ended(self) -> bool:
         """Whether the ladder was begun: the shell may be held, complain about it, and has to be let go."""
         return self._rung > 0
-
-    def wrote(self, count: int) -> None:
-        """Note that so many bytes went into the control pipe."""
-        self.unwritten = self.unwritten[count:]
 
     def feed(self, data: bytes, paths: ShellPaths) -> None:
         """The shell said this on its done pipe."""
