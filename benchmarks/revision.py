@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import staddle
+from measure import first_result, timed
 from staddle import Sandbox
 
 _HERE = Path(__file__).resolve().parent.parent
@@ -23,17 +24,11 @@ _HERE = Path(__file__).resolve().parent.parent
 _PLAIN, _OTHER = "echo h > g", "for i in 1; do echo h > g; done; unset i"
 
 
-def _timed(job: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    job()
-    return time.perf_counter() - began
-
-
 def _runs(sandbox: Sandbox, count: int, pause: float = 0.0) -> list[float]:
     found = []
     for _ in range(count):
         time.sleep(pause)
-        found.append(_timed(lambda: sandbox.run("true")))
+        found.append(timed(lambda: sandbox.run("true")))
     return found
 
 
@@ -41,7 +36,7 @@ def _snapshots(sandbox: Sandbox, command: str) -> list[float]:
     found = []
     for _ in range(8):
         sandbox.run(command)
-        found.append(_timed(sandbox.snapshot))
+        found.append(timed(sandbox.snapshot))
     return found
 
 
@@ -50,18 +45,7 @@ def _restores(sandbox: Sandbox, command: str) -> list[float]:
     for _ in range(8):
         point = sandbox.snapshot()
         sandbox.run(command)
-        found.append(_timed(lambda: sandbox.restore(point)))  # noqa: B023 - called at once
-    return found
-
-
-def _first_results(directory: str) -> list[float]:
-    found = []
-    for _ in range(6):
-        began = time.perf_counter()
-        with Sandbox(directory) as made:
-            made.run("true")
-            found.append(time.perf_counter() - began)
-        time.sleep(0.02)
+        found.append(timed(lambda: sandbox.restore(point)))  # noqa: B023 - called at once
     return found
 
 
@@ -71,7 +55,7 @@ def _cycles(directory: str) -> list[float]:
             with Sandbox(directory) as made:
                 made.run("true")
 
-    return [_timed(cycle) / 8] * 3
+    return [timed(cycle) / 8] * 3
 
 
 def _work(source: str, directory: str) -> None:
@@ -86,7 +70,7 @@ def _work(source: str, directory: str) -> None:
             "snapshot, asking the shell": lambda: _snapshots(sandbox, _OTHER),
             "restore": lambda: _restores(sandbox, _PLAIN),
             "restore, asking the shell": lambda: _restores(sandbox, _OTHER),
-            "to the first result": lambda: _first_results(directory),
+            "to the first result": lambda: [first_result(0.02, workspace=directory) for _ in range(6)],
             "create, run, close": lambda: _cycles(directory),
         }
         _runs(sandbox, 30)

@@ -143,26 +143,21 @@ def unmistaken(work: Callable[[], T]) -> T:
         del error  # or else it would keep this frame alive, and all that the caller had
 
 
-def _as_raised(work: Callable[[], T]) -> T:
-    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised."""
+def _as_raised(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised.
+
+    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
+    """
     try:
-        return work()
+        return work(*args, **kwargs)
     except RuntimeError as error:
-        cause = _wrapped_in(error)
-        if cause is None:
+        if error.__cause__ is None or not str(error).startswith("Error calling __set_name__"):
             raise
+        cause = error.__cause__
     try:
         raise cause
     finally:
         del cause  # see `unmistaken`
-
-
-def _wrapped_in(error: RuntimeError) -> BaseException | None:
-    """The error that Python has wrapped in this one, if it has.
-
-    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
-    """
-    return error.__cause__ if str(error).startswith("Error calling __set_name__") else None
 
 
 def _can_be_mistaken() -> bool:
@@ -209,16 +204,7 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         if _can_be_mistaken():
             return unmistaken(partial(method, *args, **kwargs))
-        try:  # as `_as_raised`: on every command's path
-            return method(*args, **kwargs)
-        except RuntimeError as error:
-            cause = _wrapped_in(error)
-            if cause is None:
-                raise
-        try:
-            raise cause
-        finally:
-            del cause
+        return _as_raised(method, *args, **kwargs)
 
     return called
 

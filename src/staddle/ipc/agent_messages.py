@@ -70,7 +70,7 @@ COUNTED = b"U"  # what was used, as usage.Count has it
 ALL_ENDED = b"E"
 OTHERS_ENDED = b"O"  # the number and the name of each that was ended and not started by another of these
 LINE = b"L"
-BUSY = b"b"  # who is in the way
+BUSY = b"b"  # others run, or a file is open for writing: nothing was exchanged
 # From the agent, on the socket of a process.
 FILES = b"F"  # places; the files
 ENDED = b"x"  # status as waitpid gives it, why it was not started, errno; what it used, as usage.Count has it
@@ -125,7 +125,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     COUNTED: ((_SPENT,), (0,)),
     NETWORK: ((), (0,)),
     LINE: ((), (1,)),
-    BUSY: ((bytes,), (0,)),
+    BUSY: ((), (0,)),
 }
 
 #: The steps of ending a run, in this order: HOLD for a shell without its brake, TIDY for a run that is

@@ -147,9 +147,7 @@ class Shell:
         if self._closed:  # close() may not have seen this one
             self._state.abandon(command.run)
             self._check_open()
-        self._used = command.run.began
-        if not self._closed:
-            IDLE_MAINTENANCE.schedule(self)  # now: a short command would wait for it at its end
+        self.schedule_maintenance(command.run.began)  # now: a short command would wait for it at its end
         return bash
 
     def _drive(self, command: RunningCommand, bash: BashProcess | None) -> None:
@@ -221,9 +219,9 @@ class Shell:
             raise command.failure
         return outcome
 
-    def schedule_maintenance(self) -> None:
-        """Schedule `maintain`, for when the shell has been idle for a moment."""
-        self._used = time.monotonic()
+    def schedule_maintenance(self, used: float | None = None) -> None:
+        """Schedule `maintain`, for when the shell has been idle for a moment. It was `used` then, or now."""
+        self._used = time.monotonic() if used is None else used
         if not self._closed:
             IDLE_MAINTENANCE.schedule(self)
 

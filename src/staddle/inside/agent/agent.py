@@ -320,9 +320,8 @@ class SandboxAgent:
         The fork server mounts them meanwhile and sends them on `socket`: nothing else is waited for.
         """
         alone = others == agent_messages.REFUSE
-        if alone and (there := {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()}):
-            why = b"%d processes run in the sandbox" % len(there)
-            return agent_messages.encode(agent_messages.BUSY, why)
+        if alone and {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()}:
+            return agent_messages.encode(agent_messages.BUSY)
         ended = end_others(self._children, self._ours()) if others == agent_messages.END else ()
         trees: list[int] = []
 
@@ -336,7 +335,7 @@ class SandboxAgent:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            return agent_messages.encode(agent_messages.BUSY, b"a file is open for writing")
+            return agent_messages.encode(agent_messages.BUSY)  # a file is open for writing
         finally:
             close_all(trees)
         return agent_messages.encode(agent_messages.SWAPPED, ended)
