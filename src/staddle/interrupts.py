@@ -143,21 +143,23 @@ def unmistaken(work: Callable[[], T]) -> T:
         del error  # or else it would keep this frame alive, and all that the caller had
 
 
-def _as_raised(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised.
+def _as_raised(work: Callable[[], T]) -> T:
+    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not (wrapped := _wrapped(error)):
+            raise
+    raise wrapped.pop()  # nothing of it stays in this frame: see `unmistaken`
+
+
+def _wrapped(error: RuntimeError) -> list[BaseException]:
+    """The error that Python has wrapped in this one, if it has; to be taken out of the list.
 
     Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
     """
-    try:
-        return work(*args, **kwargs)
-    except RuntimeError as error:
-        if error.__cause__ is None or not str(error).startswith("Error calling __set_name__"):
-            raise
-        cause = error.__cause__
-    try:
-        raise cause
-    finally:
-        del cause  # see `unmistaken`
+    is_wrapper = str(error).startswith("Error calling __set_name__")
+    return [error.__cause__] if is_wrapper and error.__cause__ is not None else []
 
 
 def _can_be_mistaken() -> bool:
@@ -204,7 +206,12 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         if _can_be_mistaken():
             return unmistaken(partial(method, *args, **kwargs))
-        return _as_raised(method, *args, **kwargs)
+        try:  # as in `_as_raised`, which would cost every command another call
+            return method(*args, **kwargs)
+        except RuntimeError as error:
+            if not (wrapped := _wrapped(error)):
+                raise
+        raise wrapped.pop()
 
     return called
 

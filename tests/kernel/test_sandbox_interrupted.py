@@ -6,13 +6,16 @@ Mostly in a process of its own, whose main thread it is that is interrupted.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from staddle import Reason, Sandbox
 from staddle.shell import protocol
+from staddle.shell.known_state import KnownState
 from staddle.shell.shell import Shell
 from tests.support.in_a_child import python
+from tests.support.waiting import until
 
 #: `interrupted(seconds, work)` does something, and raises Rung in it after so long.
 _PRELUDE = """
@@ -125,6 +128,29 @@ def test_what_an_interrupted_end_has_left_is_not_the_next_commands(monkeypatch: 
             with pytest.raises(KeyboardInterrupt):
                 sb.run("echo one")
         assert sb.run("echo two $x").stdout == "two kept\n"
+
+
+@pytest.mark.same_for_everyone
+def test_the_state_is_asked_for_after_a_command_that_was_interrupted_when_it_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Sandbox() as sb:
+        sb.run("x=1")
+        known = sb._inside.main._shell._state.known
+        assert until(lambda: known.is_settled)
+
+        def interrupted(*_: object, **__: Any) -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(KnownState, "runs", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sb.run("x=2; enable -f /nothing none")
+        assert known.is_dirty
+        assert known._has_more_builtins
+        (fork,) = sb.fork()
+        with fork:
+            assert fork.run("echo $x").stdout == "2\n"
 
 
 @pytest.mark.slow

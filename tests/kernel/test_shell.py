@@ -75,6 +75,20 @@ def test_late_output_stays_bounded_and_its_job_lives(tried: TriedShell) -> None:
 
 
 @pytest.mark.same_for_everyone
+@pytest.mark.parametrize("is_held", [False, True], ids=["", "held"])
+@pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 131072, 262144, 300_000])
+def test_all_that_is_printed_comes_whether_its_pipe_is_held_or_not(
+    tried: TriedShell, size: int, is_held: bool
+) -> None:
+    job = "sleep 60 & job=$!; " if is_held else ""
+    for _ in range(2):
+        done = tried.run(f"{job}head -c {size} /dev/zero; head -c {size} /dev/zero >&2")
+        assert (len(done.out), len(done.err)) == (size, size)
+    assert len(tried.shell.background_output()) == 2 * is_held
+    tried.run("kill $(jobs -p)" if is_held else "true")
+
+
+@pytest.mark.same_for_everyone
 def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     came: list[tuple[float, bytes]] = []
     tried.shell.run(

@@ -1,7 +1,8 @@
 """The memory of a shell and what it started, where no control group counts it: looked at now and then.
 
-It is an estimate. A process that lives shorter than a turn of the sampler may be missed, and memory that
-several processes share is counted for each of them.
+It is an estimate. A command is looked at from the second turn of the sampler on, since most are over by
+then. A process that lives shorter than a turn may be missed, and memory that several processes share is
+counted for each of them.
 """
 
 from __future__ import annotations
@@ -48,20 +49,29 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+class SampledCommand:
+    """A running command: the most memory that was seen of its tree, NEW until the first turn."""
+
+    NEW = -1
+
+    def __init__(self) -> None:
+        self.peak = self.NEW
+
+
 class MemorySampler:
     """Looks at the trees of running commands, in one thread for all.
 
-    `peaks` are the shells of these commands, by pid, with the most that was seen: put in and taken out by
-    the threads that run commands. Who puts one in calls `wake` unless it `is_awake`.
+    `running` are these commands, by the pid of their shell: put in and taken out by the threads that run
+    commands. Who puts one in calls `wake` unless it `is_awake`.
     """
 
     def __init__(self) -> None:
-        self.peaks: dict[int, int] = {}
+        self.running: dict[int, SampledCommand] = {}
         self.is_awake = False
         self._wake: threading.Event | None = None
 
     def wake(self) -> None:
-        """Have the thread look at `peaks` from now on."""
+        """Have the thread look at `running` from now on."""
         self.is_awake = True
         if self._wake is None:
             self._wake = threading.Event()
@@ -73,22 +83,21 @@ class MemorySampler:
 
     def _forget(self) -> None:
         """A fork has no such thread."""
-        self.peaks, self.is_awake, self._wake = {}, False, None
+        self.running, self.is_awake, self._wake = {}, False, None
 
     def _look(self, wake: threading.Event) -> None:
         pause, idle = threading.Event(), 0
         while True:
             wake.wait()
             pause.wait(_TURN)
-            for shell in list(self.peaks):
-                found = peak_of_tree(shell)
-                if found > self.peaks.get(shell, found):
-                    self.peaks[shell] = found
-            idle = 0 if self.peaks else idle + 1
+            for shell, command in list(self.running.items()):
+                is_new = command.peak == command.NEW
+                command.peak = 0 if is_new else max(command.peak, peak_of_tree(shell))
+            idle = 0 if self.running else idle + 1
             if idle > _LAST_TURNS:
                 wake.clear()
                 self.is_awake, idle = False, 0
-                if self.peaks:  # one has begun in this very moment
+                if self.running:  # one has begun in this very moment
                     self.wake()
 
 

@@ -40,19 +40,19 @@ class Capture:
     The file exists only when something was dropped here, and holds all of the stream.
     """
 
-    __slots__ = ("_kept", "_limit", "_most", "_spill")
+    __slots__ = ("_is_taken", "_kept", "_limit", "_most", "_spill")
 
     def __init__(self, limit: int | None, spill: Spill | None = None, *, taken: bool = False) -> None:
         """With `taken` there is a reader for all of it, and no bound on its length."""
         self._kept: HeadTail | None = None  # most commands print nothing to one of their streams
-        self._limit = limit
-        self._spill = spill
-        self._most = _NO_END if taken or spill or limit is None else max(limit, FLOOD)
+        self._limit, self._spill, self._is_taken = limit, spill, taken
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         if self._kept is None:
             self._kept = HeadTail(self._limit)
+            is_bound = not self._is_taken and self._spill is None and self._limit is not None
+            self._most = max(self._limit or 0, FLOOD) if is_bound else _NO_END
         kept = self._kept
         if self._spill is not None and self._limit is not None and kept.total + len(data) > self._limit:
             if not self._spill.begun:

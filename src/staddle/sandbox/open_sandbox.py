@@ -53,6 +53,7 @@ _EVERY: WeakSet[OpenSandbox] = WeakSet()
 def _after_fork() -> None:
     FILE_ROOM.forget()
     for inside in list(_EVERY):
+        inside.is_ours = False
         inside.agent.forsake()
         for client in inside.file_clients:
             client.forsake()
@@ -67,6 +68,9 @@ class OpenSandbox:
     `link` is the client of its agent, `decided` its backend and plan. `uid` is that of its processes on the
     host, if it is not ours. `workspace` takes its changes, if they do not go to the host.
     """
+
+    #: Whether this process has opened it, and not the one that we are a fork of.
+    is_ours = True
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules

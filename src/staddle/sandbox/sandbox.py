@@ -107,7 +107,6 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare)))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
-        self._process = os.getpid()
         self._settings = settings
         self._id = os.urandom(8).hex()
         self._lock = threading.RLock()
@@ -362,7 +361,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             for session in self._inside.every_session():
                 session._refuse_from_within()
             self._closed = True
-        if self._process == os.getpid():  # a fork of the program has nothing to end here
+        if self._inside.is_ours:  # a fork of the program has nothing to end here
             self._inside.close()
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -490,7 +489,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         if self._closed:
             raise SandboxClosed("the sandbox is closed", why=self._ended_by, fix="open another one")
         self._last_asked = time.monotonic()
-        if self._process != os.getpid():
+        if not self._inside.is_ours:
             raise SandboxClosed(
                 "the sandbox belongs to another process",
                 why="this one is a fork of the program that opened it",

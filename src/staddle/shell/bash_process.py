@@ -77,7 +77,7 @@ class BashProcess:
         self.stale = False
         self.noise: bytes | None = None
         self._readable: dict[int, Sink] = {}
-        self._run = Run(b"", b"", 0.0, None)  # none yet
+        self._run = Run(b"", b"")  # none yet
         self._use(opened.files)
         self.wake()
 
@@ -111,13 +111,15 @@ class BashProcess:
         self._files = files
         self._length = _LONGEST_DUMP  # unknown what is in it: as if it were full
         self._bell = _bell()
-        self._quick = select.poll()
+        self._quick, self._ends = select.poll(), select.poll()
         for fd in (files.done, self._socket.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
             self._quick.register(fd, select.POLLIN)
         for fd in (files.output, files.errors):
             # By edge: a pipe that was written to and closed stays ready for ever.
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
+            self._ends.register(fd, select.POLLIN)
+        self._all_ended = [(files.output, select.POLLHUP), (files.errors, select.POLLHUP)]
         return files
 
     def park(self) -> None:
@@ -153,6 +155,7 @@ class BashProcess:
         """Give up one of the pipes; it is the taker's from now on."""
         fd: int = getattr(self.files, stream)
         self._epoll.unregister(fd)
+        self._ends.unregister(fd)
         self._left.add(fd)
         self.stale = True
         return fd
@@ -294,7 +297,8 @@ class BashProcess:
         files = self._files or self.files
         try:
             before, self._length = self._length, max(self._length, len(text))
-            put(files.text, text)
+            if os.pwrite(files.text, text, 0) < len(text):  # in one go, as mostly
+                put(files.text, text)
             if len(text) < before:
                 os.ftruncate(files.text, len(text))
             self._length = len(text)
@@ -329,11 +333,9 @@ class BashProcess:
         """
         self._hand_over(text, status, give_back, stdin)
         run.begin_at(time.monotonic())  # when the text and its input are there
-        self._readable = {}
+        self._readable, self._waits_for_room, self._sent = {}, False, 0
         self._grown: set[int] = set()
         self.noise = b"" if listen else None
-        self._waits_for_room = False
-        self._sent = 0
         self._run, self._out, self._err = run, out, err
         if self.ended is None:
             self._write()
@@ -394,26 +396,30 @@ class BashProcess:
 
     def drain(self, streams: int = OUTPUT | ERRORS) -> int:
         """Pass on what is left in these pipes of a run that is over; return those that are still held."""
-        files, held = self._files or self.files, 0
-        if streams & OUTPUT and self._drain(files.output, self._out):
+        files, ready, held = self._files or self.files, self._ends.poll(0), 0
+        if ready == self._all_ended and not self._grown:
+            return 0  # as mostly: nothing is left in them, and nobody has them
+        ended = [fd for fd, event in ready if event & select.POLLHUP]
+        if streams & OUTPUT and self._drain(files.output, self._out, files.output in ended):
             held |= OUTPUT
-        if streams & ERRORS and self._drain(files.errors, self._err):
+        if streams & ERRORS and self._drain(files.errors, self._err, files.errors in ended):
             held |= ERRORS
         return held
 
-    def _drain(self, fd: int, sink: Sink) -> bool:
+    def _drain(self, fd: int, sink: Sink, is_ended: bool) -> bool:
         left = _LARGE_PIPE if fd in self._grown else _PIPE
         while left >= 0:  # past what it holds: it may have been full
             try:
                 data = os.read(fd, _PIPE)
             except BlockingIOError:
                 break
-            if not data:
+            if data:
+                sink(data)
+                left -= len(data)
+            if not data or (is_ended and len(data) < _PIPE):
                 if fd in self._grown:
                     resize_pipe(fd, _PIPE)
                 return False
-            sink(data)
-            left -= len(data)
         return True
 
     def unread(self) -> bool:
@@ -461,13 +467,9 @@ class BashProcess:
             return b""
         if self.noise is not None and len(self.noise) < _LONGEST_DUMP:
             self.noise += data
-        if not self.hello:
-            self._greeted(data)
-        return data
-
-    def _greeted(self, data: bytes) -> None:
         if not self.hello and (at := data.find(b"/hello.")) >= 0:
             self.hello = data[at + 7 : at + 15].partition(b":")[0]
+        return data
 
     def _read(self, fd: int) -> bytes:
         try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-#: May end the shell, or make it deaf.
+#: May end the shell, or make it deaf. (The first one is also in `errexit`.)
 _ENDING = (
     *(
         "exit",
@@ -23,10 +23,9 @@ _ENDING = (
         "ulimit",
         "set -",
         "set +",
-        "errexit",
         "restricted",
     ),
-    *("eval", "source", ". ", "trap", "TMOUT", "PROMPT_COMMAND", ">&-", "<&-", "return", "enable", "reboot"),
+    *("eval", "source", ". ", "trap", "TMOUT", "PROMPT_COMMAND", "&-", "return", "enable", "reboot"),
 )
 #: May leave behind something that does so later.
 _BREAKING_LATER = ("()", "function", "alias", "trap", "source", ". ", "eval", "PROMPT_COMMAND", "TMOUT")

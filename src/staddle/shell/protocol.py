@@ -144,6 +144,16 @@ def first_directory(directory: str) -> bytes:
     return b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(_bytes(directory))
 
 
+def back_to(cwd: bytes, oldpwd: bytes, *, or_root: bool = False) -> bytes:
+    """The lines by which a shell goes back to a directory, and to having come from the other one.
+
+    With `or_root` it goes to the root if the directory is not there any more, and says nothing of it.
+    """
+    otherwise = b" 2>/dev/null || \\builtin cd -- /" if or_root else b""
+    came_from = b"OLDPWD=" + quoted(oldpwd) if oldpwd else b"\\unset OLDPWD"
+    return b"\\builtin cd -- %b%b\n%b\n" % (quoted(cwd), otherwise, came_from)
+
+
 def question(paths: ShellPaths, nonce: bytes) -> bytes:
     """The line that has the shell answer."""
     return b'((0)) 2>%b >"%b/%b.$?.$-.${!-}.${PWD-}/%b.${OLDPWD-}/%b" || _=\n' % (
@@ -185,11 +195,11 @@ class Run:
     ladder to ask the agent for, and when to look again.
     """
 
-    def __init__(self, nonce: bytes, unwritten: bytes, now: float, timeout: float | None) -> None:
-        self.nonce = nonce
+    def __init__(self, nonce: bytes, unwritten: bytes, timeout: float | None = None) -> None:
+        self.nonce, self._timeout = nonce, timeout
         self.unwritten = memoryview(unwritten)  # who writes to the control pipe leaves the rest here
-        self.began = now
-        self.deadline = None if timeout is None else now + timeout
+        self.began = 0.0
+        self.deadline: float | None = None
         self.answer: ShellAnswer | None = None
         self.lost = False
         self.refused = False
@@ -200,9 +210,9 @@ class Run:
 
     def begin_at(self, now: float) -> None:
         """Count its time from `now` on."""
-        if self.deadline is not None:
-            self.deadline += now - self.began
         self.began = now
+        if self._timeout is not None:
+            self.deadline = now + self._timeout
 
     @property
     def over(self) -> bool:

@@ -24,7 +24,7 @@ _REMEMBERED = 500
 _FORK_REFUSED = b": fork: "
 
 #: The run of a command that has not begun. Never driven, and so never changed.
-_NOT_BEGUN = protocol.Run(b"", b"", 0.0, None)
+_NOT_BEGUN = protocol.Run(b"", b"")
 
 
 class RunningCommand:

@@ -26,8 +26,6 @@ from .traps import ERREXIT, OurTraps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from ..ipc.opened_shell import ShellPaths
     from .command import BegunCommand, CommandSpec, Outcome
     from .usage_meter import UsageMeter
@@ -57,15 +55,15 @@ class ShellState:
         """
         self.bash, self._meter = bash, meter
         self._directory = directory
-        self._secret = os.urandom(6).hex().encode()
-        self._serial = 0
+        self._secret, self._serial = os.urandom(6).hex().encode(), 0
         #: Of the command that runs: what it may do, by its words.
         self._may_end = self._may_shadow = False
         #: How long it took, last time, to ask for the state.
         self.cost = 0.0
         self._notice = ""  # why the shell was replaced, for the next outcome
         self._is_compared = False  # whether `become` may compare the present state with a saved one
-        self._lines: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
+        #: The usual lines of a run, but for its nonce, with these files and this access.
+        self._usual: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
         self.pending_setup = b""
 
@@ -162,33 +160,40 @@ class ShellState:
         spec, known = command.spec, self.known.dump
         text, stdin, cwd, status = spec.text, spec.stdin, spec.cwd, self.status
         self._used = True
-        may_load = self._may_shadow and hazards.may_load_builtins(text)
-        self.known.runs(text, as_it_is=cwd is None and not spec.env, may_load=may_load)
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
             # A script does not see the DEBUG trap, and puts it back at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
             self.pending_setup += self._prefix + b"trap - DEBUG\n"
-        at = None if cwd is None else os.fsencode(cwd if cwd.startswith("/") else f"./{cwd}")
-        env, has_input = None, stdin is not None
+        settings: protocol.RunSettings = {}
+        if status or stdin is not None or spec.merge:
+            settings = {"status": status, "has_input": stdin is not None, "merge": spec.merge}
+        if cwd is not None:
+            settings["cwd"] = os.fsencode(cwd if cwd.startswith("/") else f"./{cwd}")
         if spec.env:
-            env, unset, self._put_back = state.variables(spec.env, self.known.dump, self._prefix)
+            settings["env"], unset, self._put_back = state.variables(spec.env, known, self._prefix)
             self.pending_setup += unset
-        run = self._run(spec.timeout, status=status, env=env, cwd=at, has_input=has_input, merge=spec.merge)
-        command.run = run
-        sinks, give_back = (command.give_out, command.give_err), self.access.give_back
-        self.bash.begin(run, *sinks, text, status, give_back, stdin, listen=self.traps.guarded)
+        command.run = run = self._next_run(spec.timeout, settings)
+        out, err, give_back = command.give_out, command.give_err, self.access.give_back
+        may_load = self._may_shadow and hazards.may_load_builtins(spec.text)
+        try:
+            self.bash.begin(run, out, err, text, status, give_back, stdin, listen=self.traps.guarded)
+            # While it runs: nobody waits for this.
+            self.known.runs(spec.text, as_it_is=cwd is None and not spec.env, may_load=may_load)
+        except BaseException:
+            self.known.runs(spec.text, as_it_is=False, may_load=may_load)
+            raise
 
-    def _run(self, timeout: float | None, **given: Unpack[protocol.RunSettings]) -> protocol.Run:
+    def _next_run(self, timeout: float | None, settings: protocol.RunSettings | None = None) -> protocol.Run:
         self._serial += 1
-        nonce = b"%b%d" % (self._secret, self._serial)
-        paths, before, self.pending_setup = self.bash.files.paths, self.pending_setup, b""
-        if before or any(given.values()):
-            said = protocol.lines(paths, nonce, self.access, before=before, **given)
-        else:  # as mostly: the same lines for these files and this access, but for the nonce
-            if self._lines[:2] != (paths, self.access):
-                self._lines = paths, self.access, protocol.lines(paths, b"%b", self.access)
-            said = self._lines[2] % (nonce, nonce, nonce)
-        return protocol.Run(nonce, said, time.monotonic(), timeout)
+        nonce, paths = b"%b%d" % (self._secret, self._serial), self.bash.files.paths
+        before, self.pending_setup = self.pending_setup, b""
+        if before or settings:
+            said = protocol.lines(paths, nonce, self.access, before=before, **(settings or {}))
+        else:
+            if self._usual[:2] != (paths, self.access):
+                self._usual = paths, self.access, protocol.lines(paths, b"%b", self.access)
+            said = self._usual[2] % (nonce, nonce, nonce)
+        return protocol.Run(nonce, said, timeout)
 
     def finish(
         self, run: protocol.Run, spec: CommandSpec, duration: float, last_errors: bytes = b""
@@ -220,8 +225,7 @@ class ShellState:
                 self.known.doubt()
             if is_elsewhere:
                 self._flags = answer.flags
-                back = b"OLDPWD=" + quoted(self._oldpwd) if self._oldpwd else b"\\unset OLDPWD"
-                self.pending_setup += b"\\builtin cd -- %b; %b\n" % (quoted(self.cwd), back)
+                self.pending_setup += protocol.back_to(self.cwd, self._oldpwd)
             else:
                 self._compare(answer)
         elif run.ended is not None:
@@ -237,7 +241,7 @@ class ShellState:
         bash = self.bash
         if self._meter is not None:
             self._meter.is_prewarmed = False
-        run = self._run(_PATIENCE)
+        run = self._next_run(_PATIENCE)
         bash.begin(run, _drop, _drop, text, listen=True)
         bash.wait_briefly()
         while not run.over:
@@ -350,9 +354,7 @@ class ShellState:
         Before the next text, a caller's or our own.
         """
         self.directory()
-        where, back = quoted(self.cwd), quoted(self._oldpwd)
-        said = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd -- /\n" % where
-        said += b"OLDPWD=%b\n" % back if self._oldpwd else b"\\unset OLDPWD\n"
+        said = protocol.back_to(self.cwd, self._oldpwd, or_root=True)
         if not self.pending_setup.endswith(said):
             self.pending_setup += said
 

@@ -6,7 +6,7 @@ import time
 
 from ..errors import StaddleError
 from ..limits import usage
-from ..limits.memory_samples import SAMPLER, peak_of
+from ..limits.memory_samples import SAMPLER, SampledCommand, peak_of
 from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 
 #: Reasons of a command that ended by itself; another one has a reason of its own.
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
-#: Reuse the last sample of /proc for 5 ms. A command shorter than 150 us cannot have forked.
-_SAMPLE_AGE, _NO_FORK = 0.005, 0.00015
+#: Reuse the last sample of /proc for 5 ms.
+_SAMPLE_AGE = 0.005
+#: A command shorter than this cannot have forked, on any machine, in seconds. To fork takes more than five
+#: times as long as the quickest command that does not: on a slow machine, what takes less than three times as
+#: long as that has not forked, unless it takes more than the second figure.
+_SHORT, _LONGEST_SHORT, _SHORT_RATIO = 0.00015, 0.0005, 3.0
 
 
 class SandboxMeter:
@@ -93,7 +97,10 @@ class UsageMeter:
         self._before, self._filled = Events(), 0
         self._is_estimate = False
         self._was_shell_alone = False  # whether the last command has started nothing, and was short
+        #: The shortest command that has not forked, in seconds, and what is taken for as short.
+        self._quickest, self._short = _LONGEST_SHORT, _SHORT
         self._sampled = 0  # the shell whose tree is looked at now and then
+        self._command = SampledCommand()
 
     def begin(self, shell: int = 0) -> None:
         """Begin to measure a command: of the shell with this pid on the host, or a program of its own."""
@@ -101,8 +108,8 @@ class UsageMeter:
         if self._group is None and shell:
             if self._memory is None:
                 self._memory, self._is_estimate = peak_of(shell) or None, True
-            self._sampled = shell
-            SAMPLER.peaks[shell] = 0
+            self._sampled, self._command.peak = shell, SampledCommand.NEW
+            SAMPLER.running[shell] = self._command
             if not SAMPLER.is_awake:
                 SAMPLER.wake()
 
@@ -150,9 +157,17 @@ class UsageMeter:
         """
         sampled = 0
         if shell := self._sampled:
-            self._sampled, sampled = 0, SAMPLER.peaks.pop(shell, 0)
-        if outcome.duration < _NO_FORK and not outcome.exit_code and outcome.newest_job == self._job:
-            outcome.usage = Usage(outcome.duration, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
+            SAMPLER.running.pop(shell, None)
+            self._sampled, sampled = 0, self._command.peak
+        wall = outcome.duration
+        if (
+            (wall < _SHORT or self._quickest <= wall < self._short)
+            and not outcome.exit_code
+            and outcome.newest_job == self._job
+        ):
+            outcome.usage = Usage(wall, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
+            if wall < self._quickest:
+                self._note_quickest(wall)
             return
         used = outcome.usage or self._used(outcome, spent)
         if outcome.usage:  # those of a program are not the next command's
@@ -219,6 +234,8 @@ class UsageMeter:
             return Usage(wall, processes=self._sandbox.started())
         alone = now.faults == before.faults and outcome.newest_job == job and wall < _SAMPLE_AGE
         self._was_shell_alone = alone
+        if alone and wall < self._quickest:
+            self._note_quickest(wall)
         if not alone or self._group is None:  # else the groups are sampled anew after a while
             self._sampled_at = time.monotonic()
         return Usage(
@@ -231,6 +248,10 @@ class UsageMeter:
             0 if alone else self._sandbox.started(),
             self._is_estimate,
         )
+
+    def _note_quickest(self, wall: float) -> None:
+        """Note that a command which has not forked took so long, and none was quicker."""
+        self._quickest, self._short = wall, min(_SHORT_RATIO * wall, _LONGEST_SHORT)
 
     def why(self, status: int) -> str:
         """Return the limit that made a program fail, in a sentence; for one that was not waited for here."""

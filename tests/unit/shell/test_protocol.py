@@ -97,8 +97,14 @@ def test_what_is_made_up_inside_is_bounded() -> None:
 # When it is over.
 
 
+def begun(timeout: float) -> Run:
+    run = Run(b"N1", b"", timeout)
+    run.begin_at(0.0)
+    return run
+
+
 def test_a_run_is_over_with_its_answer_in_pieces() -> None:
-    run = Run(b"N1", b"lines", 0.0, None)
+    run = Run(b"N1", b"lines")
     for byte in said(3):
         assert not run.over
         run.feed(bytes([byte]), PLACES)
@@ -109,33 +115,33 @@ def test_a_run_is_over_with_its_answer_in_pieces() -> None:
 
 
 def test_a_run_is_over_with_its_shell() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     run.shell_ended(256)
     assert run.over
     assert run.ended == 256
 
 
 def test_a_shell_that_cannot_answer_is_lost() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     run.feed(b"bash: /s/done: Too many open files\n", PLACES)
     assert run.lost
 
 
 def test_a_shell_without_room_for_the_text_has_not_run_it() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     run.feed(b"bash: /s/errors: Too many open files\n" + said(1), PLACES)
     assert run.refused
 
 
 def test_noise_does_not_grow() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     for _ in range(100):
         run.feed(b"x" * 10_000, PLACES)
     assert len(run._noise) <= 64 << 10
 
 
 def test_the_ladder_is_climbed_in_time() -> None:
-    run, now, steps = Run(b"N1", b"", 0.0, 1.0), 0.0, []
+    run, now, steps = begun(1.0), 0.0, []
     assert run.step(0.99) is None
     now = 1.0
     while not run.over:
@@ -156,7 +162,7 @@ def test_the_ladder_is_climbed_in_time() -> None:
 
 
 def test_an_answer_ends_the_climb() -> None:
-    run = Run(b"N1", b"", 0.0, 1.0)
+    run = begun(1.0)
     assert run.step(1.0) == BRAKE
     run.feed(said(130), PLACES)
     assert run.step(9.0) is None
@@ -164,14 +170,14 @@ def test_an_answer_ends_the_climb() -> None:
 
 
 def test_closing_ends_the_shell_at_once() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     run.interrupt("closed", 0.5)
     assert run.reason == "closed"
     assert run.step(0.5) == KILL_SHELL
 
 
 def test_closing_comes_after_any_other_reason() -> None:
-    run = Run(b"N1", b"", 0.0, None)
+    run = Run(b"N1", b"")
     run.interrupt("cancelled", 0.5)
     assert run.step(0.5) == BRAKE
     run.interrupt("closed", 0.6)
@@ -181,7 +187,7 @@ def test_closing_comes_after_any_other_reason() -> None:
 
 
 def test_the_first_reason_stays() -> None:
-    run = Run(b"N1", b"", 0.0, 1.0)
+    run = begun(1.0)
     run.step(1.0)
     run.interrupt("cancelled", 1.1)
     assert run.reason == "timeout"

@@ -157,7 +157,8 @@ def identity(fd: int | str) -> tuple[int, int]:
 
 
 def _file_name(name: str, shell: int, serial: int) -> str:
-    return f"{shell}.{name}.{serial}" if serial else f"{shell}.{name}"
+    """The name of a file in the directory; short, since the shell reads it with every command."""
+    return f"{shell}{name[0]}{serial}" if serial else f"{shell}{name[0]}"
 
 
 def _flags(name: str) -> int:
