@@ -106,7 +106,7 @@ def test_shells_of_a_sandbox_can_read_each_other_but_change_nothing(sandbox: San
     """They are one user in one place, and could as well trace each other."""
     other = sandbox.session("other")
     other.run("true")
-    file = "/dev/.staddle/1.text"
+    file = "/dev/.staddle/1t"
     said = sandbox.run(f"test -r {file} && cat {file} >/dev/null && echo read; echo x > {file}; rm -f {file}")
     assert said.stdout == "read\n"
     assert said.stderr.count("Read-only file system") == 2

@@ -256,6 +256,26 @@ def test_a_snapshot_is_of_the_state_after_any_command(sandbox: Sandbox, before: 
         assert fork.run("echo $x").stdout == "2\n"
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "trap 'echo noise; echo declare -- x=noise' CHLD",
+        "set -T; trap 'echo declare -- x=noise' DEBUG",
+        "set -x; BASH_XTRACEFD=1; PS4='declare -- x=noise; '",
+        "shopt -s expand_aliases; alias {='echo declare -- x=noise; {'",
+    ],
+)
+def test_what_a_shell_prints_while_it_is_asked_is_not_its_state(sandbox: Sandbox, noise: str) -> None:
+    sandbox.run("x=1; true")
+    _settle(sandbox)
+    for number in range(20):
+        sandbox.run(f"x={number}; {noise if number == 10 else 'true'}; sleep 0.001 &")
+        assert sandbox.state.variables["x"] == str(number)
+    for _ in range(3):
+        sandbox.run("exit")
+        assert sandbox.state.variables["x"] == "19"
+
+
 def test_once_a_builtin_may_have_been_loaded_every_command_is_followed_by_a_question(
     sandbox: Sandbox,
 ) -> None:

@@ -22,7 +22,7 @@ from .command import shell_outcome
 from .known_state import KnownState
 from .quoting import quoted
 from .state import SavedShell
-from .traps import ERREXIT, OurTraps
+from .traps import ERREXIT, OurTraps, may_print
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -275,19 +275,18 @@ class ShellState:
         self.cost = time.monotonic() - began
 
     def _read_state(self, *, desperate: bool = False) -> None:
-        attempts = [
-            (self.access, self._prefix),
-            *((access, prefix) for prefix in state.BUILTIN_PREFIXES for access in protocol.ACCESSES),
-        ]
-        for access, prefix in attempts:
+        every = ((access, prefix) for prefix in state.BUILTIN_PREFIXES for access in protocol.ACCESSES)
+        together = not desperate and not may_print(self.known.dump, self._flags, self._tainted)
+        for access, prefix in ((self.access, self._prefix), *every):
             self.access = access
             self._serial += 1
             nonce = b"%bd%d" % (self._secret, self._serial)
             place = self.bash.files.paths.done
             self.pending_setup += state.debug_question(nonce, place, prefix)
-            found = state.Dump.find(nonce, self._do(state.question(nonce, place, prefix)))
-            if found is not None:
+            asked = state.question(nonce, place, prefix, together=together)
+            if (found := state.Dump.find(nonce, self._do(asked))) is not None:
                 break
+            together = False
         else:
             self.access = protocol.BuiltinAccess()
             if not desperate:  # perhaps there is no builtin left to read a file with
@@ -444,14 +443,13 @@ class ShellState:
         hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
         try:
             self._do(known.replay(usual.dump))
+            self.known.assume(known)
             if (
                 hidden
                 or known.debug_trap is not None
                 or protocol.builtin_access(known.functions(), hidden) != self.access
-            ):
+            ):  # else it can be talked to as before, and is asked when there is time
                 self._read_state()
-            else:  # it can be talked to as before, and is asked when there is time
-                self.known.assume(known)
         except (ShellEnded, ValueError):
             return False
         self.status = saved.status
@@ -480,6 +478,7 @@ class ShellState:
                 self._initial = self.known.dump
                 if known is not None and careful is not None:
                     self._do(known.replay(self._initial, careful=careful))
+                    self.known.assume(known)
                     self._read_state()
                 elif cwd:
                     self._do(b"\\builtin cd -- %b\n" % quoted(cwd))

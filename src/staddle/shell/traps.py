@@ -13,6 +13,15 @@ from .quoting import quoted
 ERREXIT = ord("e")
 
 
+#: Those by which a shell prints what it runs, or has traps run in a text as well.
+_TELLING = frozenset(b"xvTE")
+
+
+def may_print(known: state.Dump | None, flags: bytes, tainted: bool) -> bool:
+    """Whether a shell may print something between the commands of a text of ours."""
+    return known is None or tainted or known.may_intervene() or not _TELLING.isdisjoint(flags)
+
+
 class OurTraps:
     """Traps of ours that a shell has. It has the brake from the beginning."""
 

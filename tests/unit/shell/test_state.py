@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.shell.quoting import Unreadable, WordReader, quoted, statements
 from staddle.shell.state import Dump, State, debug_question, question
+from staddle.shell.traps import may_print
 
 SECTIONS = {
     "variables": (
@@ -92,6 +95,30 @@ def test_the_replay_leaves_out_what_is_every_shells_own() -> None:
 def test_the_questions_name_builtins_in_the_way_that_works() -> None:
     assert b"\\command declare -p >/d" in question(b"N1", b"/d", b"\\command ")
     assert debug_question(b"N1", b"/d", b"\\builtin ").startswith(b"\\builtin trap -p DEBUG >/d")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_shell_tells_the_same_by_one_redirection_or_many(together: bool) -> None:
+    said = b"x=1; f() { :; }; set -- a b\n" + question(
+        b"N1", b"/dev/stdout", b"\\builtin ", together=together
+    )
+    done = subprocess.run(["bash", "--norc"], input=said, capture_output=True, check=True)
+    found = Dump.find(b"N1", done.stdout)
+    assert found is not None
+    assert (found.state().variables["x"], found.functions()) == ("1", {b"f"})
+    assert found.state().positional == ("a", "b")
+
+
+def test_whether_a_shell_may_print_something_while_it_is_asked() -> None:
+    quiet = Dump(dict.fromkeys(SECTIONS, b""))
+    assert not may_print(quiet, b"hiBs", tainted=False)
+    assert may_print(None, b"hiBs", tainted=False), "it is not known"
+    assert may_print(quiet, b"hiBs", tainted=True)
+    for flags in (b"hixBs", b"hivBs", b"hiBsT", b"hiEBs"):
+        assert may_print(quiet, flags, tainted=False)
+    for name, said in (("traps", b"trap -- 'echo x' SIGCHLD"), ("aliases", b"alias {='echo x'")):
+        assert may_print(Dump({**dict.fromkeys(SECTIONS, b""), name: said}), b"hiBs", tainted=False)
+    assert may_print(Dump(dict.fromkeys(SECTIONS, b""), b"trap -- 'echo x' DEBUG"), b"hiBs", tainted=False)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -115,13 +115,14 @@ class TreeMounts:
                 if has_root:
                     self._root.seal(closed, made)
             self._make_place_aside(len(old) + has_root)
+            cover = self._make_cover(made)
             trees = come()
             if has_root:
                 self._root.check(trees[ROOT_TREE], self._aside)
             self._exchange(self._parts(trees, shown, old, made), shown, old)
             if has_root:
                 self._exchange_root(trees[ROOT_TREE], old)
-            self._cover_place_aside()
+            self._cover_place_aside(cover)
         except BaseException:
             self.tidy()
             for fd in closed:
@@ -301,29 +302,33 @@ class TreeMounts:
         finally:
             os.close(directory)
 
-    def _cover_place_aside(self) -> None:
+    def _make_cover(self, made: list[int]) -> tuple[int, int] | None:
+        """(a cover, the place aside) for `_cover_place_aside`; None if there can be none.
+
+        While the trees are on their way. Adds to `made` what is to be closed.
+        """
+        try:
+            made.append(os.open(_COVER, _DIRECTORY, dir_fd=self._aside))
+            made.append(mounts.clone_tree(made[-1]))
+            mounts.set_attributes(made[-1], mounts.ATTR_RDONLY)
+            made.append(os.open(_ASIDE, _DIRECTORY, dir_fd=self._mounted_aside))
+        except OSError:
+            return None
+        return made[-2], made[-1]
+
+    def _cover_place_aside(self, cover: tuple[int, int] | None) -> None:
         """Hide the place aside from payloads, at once; to unmount it takes longer, and can wait.
 
         A payload that kept a directory open gets from there by ".." to where that is mounted now. It would
         find the new trees, mounted once more and writable, also when a snapshot has frozen their layers.
         """
         try:
-            directory = os.open(_COVER, _DIRECTORY, dir_fd=self._aside)
-            try:
-                cover = mounts.clone_tree(directory)
-            finally:
-                os.close(directory)
-            try:
-                mounts.set_attributes(cover, mounts.ATTR_RDONLY)
-                directory = os.open(_ASIDE, _DIRECTORY, dir_fd=self._mounted_aside)
-                try:
-                    mounts.attach(cover, directory)
-                finally:
-                    os.close(directory)
-            finally:
-                os.close(cover)
+            if cover is not None:
+                mounts.attach(*cover)
+                return
         except OSError:
-            self.tidy()
+            pass
+        self.tidy()
 
     def _place_aside(self, name: str = "") -> str:
         return f"{mounts.path_of(self._aside)}/{_HOLDER}/{_ASIDE}/{name}"
