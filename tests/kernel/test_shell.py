@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,29 @@ def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
     )
     assert [data for _, data in came] == [b"a\n", b"b\n"]
     assert came[1][0] - came[0][0] > 0.2
+
+
+@pytest.mark.same_for_everyone
+@pytest.mark.parametrize("lasts", [False, True], ids=["ends", "lasts"])
+def test_output_in_packets_comes_whole(tried: TriedShell, lasts: bool) -> None:
+    """With O_DIRECT a pipe keeps each write apart, and a read gives one of them."""
+    code = "import fcntl, os, time; fcntl.fcntl(1, fcntl.F_SETFL, os.O_WRONLY | os.O_DIRECT)\n"
+    code += "for i in range(9): os.write(1, b'%d' % i)\n" + ("time.sleep(60)" if lasts else "")
+    came = b""
+
+    def slow(data: bytes) -> None:
+        nonlocal came
+        if not came:
+            time.sleep(0.2)  # until all of them are there
+        came += data
+        if lasts and len(came) == 9:
+            raise OverflowError("enough")
+
+    spec = CommandSpec(f'python3 -c "{code}"'.encode(), out=slow, err=nowhere, timeout=10)
+    with pytest.raises(OverflowError) if lasts else nullcontext():
+        tried.shell.run(spec)
+    assert came == b"012345678"
+    assert tried.run("true").out == b""
 
 
 @pytest.mark.slow

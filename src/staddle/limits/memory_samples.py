@@ -53,6 +53,7 @@ class SampledCommand:
     """A running command: the most memory that was seen of its tree, NEW until the first turn."""
 
     NEW = -1
+    __slots__ = ("peak",)
 
     def __init__(self) -> None:
         self.peak = self.NEW
@@ -90,7 +91,9 @@ class MemorySampler:
         while True:
             wake.wait()
             pause.wait(_TURN)
-            for shell, command in list(self.running.items()):
+            for shell in list(self.running):
+                if (command := self.running.get(shell)) is None:
+                    continue
                 is_new = command.peak == command.NEW
                 command.peak = 0 if is_new else max(command.peak, peak_of_tree(shell))
             idle = 0 if self.running else idle + 1

@@ -382,12 +382,11 @@ class BashProcess:
         for fd, sink in tuple(self._readable.items()):
             while room > 0:
                 data = self._read(fd)
-                if data:
-                    room -= len(data)
-                    sink(data)
-                if not data or len(data) < _PIPE:
+                if not data:  # less than asked for is not the end: there may be packets (O_DIRECT)
                     del self._readable[fd]
                     break
+                room -= len(data)
+                sink(data)
 
     @property
     def pending(self) -> bool:
@@ -396,30 +395,28 @@ class BashProcess:
 
     def drain(self, streams: int = OUTPUT | ERRORS) -> int:
         """Pass on what is left in these pipes of a run that is over; return those that are still held."""
-        files, ready, held = self._files or self.files, self._ends.poll(0), 0
-        if ready == self._all_ended and not self._grown:
+        files, held = self._files or self.files, 0
+        if self._ends.poll(0) == self._all_ended and not self._grown:
             return 0  # as mostly: nothing is left in them, and nobody has them
-        ended = [fd for fd, event in ready if event & select.POLLHUP]
-        if streams & OUTPUT and self._drain(files.output, self._out, files.output in ended):
+        if streams & OUTPUT and self._drain(files.output, self._out):
             held |= OUTPUT
-        if streams & ERRORS and self._drain(files.errors, self._err, files.errors in ended):
+        if streams & ERRORS and self._drain(files.errors, self._err):
             held |= ERRORS
         return held
 
-    def _drain(self, fd: int, sink: Sink, is_ended: bool) -> bool:
+    def _drain(self, fd: int, sink: Sink) -> bool:
         left = _LARGE_PIPE if fd in self._grown else _PIPE
-        while left >= 0:  # past what it holds: it may have been full
+        while left >= 0:  # past what it holds: it may have been full; and past a short piece, as in `step`
             try:
                 data = os.read(fd, _PIPE)
             except BlockingIOError:
                 break
-            if data:
-                sink(data)
-                left -= len(data)
-            if not data or (is_ended and len(data) < _PIPE):
+            if not data:
                 if fd in self._grown:
                     resize_pipe(fd, _PIPE)
                 return False
+            sink(data)
+            left -= len(data)
         return True
 
     def unread(self) -> bool:

@@ -108,8 +108,8 @@ class UsageMeter:
         if self._group is None and shell:
             if self._memory is None:
                 self._memory, self._is_estimate = peak_of(shell) or None, True
-            self._sampled, self._command.peak = shell, SampledCommand.NEW
-            SAMPLER.running[shell] = self._command
+            self._sampled = shell  # a new one each time: the sampler may be looking for the last one still
+            self._command = SAMPLER.running[shell] = SampledCommand()
             if not SAMPLER.is_awake:
                 SAMPLER.wake()
 

@@ -39,7 +39,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     "cover of the place aside": HostSwitch(
         Edit(
             "inside/agent/mount_swap.py",
-            "            self._cover_place_aside()\n        except",
+            "            self._cover_place_aside(cover)\n        except",
             "        except",
         ),
         "tests/kernel/test_frozen_layers.py",

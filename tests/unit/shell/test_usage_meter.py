@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from staddle.limits.memory_samples import SAMPLER
 from staddle.limits.usage import ProcessMeter, ProcSample
 from staddle.shell.command import Outcome
 from staddle.shell.usage_meter import SandboxMeter, UsageMeter
@@ -25,7 +28,7 @@ class Shell:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         agent = Agent()
-        self._meter = UsageMeter(SandboxMeter(agent, None), agent, None)  # type: ignore[arg-type]
+        self.meter = UsageMeter(SandboxMeter(agent, None), agent, None)  # type: ignore[arg-type]
         self._looks = self._faults = 0
         monkeypatch.setattr(ProcessMeter, "now", self._look)
 
@@ -35,10 +38,10 @@ class Shell:
 
     def runs(self, *, microseconds: int, forks: bool = False) -> tuple[bool, int | None]:
         """(whether it was looked at the shell at the end of such a command, how many processes it had)."""
-        self._meter.begin()
+        self.meter.begin()
         looks, self._faults = self._looks, self._faults + forks
         outcome = Outcome(0, None, "exited", False, microseconds / 1e6, "/", None)
-        self._meter.end(outcome)
+        self.meter.end(outcome)
         assert outcome.usage is not None
         return self._looks > looks, outcome.usage.processes
 
@@ -66,3 +69,14 @@ def test_on_a_slow_machine_more_is_too_short(shell: Shell) -> None:
 def test_what_forks_is_no_measure_of_what_does_not(shell: Shell) -> None:
     for microseconds in (200, 400, 300):
         assert shell.runs(microseconds=microseconds, forks=True) == (True, 1)
+
+
+def test_what_the_sampler_sees_of_a_command_that_has_ended_is_not_the_next_ones(shell: Shell) -> None:
+    pid = os.getpid()
+    seen = []
+    for _ in range(2):
+        shell.meter.begin(pid)
+        seen.append(SAMPLER.running[pid])
+        shell.meter.end(Outcome(0, None, "exited", False, 0.0001, "/", None))
+    assert seen[0] is not seen[1], "the sampler may write into it after its end"
+    assert pid not in SAMPLER.running
