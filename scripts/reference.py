@@ -133,6 +133,10 @@ ADVICE = {
         "The changes of a sandbox cannot be stored, read or written.",
         "Follow `fix`; `STADDLE_LAYERS` names another directory.",
     ),
+    "TooManyOpenFiles": (
+        "The program that uses staddle has as many files open as it may (also a `LayerError`).",
+        "Raise the limit (`ulimit -n`), or close files and sandboxes. The sandbox is not affected.",
+    ),
     "CommitRefused": (
         "Nothing was written. `conflicts` changed on the host; `held` needs a review.",
         "Review them, then pass `on_conflict=` or `allow_protected=True`, or commit other paths.",

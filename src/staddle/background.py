@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import errno
 import os
 import sys
 import time
@@ -25,11 +26,16 @@ _AT_A_TIME, _RESTS = 16, 0.0003
 _MANY, _GIVES_WAY = 256, 0.005
 
 
+#: Seconds until work that could open no file is tried again.
+_NO_ROOM = 0.1
+
+
 class Worker:
     """Calls `work` in a thread of its own, whenever `wake` was called and whenever `work` asked for it.
 
     `work` returns the seconds until it is to be called again, or None: not before the next `wake`. If it
-    raises, its thread ends, and the next `wake` starts another one.
+    raises, its thread ends, and the next `wake` starts another one; but if no file can be opened, it is
+    called again after a moment: limits are held by some.
 
     A fork of the program has none of its threads: there the first `wake` starts one, and `forget` is called
     in it first of all, to let go of what belongs to the parent.
@@ -73,7 +79,12 @@ class Worker:
     def _loop(self, bell: _thread.LockType) -> None:
         try:
             while True:
-                patience = self._work()
+                try:
+                    patience = self._work()
+                except OSError as error:
+                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                        raise
+                    patience = _NO_ROOM
                 bell.acquire(True, -1 if patience is None else patience)
         finally:
             self._is_running = False

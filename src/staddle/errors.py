@@ -9,6 +9,7 @@
     │   ├── BackendUnavailable     it exists, but cannot confine anything here
     │   │   └── LandlockUnavailable this kernel has no Landlock, or too old a one
     │   └── LaunchFailed           the confinement could not be set up; the command did not start
+    │       └── TooManyOpenFiles   this process has as many as it may (a LayerError, too)
     ├── AuditFailed                a line of an audit log could not be written
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
     ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
@@ -274,6 +275,19 @@ class WorkspaceBusy(WorkspaceError):
 
 class LayerError(StaddleError):
     """Something with what a sandbox changed, or with where that is kept."""
+
+
+class TooManyOpenFiles(LaunchFailed, LayerError):
+    """This process has as many files open as it may."""
+
+
+def too_many_open_files(why: str = "this process has as many open as it may have") -> TooManyOpenFiles:
+    """The error of what needs another one."""
+    return TooManyOpenFiles(
+        "there is no room for more open files",
+        why=why,
+        fix="raise the limit (ulimit -n), or close sandboxes that are not used",
+    )
 
 
 class CommitRefused(LayerError):

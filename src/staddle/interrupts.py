@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
 import _thread
+import errno
 import os
 import sys
 import threading
 import time
 from functools import partial, wraps
 from types import FunctionType
+
+from .errors import too_many_open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,20 +147,23 @@ def unmistaken(work: Callable[[], T]) -> T:
 
 
 def _as_raised(work: Callable[[], T]) -> T:
-    """Run `work`; the error of a signal handler that Python has wrapped comes out as it was raised."""
+    """Run `work`; an error that stands for another one comes out as that."""
     try:
         return work()
-    except RuntimeError as error:
-        if not (wrapped := _wrapped(error)):
+    except (RuntimeError, OSError) as error:
+        if not (meant := _meant(error)):
             raise
-    raise wrapped.pop()  # nothing of it stays in this frame: see `unmistaken`
+    raise meant.pop()  # nothing of it stays in this frame: see `unmistaken`
 
 
-def _wrapped(error: RuntimeError) -> list[BaseException]:
-    """The error that Python has wrapped in this one, if it has; to be taken out of the list.
+def _meant(error: RuntimeError | OSError) -> list[BaseException]:
+    """The error that this one stands for, if it does for another; to be taken out of the list.
 
-    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError.
+    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError. An
+    OSError of ours may come from anywhere when no file can be opened.
     """
+    if isinstance(error, OSError):
+        return [too_many_open_files()] if error.errno in (errno.EMFILE, errno.ENFILE) else []
     is_wrapper = str(error).startswith("Error calling __set_name__")
     return [error.__cause__] if is_wrapper and error.__cause__ is not None else []
 
@@ -208,10 +214,10 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
             return unmistaken(partial(method, *args, **kwargs))
         try:  # as in `_as_raised`, which would cost every command another call
             return method(*args, **kwargs)
-        except RuntimeError as error:
-            if not (wrapped := _wrapped(error)):
+        except (RuntimeError, OSError) as error:
+            if not (meant := _meant(error)):
                 raise
-        raise wrapped.pop()
+        raise meant.pop()
 
     return called
 

@@ -19,6 +19,7 @@ from staddle.jail.workspace import RETENTION
 from staddle.launch import running
 from staddle.launch.audit import KINDS as AUDIT_KINDS
 from staddle.limits import enforced
+from staddle.linux import file_room
 from staddle.mounts import builder
 from staddle.network.gateway import connection, host_channel
 from staddle.network.host import approval_calls
@@ -27,7 +28,6 @@ from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
 from staddle.policy.system import scratch
 from staddle.sandbox.open.settings import MODES
-from staddle.shell import idle
 from staddle.shell import protocol as bash
 
 TREE = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ NUMBERS = (
     ("policy-file.md", "more than {:.0f} MiB", "policy.file.LARGEST_FILE", MIB),
     ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
     ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
-    ("sessions.md", "With a limit below {} no sandbox", "shell.idle.LEAST", 1),
+    ("sessions.md", "With a limit below {} no sandbox", "linux.file_room.LEAST", 1),
     ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "launch.output.FLOOD", GIB),
     ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),
     ("world.md", "0 to {}", "policy.identity.LAST_ID", 1),
@@ -162,7 +162,7 @@ def test_counts_in_words() -> None:
     assert "waits for an answer is ended after five seconds" in " ".join(text("network-rules.md").split())
     assert running.GRACE == 5
     assert "five seconds after SIGTERM, kills it" in " ".join(text("cli.md").split())
-    assert idle.PATIENCE == 60
+    assert file_room.PATIENCE == 60
     assert "when there is no room for a minute" in " ".join(text("sessions.md").split())
     assert enforced.RESERVE == 4
     assert "each process may reserve four times the limit" in text("limits-enforcement.md")

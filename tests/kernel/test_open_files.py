@@ -74,9 +74,9 @@ def test_a_full_process_says_so_and_its_sandboxes_go_on() -> None:
         """
 from staddle import Sandbox
 from staddle.errors import LaunchFailed
-from staddle.shell import idle
+from staddle.linux import file_room
 
-idle._SHORT_PATIENCE = idle.PATIENCE = 0.2
+file_room._SHORT_PATIENCE = file_room.PATIENCE = 0.2
 sandboxes = []
 try:
     while len(sandboxes) < 100:

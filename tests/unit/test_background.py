@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 
@@ -59,6 +60,18 @@ def test_work_that_fails_is_done_when_it_is_woken_again(monkeypatch: pytest.Monk
         assert calls.acquire(timeout=PATIENCE)
         assert failed.wait(PATIENCE)
         failed.clear()
+
+
+def test_work_that_can_open_no_file_is_tried_again_by_itself() -> None:
+    done, errors = threading.Event(), iter((errno.EMFILE, errno.ENFILE))
+
+    def work() -> None:
+        for error in errors:
+            raise OSError(error, os.strerror(error))
+        done.set()
+
+    Worker(work, nothing).wake()
+    assert done.wait(PATIENCE)
 
 
 def test_a_fork_forgets_what_is_its_parents_and_has_a_thread_of_its_own() -> None:

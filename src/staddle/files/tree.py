@@ -7,6 +7,7 @@ root (openat2), and what is in it by single names that must not be links.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -28,6 +29,13 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 #: A path is at most 4096 bytes for the kernel; a character is at most four.
 _LONGEST = 1000
+
+
+def _refuse_if_full(error: BaseException | None) -> None:
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        from ..linux.file_room import refuse_if_full  # not in a sandbox, which has this module as well
+
+        refuse_if_full(error)
 
 
 def open_deep(root: int, path: str, flags: int) -> int:
@@ -58,7 +66,11 @@ class LastDirectory:
         """The directory at `path` below the root. Ours to close."""
         if path != self._path:
             self.close()
-            self._fd = open_deep(self._root, path, self._flags)
+            try:
+                self._fd = open_deep(self._root, path, self._flags)
+            except OSError as error:
+                _refuse_if_full(error)
+                raise
             self._path = path
         return self._fd
 
@@ -80,25 +92,28 @@ class Tree:
     A sandbox can make a file that its owner may not read. The owner is us, where we are an
     ordinary user, so we would not see it either: the missing right is given for the time of
     the look, and taken back in `give_back`. The host's own files are never touched so.
+
+    TooManyOpenFiles, wherever something is opened, when this process has as many files open as it may: an
+    OSError is mostly taken for a file that is gone.
     """
 
     def __init__(self, path: str, *, ours: bool) -> None:
         self.path = path
-        self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            _refuse_if_full(error)
+            raise
         self._lends = ours and os.geteuid() != 0
         self._lent: list[tuple[int, int]] = []
 
     def directory(self, path: str) -> int:
         """The directory at `path`, opened for reading; the caller's to close."""
-        if not self._lends:
-            return open_deep(self.root, path, _DIRECTORY)
         try:
-            fd = open_deep(self.root, path, _DIRECTORY)
-        except PermissionError:
-            return self._directory_by_steps(path)
-        if stat.S_IMODE(os.fstat(fd).st_mode) & 0o500 != 0o500:
-            self._lend(os.dup(fd), 0o700)
-        return fd
+            return self._lent_directory(path) if self._lends else open_deep(self.root, path, _DIRECTORY)
+        except OSError as error:
+            _refuse_if_full(error)
+            raise
 
     def file(self, directory: int, name: str) -> int:
         """The file `name` in a `directory` of this layer, opened for reading. It may be no regular file."""
@@ -107,6 +122,29 @@ class Tree:
         except PermissionError:
             if not self._lends:
                 raise
+        except OSError as error:
+            _refuse_if_full(error)
+            raise
+        try:
+            return self._lent_file(directory, name)
+        except OSError as error:
+            _refuse_if_full(error)
+            raise
+
+    def _lent_directory(self, path: str) -> int:
+        try:
+            fd = open_deep(self.root, path, _DIRECTORY)
+        except PermissionError:
+            return self._directory_by_steps(path)
+        if stat.S_IMODE(os.fstat(fd).st_mode) & 0o500 != 0o500:
+            try:
+                self._lend(os.dup(fd), 0o700)
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
+
+    def _lent_file(self, directory: int, name: str) -> int:
         handle = os.open(name, _PATH, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -139,7 +177,7 @@ class Tree:
         except OSError:
             return []
         try:
-            return os.listdir(directory)
+            return listed(directory)
         except OSError:
             return []
         finally:
@@ -168,6 +206,7 @@ class Tree:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+        _refuse_if_full(error)
 
     def _directory_by_steps(self, path: str) -> int:
         """Each directory on the way may be closed to its owner: lend on the way down."""
@@ -216,6 +255,15 @@ def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
         finally:
             os.close(fd)
             tree.give_back()
+
+
+def listed(directory: int) -> list[str]:
+    """The names in an open directory; TooManyOpenFiles as `Tree`."""
+    try:
+        return os.listdir(directory)
+    except OSError as error:
+        _refuse_if_full(error)
+        raise
 
 
 def opacity(directory: int) -> bytes:

@@ -16,6 +16,7 @@ from ..ipc.descriptors import close_all, receive, receive_last, send
 from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files
+from ..linux.file_room import refuse_if_full
 from ..linux.fileio import memory_file
 from ..mounts.host import not_built, open_named, take
 from ..mounts.operations import Bind, decode_operations, encode_operations
@@ -416,6 +417,7 @@ def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | N
             operation, lambda owner, group: idmaps.translation(owner, group, unprivileged_uid), private=True
         )
     except OSError as error:
+        refuse_if_full(error)
         raise not_built(f"{operation.outside!r}: {error.strerror or error}") from error
 
 

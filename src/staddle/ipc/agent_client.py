@@ -15,7 +15,7 @@ import select
 import time
 from contextlib import suppress
 
-from ..errors import LaunchFailed, SandboxClosed, StaddleError
+from ..errors import LaunchFailed, SandboxClosed, StaddleError, too_many_open_files
 from ..interrupts import free_within, is_of_a_handler, uninterruptible
 from ..linux.process import exit_status
 from . import agent_messages
@@ -170,7 +170,7 @@ class AgentClient:
             if is_of_a_handler(error):
                 raise
             if error.errno == errno.EMFILE:
-                raise _no_room() from None
+                raise too_many_open_files() from None
             raise lost(error.strerror or str(error)) from None
         self._socket = _socket.socket(fileno=socket)
         self._socket.settimeout(PATIENCE)
@@ -385,7 +385,7 @@ class AgentClient:
                 raise lost("its agent does not answer") from None
             if isinstance(error, OSError) and error.errno == errno.EMFILE:  # of us, not of the sandbox
                 self._is_out_of_step = False
-                raise _no_room() from None
+                raise too_many_open_files() from None
             raise lost(str(error)) from error
         if message is None:
             raise lost()
@@ -470,14 +470,6 @@ class SpawnedProcess:
             if not self._closed:
                 self._closed = True
                 self._socket.close()
-
-
-def _no_room() -> LaunchFailed:
-    return LaunchFailed(
-        "what the sandbox's agent handed over has no room",
-        why="this process has as many files open as it may",
-        fix="raise the limit (ulimit -n), or close sandboxes that are not used",
-    )
 
 
 def exit_code(status: int) -> int:

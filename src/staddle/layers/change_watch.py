@@ -13,6 +13,7 @@ import stat
 import time
 
 from ..files.tree import Tree, is_whiteout, opacity
+from ..linux.file_room import refuse_if_full
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
 from .frozen_base import FrozenBase, signatures
@@ -76,12 +77,25 @@ class ChangeWatch:
         self._seen = _scan(self._top, self._most) if os.listdir(self._top) else {}
 
     def look(self) -> tuple[Change, ...] | None:
-        """The changes since the last call, by path. None when the layer has become too large to scan."""
-        if not self._seen and self._seen is not None and self._is_untouched():
-            return ()
-        self._changed = -1
-        before, self._seen = self._seen, _scan(self._top, self._most)
-        now = self._seen
+        """The changes since the last call, by path. None when the layer has become too large to scan.
+
+        TooManyOpenFiles when this process has too many files open: the next call tells them.
+        """
+        before = self._seen
+        try:
+            if not before and before is not None and self._is_untouched():
+                return ()
+            self._changed = -1
+            self._seen = _scan(self._top, self._most)
+            return self._found(before, self._seen)
+        except BaseException as error:
+            self._seen = before
+            refuse_if_full(error)
+            raise
+
+    def _found(
+        self, before: dict[str, Mark] | None, now: dict[str, Mark] | None
+    ) -> tuple[Change, ...] | None:
         if before is None or now is None:
             return None
         changed = [path for path, mark in now.items() if before.get(path) != mark]
@@ -123,7 +137,7 @@ class ChangeWatch:
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
         """The changes of entries that are new in the layer, compared with what lies below it."""
         found = []
-        with OpenLayers(self._view) as opened:
+        with OpenLayers(self._view, waits=False) as opened:
             for item in differences(opened, Selection(fresh)):
                 # What was in the layer, or had no place to be seen in, is reported without a comparison.
                 if item.path not in before and not _was_hidden(item.path, before):

@@ -20,6 +20,7 @@ from ..errors import CommitFailed, LayerError
 from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
 from ..interrupts import uninterrupted
+from ..linux.file_room import refuse_if_full
 from ..linux.process import mount_id
 from .baseline import Baseline
 from .changes import Change, change_of
@@ -234,7 +235,8 @@ class Staging:
                 continue
             try:
                 fd = open_deep(self._target, path, os.O_PATH | os.O_DIRECTORY)
-            except OSError:
+            except OSError as error:
+                refuse_if_full(error)
                 continue
             try:
                 return os.fstat(fd)

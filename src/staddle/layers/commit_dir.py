@@ -79,7 +79,7 @@ class CommitDirectory:
         except BaseException as error:
             try:
                 work.undo()
-            except OSError as second:
+            except (OSError, LayerError) as second:
                 raise CommitFailed(
                     "the changes were committed in part",
                     why=f"{error}, and then, when they were to be put back, {second}",

@@ -39,7 +39,7 @@ def merge(
     devices do not come along, apart from whiteouts: in a layer that is mounted again nothing
     listens. `rest` is called between steps, for a caller in the background.
     """
-    with OpenLayers(LayerView(tuple(layers), ())) as opened:
+    with OpenLayers(LayerView(tuple(layers), ()), waits=rest is None) as opened:
         _Merge(destination, opened.layers, link, without, rest=rest).run()
 
 
@@ -54,7 +54,7 @@ def prune(
 
     In a directory that nothing merges with, overlayfs would list their names. `rest`: see `merge`.
     """
-    with OpenLayers(LayerView((layer, *between), tuple(bases))) as opened:
+    with OpenLayers(LayerView((layer, *between), tuple(bases)), waits=rest is None) as opened:
         tree, *others = opened.layers
         lowers = [*others, *opened.bases]
         todo = [("", tuple(range(len(lowers))))]

@@ -8,13 +8,20 @@ import os
 import stat
 
 from .._value import Value
-from ..files.tree import Tree, is_whiteout, opacity
+from ..files.tree import Tree, is_whiteout, listed, opacity
+from ..linux.file_room import FILE_ROOM, refuse_if_full
 from .host_directory import reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
+
+#: Descriptors that a walk needs for each of its trees, the root and a directory, and for the rest: files that
+#: are compared or written, and directories on the way to them.
+_EACH, _MORE = 2, 10
+#: How long to wait for room for them, in seconds.
+_PATIENCE = 5.0
 
 
 class LayerView(Value):
@@ -35,10 +42,13 @@ class LayerView(Value):
 class OpenLayers:
     """The trees of a view, opened for one walk or one commit."""
 
-    def __init__(self, view: LayerView) -> None:
+    def __init__(self, view: LayerView, *, waits: bool = True) -> None:
+        """TooManyOpenFiles when this process has too many files open; a while later, if it `waits`."""
         self.view = view
         self.layers: list[Tree] = []
         self.bases: list[Tree] = []
+        number = _EACH * (len(view.layers) + len(view.bases)) + _MORE
+        self._room = FILE_ROOM.reserve_if_possible(number, _PATIENCE if waits else 0)
         try:
             self.layers.extend(Tree(path, ours=True) for path in view.layers)
             self.bases.extend(Tree(reach(path), ours=False) for path in view.bases)
@@ -55,6 +65,7 @@ class OpenLayers:
         """A second time does nothing."""
         for tree in (*self.layers, *self.bases):
             tree.close()
+        self._room.end()
 
     def __enter__(self) -> Self:
         return self
@@ -63,6 +74,7 @@ class OpenLayers:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+        refuse_if_full(error)
 
 
 class Merged:
@@ -114,7 +126,7 @@ class Side:
         """Every name in any of the directories, whiteouts too."""
         found: dict[str, None] = {}
         for _, fd, _ in self.directories:
-            found.update(dict.fromkeys(os.listdir(fd)))
+            found.update(dict.fromkeys(listed(fd)))
         return found
 
     def resolve(self, name: str) -> Merged:

@@ -16,6 +16,7 @@ import threading
 from ..background import do_later, rest
 from ..errors import LayerError
 from ..files.tree import Tree, walk
+from ..linux import open_files
 from .merge import merge, prune
 from .stack import LayerSnapshot
 
@@ -25,10 +26,22 @@ if TYPE_CHECKING:
 
 #: From here on a tree is squashed in the background: look-ups cost a little for every layer.
 DEEP = 32
-#: With so many layers a freeze waits for a squash, or does it: a tree has no more, but where that fails.
+#: A tree has no more layers than these, but where that fails.
 DEEPEST = 64
 #: As many of the newest layers are merged at least.
 _NEWEST = 16
+#: A walk opens two files for each layer, and the fork server one: this part of what may be open.
+_PART = 8
+
+
+def deepest() -> int:
+    """With so many layers a freeze waits for a squash, or does it: fewer where few files may be open."""
+    return min(DEEPEST, open_files.original_limit() // _PART)
+
+
+def deep() -> int:
+    """With so many layers a tree is squashed in the background."""
+    return min(DEEP, deepest() // 2)
 
 
 class _Cancelled(Exception):
@@ -67,12 +80,12 @@ class Squash:
         point.close()
         return made
 
-    def shorten_now(self, point: LayerSnapshot, most: int = DEEPEST) -> LayerSnapshot:
-        """The same, but with fewer layers than `most`: waits for a squash, or does one.
+    def shorten_now(self, point: LayerSnapshot, most: int | None = None) -> LayerSnapshot:
+        """The same, but with fewer layers than `most`, or `deepest`: waits for a squash, or does one.
 
         Where that cannot be done, as on a full file system, the layers stay as they are.
         """
-        point = self.shorten(point)
+        point, most = self.shorten(point), most or deepest()
         if len(point.layers) < most:
             return point
         self._waiting += 1  # one in the background takes no more rests
@@ -102,7 +115,7 @@ class Squash:
         """
         with self._lock:
             done = self._merged is not None and _index(point.layers, self._run) >= 0
-            if self._busy or self._closed or done or len(point.layers) < DEEP:
+            if self._busy or self._closed or done or len(point.layers) < deep():
                 begun = False
             else:
                 self._queued, self._busy, begun = point, True, True

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 
+from ..linux.file_room import refuse_if_full
 from .frozen_base import FrozenBase, origin
 from .merge import merge, prune
 from .merged_view import LayerView
@@ -104,8 +105,12 @@ class Stack:
 
     def is_untouched(self) -> bool:
         """Whether nothing has been written to the top layer: a mount of it need not be changed."""
-        with os.scandir(self.top.upper) as entries:
-            return next(entries, None) is None
+        try:
+            with os.scandir(self.top.upper) as entries:
+                return next(entries, None) is None
+        except OSError as error:
+            refuse_if_full(error)
+            raise
 
     def view(self) -> LayerView:
         """The view that compares all its layers with the bases."""

@@ -57,7 +57,7 @@ def occupied(path: str, most: int | None = None) -> DiskUsage:
 
     The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
     """
-    from ..files.tree import Tree
+    from ..files.tree import Tree, listed
 
     total = count = 0
     several: set[tuple[int, int]] = set()
@@ -70,7 +70,7 @@ def occupied(path: str, most: int | None = None) -> DiskUsage:
             except OSError:
                 continue
             try:
-                names = os.listdir(directory)
+                names = listed(directory)
                 for name in names:
                     try:
                         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -102,7 +102,7 @@ def shown(layers: Sequence[str], apart: Collection[int] = (), most: int | None =
 
     total = count = 0
     several: set[tuple[int, int]] = set()
-    with OpenLayers(LayerView(tuple(layers), ())) as opened:
+    with OpenLayers(LayerView(tuple(layers), ()), waits=False) as opened:
         todo = [("", tuple(range(len(layers))))]
         while todo:
             here, trees = todo.pop()

@@ -11,6 +11,7 @@ import time
 
 from ..background import Worker, do_later
 from ..linux import memory, process
+from ..linux.file_room import refuse_if_full
 from ..linux.fileio import read_whole
 from ..linux.process import parent_of
 from . import supervisor
@@ -107,7 +108,8 @@ def below(first: int) -> list[int]:
             for thread in os.listdir(process_directory):
                 todo += (children := [int(pid) for pid in _children(f"{process_directory}/{thread}")])
                 found += children
-        except OSError:
+        except OSError as error:
+            refuse_if_full(error)
             continue  # it has ended
     return found
 
@@ -115,7 +117,8 @@ def below(first: int) -> list[int]:
 def _children(thread: str) -> list[bytes]:
     try:
         return read_whole(f"{thread}/children").split()
-    except OSError:
+    except OSError as error:
+        refuse_if_full(error)
         return []
 
 

@@ -11,6 +11,7 @@ itself in, by a cgroup descriptor.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -34,6 +35,7 @@ _SHORT_PATIENCE = 0.1
 #: How long processes may take to end with the sandbox's first one, before they are looked for.
 _GRACE, _LONG_GRACE = 0.01, 0.25
 _KILL, _FREEZE, _EVENTS = "cgroup.kill", "cgroup.freeze", "cgroup.events"
+_STATE = "freezer.state"  # of version 1
 
 
 class SandboxCgroups:
@@ -50,6 +52,8 @@ class SandboxCgroups:
         #: The most memory that a meter has seen.
         self.highest = 0
         self._is_frozen = False
+        #: The file by which it is stopped, from before that until it goes on: there may be no room by then.
+        self._freezer = -1
 
     def at(self, controller: str) -> tuple[int, str] | None:
         """The version and directory of the group that has `controller`; "" is any of version 2."""
@@ -126,7 +130,9 @@ class SandboxCgroups:
         for path in self._directories.values():
             try:
                 found.update(cgroups.members(path))
-            except OSError:
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
                 continue  # removed
         return found
 
@@ -144,16 +150,17 @@ class SandboxCgroups:
             raise
 
     def _freeze(self, patience: float) -> bool:
-        if self._unified and _exists(self._unified, _FREEZE):
-            cgroups.write(self._unified, _FREEZE, "1")
-            frozen = _until(
-                lambda: cgroups.table(cgroups.read(self._unified, _EVENTS)).get("frozen") == 1, patience
-            )
-        elif (freezer := self.at("freezer")) is not None:
-            cgroups.write(freezer[1], "freezer.state", "FROZEN")
-            frozen = _until(lambda: cgroups.read(freezer[1], "freezer.state").strip() == "FROZEN", patience)
-        else:
+        file, stop, _ = self._freezer_file()
+        if not file:
             return False
+        group = os.path.dirname(file)
+        if self._freezer < 0:
+            self._freezer = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        os.pwrite(self._freezer, stop, 0)
+        if stop == b"1":
+            frozen = _until(lambda: cgroups.table(cgroups.read(group, _EVENTS)).get("frozen") == 1, patience)
+        else:
+            frozen = _until(lambda: cgroups.read(group, _STATE).strip() == "FROZEN", patience)
         self._is_frozen = frozen
         if not frozen:
             self.thaw()
@@ -162,10 +169,22 @@ class SandboxCgroups:
     def thaw(self) -> None:
         """Let it go on."""
         self._is_frozen = False
+        file, _, go_on = self._freezer_file()
+        if file:
+            fd, self._freezer = self._freezer, -1
+            if fd < 0:
+                fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(fd, go_on, 0)
+            finally:
+                os.close(fd)
+
+    def _freezer_file(self) -> tuple[str, bytes, bytes]:
+        """(the file by which it is stopped, what to write for that, and for it to go on); "" without one."""
         if self._unified and _exists(self._unified, _FREEZE):
-            cgroups.write(self._unified, _FREEZE, "0")
-        elif (freezer := self.at("freezer")) is not None:
-            cgroups.write(freezer[1], "freezer.state", "THAWED")
+            return f"{self._unified}/{_FREEZE}", b"1", b"0"
+        freezer = self.at("freezer")
+        return ("" if freezer is None else f"{freezer[1]}/{_STATE}"), b"FROZEN", b"THAWED"
 
     @property
     def freezes(self) -> bool:
@@ -236,6 +255,9 @@ class SandboxCgroups:
             if not removed(path):
                 return False  # nor can the others be: a process is in all of them
             del self._directories[place]
+        fd, self._freezer = self._freezer, -1
+        if fd >= 0:
+            os.close(fd)
         return True
 
 

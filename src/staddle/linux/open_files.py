@@ -7,6 +7,7 @@ this process was started with.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 
@@ -34,7 +35,12 @@ def original_limit() -> int:
 
 def count() -> int:
     """Return how many files are open."""
-    return len(os.listdir("/proc/self/fd")) - 1
+    try:
+        return len(os.listdir("/proc/self/fd")) - 1
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return limit()  # to count them needs one more
 
 
 def raise_limit() -> bool:

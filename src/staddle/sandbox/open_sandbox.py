@@ -11,7 +11,8 @@ from weakref import WeakSet
 from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
 from ..interrupts import uninterruptible
 from ..ipc import file_messages
-from ..shell.idle import FILE_ROOM, TO_OPEN, TO_START
+from ..linux.file_room import FILE_ROOM
+from ..shell.idle import TO_OPEN, TO_START
 from ..shell.shell import Shell
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .failure_hints import beyond_loopback, denied, needs_root

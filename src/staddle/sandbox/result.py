@@ -54,7 +54,7 @@ class Result(Value):
     shell_exited: bool
     cwd: str
     usage: Usage
-    #: By this command, to the workspace, then elsewhere; None when too much is changed already (see `diff`).
+    #: By this command, to the workspace, then elsewhere; None when it could not be looked at (see `diff`).
     changes: tuple[Change, ...] | None = ()
     violations: tuple[Event, ...] = ()
     stdout_bytes_dropped: int = 0

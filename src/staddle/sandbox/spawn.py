@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from ..shell.idle import FILE_ROOM, TO_START
+from ..linux.file_room import FILE_ROOM
+from ..shell.idle import TO_START
 from . import arguments, network
 from .capture import command_bytes
 from .execution import Execution, Streams

@@ -14,9 +14,10 @@ from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
 from ..ipc.parked_sockets import PARKED, taken_back
 from ..ipc.wire import Malformed
+from ..linux.file_room import FILE_ROOM
 from ..linux.fileio import put, resize_pipe, unread_bytes
 from ..linux.process import is_stopped, parent_of
-from .idle import FILE_ROOM, TO_USE, lost_or_full
+from .idle import TO_USE, lost_or_full
 from .protocol import ASK_AGAIN, Run, question
 
 TYPE_CHECKING = False

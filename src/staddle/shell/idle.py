@@ -2,27 +2,23 @@
 
 Maintenance is off the command's path, by one thread for all shells. A shell at rest needs two descriptors and
 its sandbox one; in use it needs nine more. A host program with hundreds of sandboxes would run out of them:
-the ones that were used longest ago give theirs back, and ask for them again when they are used. What is
-about to open files has room reserved for them first: a message whose descriptors find no room loses them.
+the ones that were used longest ago give theirs back, and ask for them again when they are used.
 """
 
 from __future__ import annotations
 
 import _thread
-import errno
 import time
-from contextvars import ContextVar
 
 from ..background import Worker
-from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc.opened_shell import lost
 from ..ipc.parked_sockets import PARKED
 from ..linux import open_files
+from ..linux.file_room import FILE_ROOM, OTHERS, is_full, too_many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Protocol
 
     class IdleShell(Protocol):
@@ -101,13 +97,11 @@ IDLE_MAINTENANCE = IdleMaintenance()
 
 #: Descriptors that a shell in use has more than one at rest.
 EACH = 9
-#: Descriptors for the rest of the host program, at least.
-_OTHERS = 64
 
 
 def room(limit: int) -> int:
     """Return how many shells may keep their files open under this limit of open files."""
-    return max(2, (limit - _OTHERS) * 3 // 8 // EACH)
+    return max(2, (limit - OTHERS) * 3 // 8 // EACH)
 
 
 class OpenShellLru:
@@ -168,117 +162,14 @@ OPEN_SHELLS = OpenShellLru()
 TO_START, TO_USE = 16, 12
 #: The same for a sandbox that is opened, and room for some shells in use, of which it may be one.
 TO_OPEN = 40 + 8 * TO_USE
-#: The least limit of open files with which a sandbox can be opened: its own processes have the same limit.
-LEAST = 80
-#: How long to wait for the end of commands in other sandboxes, in seconds; and for the end of a sandbox in
-#: another thread, where none runs.
-PATIENCE, _SHORT_PATIENCE = 60.0, 2.0
-
-
-class FileRoom:
-    """Room for open files, reserved for what is about to open them. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin anew; also in a fork of the program."""
-        self._turn = _thread.allocate_lock()
-        self._reserved = 0
-        #: So many more can be reserved before the open files are counted again.
-        self._credit = 0
-
-    def reserve(self, number: int) -> ReservedRoom:
-        """Reserve room for so many open files, for `with`; idle shells give theirs back, if need be.
-
-        LaunchFailed when there is no room: a while later while commands run, whose end makes some.
-        """
-        if _has_room.get():
-            return ReservedRoom(self, 0)
-        began = time.monotonic()
-        while (reserved := self.reserve_now(number)) is None:
-            waited = time.monotonic() - began
-            if waited > (PATIENCE if OPEN_SHELLS.are_in_use() or self._reserved else _SHORT_PATIENCE):
-                raise too_many()
-            time.sleep(QUIET)
-        return reserved
-
-    def run_with(self, number: int, work: Callable[[], None]) -> None:
-        """Do `work` with room for so many open files."""
-        with self.reserve(number):
-            work()
-
-    def reserve_now(self, number: int) -> ReservedRoom | None:
-        """The same without waiting: None when there is no room at this moment, but perhaps in the next."""
-        number = min(number, open_files.limit() // 2)  # under a low limit not so many shells are in use
-        while not self._is_reserved(number):
-            if not open_files.raise_limit() and not OPEN_SHELLS.park_all() and not PARKED.park_all():
-                return None
-        return ReservedRoom(self, number)
-
-    def _is_reserved(self, number: int) -> bool:
-        with self._turn:
-            if self._credit < number:
-                _check_limit()
-                limit = open_files.limit()
-                free = limit - open_files.count() - self._reserved
-                if free < number + min(_OTHERS // 2, limit // 10):
-                    return False
-                self._credit = max(number, (free - _OTHERS) // 2)
-            self._credit -= number
-            self._reserved += number
-            return True
-
-    def give_back(self, number: int) -> None:
-        """End a reservation."""
-        with self._turn:
-            self._reserved -= number
-
-
-#: Whether room is reserved already, for all that is done in this context.
-_has_room: ContextVar[bool] = ContextVar("staddle_has_room", default=False)
-
-
-class ReservedRoom:
-    """A reservation, which ends with its `with`. What is done in there reserves nothing more."""
-
-    def __init__(self, room: FileRoom, number: int) -> None:
-        self._room, self._number = room, number
-
-    def __enter__(self) -> None:
-        self._before = _has_room.set(True)
-
-    def __exit__(self, *_: object) -> None:
-        _has_room.reset(self._before)
-        self._room.give_back(self._number)
-
-
-def too_many() -> LaunchFailed:
-    """The error of a process that has as many files open as it may."""
-    return LaunchFailed(
-        "there is no room for more open files",
-        why=f"{open_files.count():,} are open, and this process may have {open_files.limit():,}",
-        fix="raise the limit (ulimit -n), or close sandboxes that are not used",
-    )
 
 
 def lost_or_full(error: Exception) -> Exception:
     """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
     if is_of_a_handler(error):
         return error
-    is_full = isinstance(error, OSError) and error.errno == errno.EMFILE
-    return too_many() if is_full else lost(str(error))
+    return too_many() if is_full(error) else lost(str(error))
 
 
-def _check_limit() -> None:
-    """LaunchFailed, when this process may have so few open files that no sandbox can be opened."""
-    limit = open_files.original_limit()
-    if limit < LEAST:
-        raise LaunchFailed(
-            "a sandbox cannot be opened",
-            why=f"this process may have {limit} open files, and {LEAST} are needed",
-            fix="raise the limit: ulimit -n 1024",
-        )
-
-
-FILE_ROOM = FileRoom()
+FILE_ROOM.givers += OPEN_SHELLS.park_all, PARKED.park_all
+FILE_ROOM.are_in_use = OPEN_SHELLS.are_in_use

@@ -7,7 +7,8 @@ import threading
 import time
 from functools import partial, wraps
 
-from ...shell.idle import FILE_ROOM, PATIENCE, QUIET, too_many
+from ...linux.file_room import FILE_ROOM, PATIENCE, too_many
+from ...shell.idle import QUIET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
     from ...events import Event
+    from ...linux.file_room import ReservedRoom
     from ...shell.command import Outcome
-    from ...shell.idle import ReservedRoom
     from ..execution import Machine
 
     P = ParamSpec("P")

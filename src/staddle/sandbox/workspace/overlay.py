@@ -11,7 +11,6 @@ from ...layers.baseline import Baseline
 from ...layers.drift import Drift, drift
 from ...layers.frozen_base import FrozenBase
 from ...layers.host_directory import HostDirectory
-from ...layers.squash import DEEPEST
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import Layer
 from ...policy.paths import WORKSPACE_PATH
@@ -234,7 +233,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 if tree.stack.is_untouched():
                     frozen[root] = tree.below()
                 else:
-                    frozen[root] = tree.freeze(_FEW if self.is_crowded else DEEPEST)
+                    frozen[root] = tree.freeze(_FEW if self.is_crowded else None)
                     following[root] = frozen[root].stack()
             if self.mounts.are_lost:
                 close_all(following)  # nothing writes to the layers any more

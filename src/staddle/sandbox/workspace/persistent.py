@@ -18,7 +18,7 @@ from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.host_directory import HostDirectory
 from ...layers.merged_view import OpenLayers
-from ...layers.squash import DEEP
+from ...layers.squash import deep
 from ...layers.stack import Stack
 from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, kept_record
@@ -282,7 +282,7 @@ class PersistentWorkspace(OverlayWorkspace):
             if tree.stack.is_untouched():
                 taken[root] = tree.below()
             else:
-                taken[root] = tree.freeze(DEEP)
+                taken[root] = tree.freeze(deep())
                 following[root] = taken[root].stack()
         self.snapshots[label] = Snapshot(label, "swap", taken, self.baseline.copy(), {})
         self._shells.points[label] = dict(self._shells.now)

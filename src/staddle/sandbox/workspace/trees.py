@@ -16,7 +16,7 @@ from ...forkserver.connection import OverlayDirs, in_order
 from ...interrupts import uninterrupted
 from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
 from ...layers.frozen_base import FrozenBase
-from ...layers.squash import DEEP, DEEPEST, Squash
+from ...layers.squash import Squash, deep
 from ...layers.stack import Stack
 from ...policy.paths import ROOT_TREE, WORKSPACE_PATH, covers
 
@@ -70,8 +70,11 @@ class LayeredTree:
         """A stack in which nothing has been changed."""
         return Stack.new(self.stack.store, self.stack.bases)
 
-    def freeze(self, most: int = DEEPEST) -> LayerSnapshot:
-        """The tree as it is now, in `most` layers. From now on the top layer may not be written any more."""
+    def freeze(self, most: int | None = None) -> LayerSnapshot:
+        """The tree as it is now, in fewer than `most` layers, or than there may be at all.
+
+        From now on the top layer may not be written any more.
+        """
         return self._here(self.squash.shorten_now(self.stack.freeze(), most))
 
     def below(self) -> LayerSnapshot:
@@ -84,7 +87,7 @@ class LayeredTree:
 
     def squash_deep(self) -> None:
         """Have few layers made of many, in the background, for a freeze to come."""
-        if len(self.stack.frozen) >= DEEP:
+        if len(self.stack.frozen) >= deep():
             self.squash.begin(self.stack.below())
 
     def _here(self, taken: LayerSnapshot) -> LayerSnapshot:

@@ -6,13 +6,14 @@ import os
 import threading
 from abc import ABC, abstractmethod
 
-from ...errors import InvalidCall, LayerError
+from ...errors import InvalidCall, LayerError, TooManyOpenFiles
 from ...interrupts import uninterrupted
 from ...layers.baseline import OccupiedBaseline
 from ...layers.change_watch import ChangeWatch, are_untouched
 from ...layers.drift import Drift
 from ...layers.host_directory import HostDirectory
 from ...limits import disk
+from ...linux.file_room import refuse_if_full
 from ...policy.paths import ROOT_TREE, WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -158,8 +159,8 @@ class SandboxWorkspace(ABC):
     def changes(self) -> tuple[Change, ...] | None:
         """The changes since this was last called: those to the workspace, then those elsewhere.
 
-        None when there are too many entries in the workspace, or the sandbox is closed meanwhile. A tree
-        elsewhere with too many is left out.
+        None when there are too many entries in the workspace, the sandbox is closed meanwhile, or this
+        process has too many files open. A tree elsewhere with too many is left out.
         """
         changes: tuple[Change, ...] | None = ()
         with self._watching:
@@ -174,7 +175,7 @@ class SandboxWorkspace(ABC):
                         changes += found
                     elif found is None and root == WORKSPACE_PATH:
                         changes = None
-            except FileNotFoundError:
+            except (FileNotFoundError, TooManyOpenFiles):
                 return None
         return changes
 
@@ -224,6 +225,7 @@ class SandboxWorkspace(ABC):
         try:
             target = HostDirectory.of(os.path.realpath(to))
         except OSError as error:
+            refuse_if_full(error)
             raise InvalidCall(
                 f"{to!r} cannot be committed to",
                 why=error.strerror or str(error),
