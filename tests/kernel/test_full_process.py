@@ -30,7 +30,9 @@ CALLS = {
     "exec": "found = sandbox.exec(['echo', 'out']).stdout",
     "session": "found = sandbox.session('other').run('echo out').stdout",
     "fork": "(fork,) = sandbox.fork(); found = read(fork); fork.close()",
-    "open": "another = Sandbox(directory); found = read(another); another.close()",
+    "read": "found = sandbox.files.read('f7')",
+    "open": "another = Sandbox(); found = another.run('echo out').stdout; another.close()",
+    "open with a workspace": "another = Sandbox(directory); found = read(another); another.close()",
 }
 
 SCRIPT = """
@@ -55,6 +57,7 @@ def made(place):
         with open(f"{directory}/f{number}", "w") as file:
             file.write("old")
     sandbox = Sandbox(directory)
+    sandbox.run("x=fine")
     for number in range(1, 8):
         sandbox.run(f"echo {number} > f{number}; rm -f f{number - 1}; echo > ~/h{number}")
         sandbox.snapshot()
@@ -82,7 +85,7 @@ def called(code, free):
             outcome = f"bare {error!r}"
         for fd in held:
             os.close(fd)
-        after = sandbox.run("echo fine").stdout, len(sandbox.diff()) >= 0
+        after = sandbox.run("echo $x").stdout, len(sandbox.diff()) >= 0
         sandbox.close()
         return outcome, after
 

@@ -349,6 +349,13 @@ class AgentClient:
                     why=str(error),
                     fix="check the arguments and limits.processes",
                 ) from None
+            if error.errno == errno.ETOOMANYREFS:
+                self._is_out_of_step = False
+                raise LaunchFailed(
+                    "the sandbox could not be asked",
+                    why="processes of this user have sent too many descriptors that were not received",
+                    fix="end the program that does so, or raise the limit (ulimit -n)",
+                ) from None
             raise lost() from error
 
     def _resynchronize(self, patience: float = PATIENCE) -> None:

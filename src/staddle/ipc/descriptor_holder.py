@@ -18,6 +18,7 @@ standard library alone. `parked_sockets.py` is the other side.
 from __future__ import annotations
 
 import _socket
+import errno
 import os
 import resource
 import select
@@ -63,7 +64,20 @@ def send(socket: _socket.socket, letter: bytes, number: int, descriptors: list[i
     """Send one message."""
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
     extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
-    socket.sendmsg([encode(letter, number)], extra, _socket.MSG_NOSIGNAL)
+    message = [encode(letter, number)]
+    try:
+        socket.sendmsg(message, extra, _socket.MSG_NOSIGNAL)
+        return
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+    # As `linux.process.sent_at_any_rate`, which is not to be had here.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        socket.sendmsg(message, extra, _socket.MSG_NOSIGNAL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def is_connected(descriptor: int) -> bool:

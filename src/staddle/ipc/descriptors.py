@@ -6,6 +6,8 @@ import _socket
 import os
 import struct
 
+from ..linux.process import sent_at_any_rate
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,9 +21,13 @@ _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 
 def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send one message. OSError when the other end is closed, or the message does not fit."""
+    flags = _socket.MSG_NOSIGNAL | _without_blocking(socket)
+    if not descriptors:
+        socket.sendmsg([message], (), flags)
+        return
     rights = struct.pack(f"{len(descriptors)}i", *descriptors)
-    extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if descriptors else []
-    socket.sendmsg([message], extra, _socket.MSG_NOSIGNAL | _without_blocking(socket))
+    extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+    sent_at_any_rate(lambda: socket.sendmsg([message], extra, flags))
 
 
 def await_descriptors(socket: int, count: int) -> list[int]:

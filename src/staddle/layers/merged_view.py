@@ -63,9 +63,11 @@ class OpenLayers:
 
     def close(self) -> None:
         """A second time does nothing."""
-        for tree in (*self.layers, *self.bases):
-            tree.close()
-        self._room.end()
+        try:
+            for tree in (*self.layers, *self.bases):
+                tree.close()
+        finally:
+            self._room.end()
 
     def __enter__(self) -> Self:
         return self

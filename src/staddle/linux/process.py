@@ -14,7 +14,10 @@ from .syscalls import call, ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 # Signal numbers, the same on x86_64 and aarch64. The signal module costs as much as half an interpreter.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGUSR2, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 3, 9, 12, 13, 15, 17
@@ -132,12 +135,18 @@ def dumpable(yes: bool) -> None:
 def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:
     """Set (soft, hard) by resource number; UNLIMITED is no limit. Never above the hard limit we have."""
     for resource, (soft, hard) in limits.items():
-        old = ctypes.create_string_buffer(16)
-        call("prlimit64", 0, resource, None, ctypes.addressof(old))
-        _, ceiling = struct.unpack("QQ", old.raw)
+        _, ceiling = rlimit(resource)
         new_hard = min(hard & 0xFFFFFFFFFFFFFFFF, ceiling)
         new_soft = min(soft & 0xFFFFFFFFFFFFFFFF, new_hard)
         call("prlimit64", 0, resource, struct.pack("QQ", new_soft, new_hard), None)
+
+
+def rlimit(resource: int) -> tuple[int, int]:
+    """The (soft, hard) limit of this process by resource number."""
+    found = ctypes.create_string_buffer(16)
+    call("prlimit64", 0, resource, None, ctypes.addressof(found))
+    soft, hard = struct.unpack("QQ", found.raw)
+    return soft, hard
 
 
 # Family.
@@ -195,7 +204,27 @@ def descriptor_channel() -> tuple[int, int]:
 
 def send_descriptor(channel: int, fd: int) -> None:
     """Send a copy of `fd`, which stays open on its way also when we end."""
-    _message("sendmsg", channel, _Control(_CONTROL_LENGTH, _RIGHTS, fd), 0)
+    control = _Control(_CONTROL_LENGTH, _RIGHTS, fd)
+    sent_at_any_rate(lambda: _message("sendmsg", channel, control, 0))
+
+
+def sent_at_any_rate(send: Callable[[], T]) -> T:
+    """Call `send`, which sends descriptors; once more, if too many of this user's are on their way.
+
+    The kernel counts those of all processes of a user, and goes by the soft limit of open files of who
+    sends. The second time that is the hard one, which is above that of any program in a sandbox.
+    """
+    try:
+        return send()
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+    soft, hard = rlimit(RLIMIT_NOFILE)
+    call("prlimit64", 0, RLIMIT_NOFILE, struct.pack("QQ", hard, hard), None)
+    try:
+        return send()
+    finally:
+        call("prlimit64", 0, RLIMIT_NOFILE, struct.pack("QQ", soft, hard), None)
 
 
 def receive_descriptor(channel: int) -> int | None:

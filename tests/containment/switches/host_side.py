@@ -82,6 +82,21 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
         only="user",  # root's sandboxes are in groups that the kernel freezes
     ),
+    # Descriptors in flight count against all processes of a user.
+    "lower limit of open files in a sandbox": HostSwitch(
+        Edit("inside/confine.py", "return open_files or _fewer_files()", "return open_files"),
+        "tests/kernel/test_in_flight.py",
+        "in_flight",
+        starts=True,
+        only="root",  # takes a user of its own for it
+    ),
+    "higher limit of open files for a message": HostSwitch(
+        Edit("linux/process.py", 'struct.pack("QQ", hard, hard)', 'struct.pack("QQ", soft, hard)'),
+        "tests/kernel/test_in_flight.py",
+        "in_flight",
+        starts=True,
+        only="root",
+    ),
     "count of what waits in sockets": HostSwitch(
         Edit("limits/supervisor.py", "            if self._counts_sockets:", "            if False:"),
         "tests/kernel/test_sandbox_limits.py",

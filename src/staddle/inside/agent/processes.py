@@ -13,6 +13,7 @@ import os
 import select
 import struct
 import sys
+import time
 
 from ...ipc import agent_messages
 from ...ipc.status import EXEC, NotStarted
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
+#: Seconds until a message is tried again whose descriptors are too many on their way already.
+_TOO_MANY = 0.01
 #: Of the processes that were ended, so many are named.
 _MOST_NAMED = 100
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
@@ -93,7 +96,11 @@ class QueuedSocket:
         """Send what there is room for; whether messages are left."""
         while self._later:
             data, descriptors = self._later[0]
-            if not self._sent(data, descriptors):
+            try:
+                if not self._sent(data, descriptors):
+                    return True
+            except OSError:
+                time.sleep(_TOO_MANY)
                 return True
             for fd in descriptors:
                 os.close(fd)
@@ -106,8 +113,10 @@ class QueuedSocket:
             agent_messages.send_message(self.raw, data, descriptors)
         except BlockingIOError:
             return False
-        except OSError:
-            pass  # it is closed; reading it tells the agent
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                raise  # see `sent_at_any_rate`: the caller has to know that it did not come
+            # Else it is closed; reading it tells the agent.
         return True
 
 
