@@ -371,13 +371,14 @@ def _carry_out(
     Once all of it is beside the base, signals are deferred: what was interrupted would be put back.
     """
     target = opened.bases[0]
-    with CommitDirectory(target.path, target.root, durable=durable) as place:
-        try:
+    try:
+        with CommitDirectory(target.path, target.root, durable=durable) as place:
             steps = Staging(opened, target.root, place.slots).stage(taken, progress)
             uninterrupted(partial(place.carry_out, target.root, steps, since, settle))
-        except OSError as error:
-            raise CommitFailed(
-                "the changes could not be committed",
-                why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
-                fix="nothing was changed; make the place writable, or leave these paths out",
-            ) from error
+    except OSError as error:
+        refuse_if_full(error)
+        raise CommitFailed(
+            "the changes could not be committed",
+            why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
+            fix="nothing was changed; make the place writable, or leave these paths out",
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -673,6 +674,20 @@ class TestRefusals:
             assert (ground.host / "closed/f").read_text() == "old"
         finally:
             (ground.host / "closed").chmod(0o755)
+
+    def test_no_room_for_the_directory_of_a_commit(
+        self, ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/host/.staddle-commit")
+
+        write(ground.layer / "a", "new")
+        monkeypatch.setattr(commit_dir, "_claimed", full)
+        with pytest.raises(
+            CommitFailed, match=r"/host/.staddle-commit: No space left on device; nothing was"
+        ):
+            commit(ground.view)
+        assert os.listdir(ground.host) == []
 
     def test_several_bases_are_nothing_to_commit_to(self, ground: Ground) -> None:
         with pytest.raises(LayerError, match="no single directory"):
