@@ -126,7 +126,9 @@ print(found == list(map(str, range(24))))
 dev = sandboxes[0].session("dev")
 dev.run("y=1")
 print([sb.run("echo $x").stdout for sb in sandboxes] == [f"{number}\\n" for number in range(24)])
-print(dev.run("echo $y").stdout.strip(), len(holders()) > 1, len(os.listdir("/proc/self/fd")) < 80)
+# Work in the background has some for a moment.
+few = any((time.sleep(0.02), len(os.listdir("/proc/self/fd")) < 80)[1] for _ in range(500))
+print(dev.run("echo $y").stdout.strip(), len(holders()) > 1, few)
 sandboxes[-1].run("kill -9 $$")
 print(all(sb.alive for sb in sandboxes), sandboxes[-1].run("echo $x").stdout.strip())
 snapshots = [sb.snapshot() for sb in sandboxes]

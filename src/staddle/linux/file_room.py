@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 #: The least limit of open files with which a sandbox can be opened: its own processes have the same limit.
 LEAST = 80
-#: How long to wait for the end of commands in other sandboxes, in seconds; and for the end of a sandbox in
-#: another thread, where none runs.
-PATIENCE, _SHORT_PATIENCE = 60.0, 2.0
+#: How long to wait for the end of commands in other sandboxes, in seconds, while no room was given back; and
+#: for the end of a sandbox in another thread, where none runs. In all no longer than the last one.
+PATIENCE, _SHORT_PATIENCE, _LONGEST_PATIENCE = 60.0, 2.0, 600.0
 #: Between two looks whether there is room, in seconds.
 _INTERVAL = 0.005
 #: How long a count of open files is gone by, in seconds: the rest of the host program opens some, too.
@@ -58,7 +58,7 @@ class FileRoom:
     def forget(self) -> None:
         """Begin anew; also in a fork of the program."""
         self._turn = _thread.allocate_lock()
-        self._reserved = 0
+        self._reserved, self._given_back_at = 0, 0.0
         #: So many more can be reserved before the open files are counted again, until that time.
         self._credit, self._credit_ends = 0, 0.0
 
@@ -71,11 +71,16 @@ class FileRoom:
             return ReservedRoom(self, 0)
         began = time.monotonic()
         while (reserved := self.reserve_now(number)) is None:
-            waited = time.monotonic() - began
-            if waited > (PATIENCE if self.are_in_use() or self._reserved else _SHORT_PATIENCE):
+            is_hopeful = self.are_in_use() or self._reserved
+            if self.has_waited(began, PATIENCE if is_hopeful else _SHORT_PATIENCE):
                 raise too_many()
             time.sleep(_INTERVAL)
         return reserved
+
+    def has_waited(self, began: float, patience: float) -> bool:
+        """Whether who waits since then has waited for long enough: others who wait come first, one by one."""
+        now = time.monotonic()
+        return now - max(began, self._given_back_at) > patience or now - began > _LONGEST_PATIENCE
 
     def reserve_if_possible(self, number: int, patience: float) -> ReservedRoom:
         """The same for what can be tried without: raises nothing, and leaves nothing for others.
@@ -128,6 +133,7 @@ class FileRoom:
         """End a reservation."""
         with self._turn:
             self._reserved -= number
+            self._given_back_at = time.monotonic()
 
 
 #: Whether room is reserved already, for all that is done in this context.

@@ -67,6 +67,24 @@ def test_who_can_do_without_waits_only_for_those_who_have_reserved_some(process:
     room.reserve_if_possible(20, 600)  # nobody has any: it does not wait at all
 
 
+def test_patience_begins_anew_when_others_give_some_back(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, now = FileRoom(), [1000.0]
+    monkeypatch.setattr(file_room.time, "monotonic", lambda: now[0])
+    first, second = room.reserve_if_possible(10, 0), room.reserve_if_possible(10, 0)
+    now[0] = 1050.0
+    first.end()
+    now[0] = 1100.0
+    assert not room.has_waited(1000.0, 60)
+    assert room.has_waited(1000.0, 40)
+    now[0] = 1590.0
+    second.end()
+    assert not room.has_waited(1000.0, 60)
+    now[0] = 1601.0
+    assert room.has_waited(1000.0, 60), "not for ever"
+
+
 def test_a_reservation_ends_once(process: Process) -> None:
     room = FileRoom()
     reserved = room.reserve_if_possible(100, 0)

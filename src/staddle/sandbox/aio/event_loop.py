@@ -107,9 +107,9 @@ async def room_for(number: int) -> ReservedRoom:
 
     No thread waits for it: there are few, and those that close sandboxes are needed.
     """
-    end = time.monotonic() + PATIENCE
+    began = time.monotonic()
     while (reserved := FILE_ROOM.reserve_now(number)) is None:
-        if time.monotonic() > end:
+        if FILE_ROOM.has_waited(began, PATIENCE):
             raise too_many()
         await asyncio.sleep(QUIET)
     return reserved
