@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import errno
 import os
 import sys
 import time
+
+from .errors import is_full
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Worker:
                 try:
                     patience = self._work()
                 except OSError as error:
-                    if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    if not is_full(error):
                         raise
                     patience = _NO_ROOM
                 bell.acquire(True, -1 if patience is None else patience)

@@ -53,6 +53,8 @@ them on lines of their own, with its options in place of Python's words.
 
 from __future__ import annotations
 
+import errno
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -275,6 +277,11 @@ class WorkspaceBusy(WorkspaceError):
 
 class LayerError(StaddleError):
     """Something with what a sandbox changed, or with where that is kept."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it says that there is no room for another open file."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class TooManyOpenFiles(LaunchFailed, LayerError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
 import _thread
-import errno
 import os
 import sys
 import threading
@@ -12,7 +11,7 @@ import time
 from functools import partial, wraps
 from types import FunctionType
 
-from .errors import too_many_open_files
+from .errors import is_full, too_many_open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def _meant(error: RuntimeError | OSError) -> list[BaseException]:
     OSError of ours may come from anywhere when no file can be opened.
     """
     if isinstance(error, OSError):
-        return [too_many_open_files()] if error.errno in (errno.EMFILE, errno.ENFILE) else []
+        return [too_many_open_files()] if is_full(error) else []
     is_wrapper = str(error).startswith("Error calling __set_name__")
     return [error.__cause__] if is_wrapper and error.__cause__ is not None else []
 

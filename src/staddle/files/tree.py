@@ -7,7 +7,6 @@ root (openat2), and what is in it by single names that must not be links.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 
@@ -15,9 +14,12 @@ from ..linux.openat2 import open_beneath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
-    from typing import Self
+    from typing import ParamSpec, Self, TypeVar
+
+    P = ParamSpec("P")
+    T = TypeVar("T")
 
 OPAQUE = "user.overlay.opaque"
 _WHITEOUT = "user.overlay.whiteout"
@@ -31,11 +33,24 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LONGEST = 1000
 
 
-def _refuse_if_full(error: BaseException | None) -> None:
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        from ..linux.file_room import refuse_if_full  # not in a sandbox, which has this module as well
+def _told_if_full(opens: Callable[P, T]) -> Callable[P, T]:
+    """Decorate what opens a file of a layer: TooManyOpenFiles when this process has as many as it may.
 
-        refuse_if_full(error)
+    An OSError is mostly taken for a file that is gone.
+    """
+
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        from ..linux.file_room import is_room_made  # not in a sandbox, which has this module as well
+
+        while True:
+            try:
+                return opens(*args, **kwargs)
+            except OSError as error:
+                if not is_room_made(error):
+                    raise
+
+    called.__doc__ = opens.__doc__
+    return called
 
 
 def open_deep(root: int, path: str, flags: int) -> int:
@@ -62,15 +77,12 @@ class LastDirectory:
         self._path: str | None = None
         self._fd = -1
 
+    @_told_if_full
     def at(self, path: str) -> int:
         """The directory at `path` below the root. Ours to close."""
         if path != self._path:
             self.close()
-            try:
-                self._fd = open_deep(self._root, path, self._flags)
-            except OSError as error:
-                _refuse_if_full(error)
-                raise
+            self._fd = open_deep(self._root, path, self._flags)
             self._path = path
         return self._fd
 
@@ -92,46 +104,20 @@ class Tree:
     A sandbox can make a file that its owner may not read. The owner is us, where we are an
     ordinary user, so we would not see it either: the missing right is given for the time of
     the look, and taken back in `give_back`. The host's own files are never touched so.
-
-    TooManyOpenFiles, wherever something is opened, when this process has as many files open as it may: an
-    OSError is mostly taken for a file that is gone.
     """
 
+    @_told_if_full
     def __init__(self, path: str, *, ours: bool) -> None:
         self.path = path
-        try:
-            self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            _refuse_if_full(error)
-            raise
+        self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._lends = ours and os.geteuid() != 0
         self._lent: list[tuple[int, int]] = []
 
+    @_told_if_full
     def directory(self, path: str) -> int:
         """The directory at `path`, opened for reading; the caller's to close."""
-        try:
-            return self._lent_directory(path) if self._lends else open_deep(self.root, path, _DIRECTORY)
-        except OSError as error:
-            _refuse_if_full(error)
-            raise
-
-    def file(self, directory: int, name: str) -> int:
-        """The file `name` in a `directory` of this layer, opened for reading. It may be no regular file."""
-        try:
-            return os.open(name, _READ, dir_fd=directory)
-        except PermissionError:
-            if not self._lends:
-                raise
-        except OSError as error:
-            _refuse_if_full(error)
-            raise
-        try:
-            return self._lent_file(directory, name)
-        except OSError as error:
-            _refuse_if_full(error)
-            raise
-
-    def _lent_directory(self, path: str) -> int:
+        if not self._lends:
+            return open_deep(self.root, path, _DIRECTORY)
         try:
             fd = open_deep(self.root, path, _DIRECTORY)
         except PermissionError:
@@ -144,7 +130,14 @@ class Tree:
                 raise
         return fd
 
-    def _lent_file(self, directory: int, name: str) -> int:
+    @_told_if_full
+    def file(self, directory: int, name: str) -> int:
+        """The file `name` in a `directory` of this layer, opened for reading. It may be no regular file."""
+        try:
+            return os.open(name, _READ, dir_fd=directory)
+        except PermissionError:
+            if not self._lends:
+                raise
         handle = os.open(name, _PATH, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
@@ -205,8 +198,10 @@ class Tree:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        from ..linux.file_room import refuse_if_full
+
         self.close()
-        _refuse_if_full(error)
+        refuse_if_full(error)
 
     def _directory_by_steps(self, path: str) -> int:
         """Each directory on the way may be closed to its owner: lend on the way down."""
@@ -257,13 +252,10 @@ def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
             tree.give_back()
 
 
+@_told_if_full
 def listed(directory: int) -> list[str]:
-    """The names in an open directory; TooManyOpenFiles as `Tree`."""
-    try:
-        return os.listdir(directory)
-    except OSError as error:
-        _refuse_if_full(error)
-        raise
+    """The names in an open directory."""
+    return os.listdir(directory)
 
 
 def opacity(directory: int) -> bytes:

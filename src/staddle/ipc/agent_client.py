@@ -15,7 +15,7 @@ import select
 import time
 from contextlib import suppress
 
-from ..errors import LaunchFailed, SandboxClosed, StaddleError, too_many_open_files
+from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, too_many_open_files
 from ..interrupts import free_within, is_of_a_handler, uninterruptible
 from ..linux.process import exit_status
 from . import agent_messages
@@ -169,7 +169,7 @@ class AgentClient:
         except OSError as error:
             if is_of_a_handler(error):
                 raise
-            if error.errno == errno.EMFILE:
+            if is_full(error):
                 raise too_many_open_files() from None
             raise lost(error.strerror or str(error)) from None
         self._socket = _socket.socket(fileno=socket)
@@ -390,7 +390,7 @@ class AgentClient:
             if isinstance(error, TimeoutError):
                 self.kill()
                 raise lost("its agent does not answer") from None
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:  # of us, not of the sandbox
+            if is_full(error):  # of us, not of the sandbox
                 self._is_out_of_step = False
                 raise too_many_open_files() from None
             raise lost(str(error)) from error

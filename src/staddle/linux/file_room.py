@@ -8,11 +8,10 @@ find no room would lose them, and a walk over layers would take a directory for 
 from __future__ import annotations
 
 import _thread
-import errno
 import time
 from contextvars import ContextVar
 
-from ..errors import LaunchFailed, TooManyOpenFiles, too_many_open_files
+from ..errors import LaunchFailed, TooManyOpenFiles, is_full, too_many_open_files
 from . import open_files
 
 TYPE_CHECKING = False
@@ -31,18 +30,19 @@ _CREDIT_AGE = 0.1
 #: Descriptors for the rest of the host program, at least.
 OTHERS = 64
 
-_FULL = (errno.EMFILE, errno.ENFILE)
-
-
-def is_full(error: BaseException) -> bool:
-    """Whether it says that there is no room for another open file."""
-    return isinstance(error, OSError) and error.errno in _FULL
-
 
 def refuse_if_full(error: BaseException | None) -> None:
     """TooManyOpenFiles, if it says that: no OSError, which would be taken for a file that is gone."""
     if error is not None and is_full(error):
         raise too_many() from None
+
+
+def is_room_made(error: OSError) -> bool:
+    """Whether to try again what failed so, because the soft limit was raised; else as `refuse_if_full`."""
+    if is_full(error) and open_files.raise_limit():
+        return True
+    refuse_if_full(error)
+    return False
 
 
 class FileRoom:

@@ -7,9 +7,10 @@ this process was started with.
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
+
+from ..errors import is_full
 
 #: As much as we ever ask for: a hard limit may be a billion, and programs go through all that could be open.
 _ENOUGH = 1 << 18
@@ -38,7 +39,7 @@ def count() -> int:
     try:
         return len(os.listdir("/proc/self/fd")) - 1
     except OSError as error:
-        if error.errno != errno.EMFILE:
+        if not is_full(error):
             raise
         return limit()  # to count them needs one more
 

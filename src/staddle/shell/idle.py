@@ -11,11 +11,12 @@ import _thread
 import time
 
 from ..background import Worker
+from ..errors import is_full
 from ..interrupts import is_of_a_handler
 from ..ipc.opened_shell import lost
 from ..ipc.parked_sockets import PARKED
 from ..linux import open_files
-from ..linux.file_room import FILE_ROOM, OTHERS, is_full, too_many
+from ..linux.file_room import FILE_ROOM, OTHERS, too_many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from staddle import Limits
 from staddle.errors import LaunchFailed
+from staddle.limits import sandbox_cgroups
 from staddle.limits.cgroup_layout import CgroupParent
 from staddle.limits.sandbox_cgroups import SandboxCgroups
 from staddle.limits.usage import Events, GroupMeter
+from staddle.linux import open_files
 
 FILES = {
     "cgroup.procs": "",
@@ -73,6 +77,37 @@ def test_freezing_and_killing_are_words_to_the_kernel(paper: Path) -> None:
     assert (paper / "cgroup.freeze").read_text().startswith("0")
     group.kill()
     assert (paper / "cgroup.kill").read_text() == "1"
+
+
+def test_to_go_on_needs_no_room_for_another_file(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "no room")
+
+    group, before = unified(paper), open_files.count()
+    assert group.freeze()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        group.thaw()
+    assert (paper / "cgroup.freeze").read_text().startswith("0")
+    assert group.freeze()
+    monkeypatch.setattr(sandbox_cgroups, "removed", lambda _: True)
+    group.leave()
+    assert open_files.count() == before
+
+
+def test_members_that_cannot_be_read_are_not_none(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(number: int) -> None:
+        def members(_: str) -> list[int]:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(sandbox_cgroups.cgroups, "members", members)
+
+    for number in (errno.ENOENT, errno.ENODEV):
+        failing(number)
+        assert unified(paper).members() == set(), "it is removed"
+    failing(errno.EMFILE)
+    with pytest.raises(OSError, match="open files"):
+        unified(paper).members()
 
 
 def test_events_and_usage_are_read(paper: Path) -> None:
