@@ -9,10 +9,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from staddle import Sandbox, Snapshot
+from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
 from tests.support.layers_overlay import MEMORY, picture
 from tests.support.waiting import until
@@ -103,6 +104,7 @@ def test_a_workspace_may_be_in_another_overlay(tmp_path: Path) -> None:
     code = f"""
 import os, sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
 from pathlib import Path
+from typing import Literal
 from staddle.linux.mounts import attach
 from staddle.linux.overlay import overlay
 from tests.kernel.test_sandbox_places import worked_on
@@ -213,3 +215,21 @@ def test_programs_can_keep_logs_and_state_where_they_usually_do() -> None:
     with Sandbox() as sb:
         done = sb.run("for d in /var/log /var/lib /var/cache; do echo x > $d/f && mkdir $d/${d##*/}; done")
         assert done.ok, done.stderr
+
+
+@pytest.mark.parametrize("mode", ["overlay", "bind", "readonly", "copy"])
+def test_the_workspace_of_a_coding_agent_is_the_project_and_not_a_directory_of_its_preset(
+    tmp_path: Path, mode: Literal["overlay", "bind", "readonly", "copy"]
+) -> None:
+    home, project = tmp_path / "h", tmp_path / "a/longer/path/to/the/project"
+    (home / ".codex").mkdir(parents=True)
+    (home / ".codex/file").write_text("the agent's")
+    project.mkdir(parents=True)
+    (project / "file").write_text("the project's")
+    with Sandbox(project, Policy.coding_agent(home), mode=mode) as sandbox:
+        assert sandbox.run("cat file").stdout == "the project's"
+        sandbox.run("echo changed > file")
+        if mode in {"overlay", "copy"}:
+            sandbox.commit()
+    changed = "the project's" if mode == "readonly" else "changed\n"
+    assert ((project / "file").read_text(), (home / ".codex/file").read_text()) == (changed, "the agent's")

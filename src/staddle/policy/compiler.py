@@ -18,7 +18,7 @@ from .package_sources.config_files import configuration
 from .paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolution import HostPaths, PathContext, ResolvedPath
-from .resolve_rules import ResolvedRule, refuse_planted_links, resolve
+from .resolve_rules import ResolvedRule, must_be_grantable, preset_denies, refuse_planted_links, resolve
 from .tools import Tools
 from .tools import tools as find_tools
 
@@ -182,6 +182,47 @@ def compile(
         redact=policy.redact is not False,
     )
     return plan.replace(cwd=_start(plan, context, host))
+
+
+def compile_directory(
+    policy: Policy, path: str, access: Literal["read", "write"], *, base: str | None = None
+) -> Plan:
+    """Plan of one directory by itself: one grant, and what `policy` denies and protects below it.
+
+    For a directory that a session shows at another place. No other grant and no private directory of the
+    policy counts: none of them can take the directory's place, or cover what is denied in it. The plan has
+    no grant if the policy denies the directory.
+    """
+    context, host = PathContext("/", base, None, None), HostPaths()
+    place = host.find(context.at(path))
+    if not covers("/dev/shm", place.path) or access == "write":
+        # Elsewhere as for any grant. A sandbox has its own /dev, but there the directory is not shown.
+        must_be_grantable(access, path, place)
+    by_itself = policy.replace(system=False, base=None, sockets=(), read=(), write=())
+    grant = ResolvedRule(access, place, f"{access} {path!r}", asked=True)
+    rules = [rule for rule in resolve(by_itself, context, host) if rule.field == "deny"]
+    rules += [*preset_denies(policy, context, host, [grant]), grant]
+    refuse_planted_links(rules, {place.path} if access == "write" else set())
+    denies = outermost(_denies(rules))
+    grants, _ = without_dead(strongest(_grants(rules)), denies)
+    _refuse_own_source(policy, grants)
+    concealed = hidden(denies, Visibility(grants, ()), ())
+    guards, _ = guard(grants, {}, concealed, policy.unprotect, host)
+    return Plan(
+        grants=_sorted(grants.values()),
+        hidden=_sorted(concealed.values()),
+        guards=_sorted(guards.values()),
+        links=(),
+        texts=(),
+        scratch=(),
+        sockets=(),
+        variables=(),
+        network=policy.network,
+        limits=policy.limits,
+        identity=policy.identity,
+        cwd="/",
+        unprotect=policy.unprotect,
+    )
 
 
 def _own_programs(policy: Policy, home: str, private: bool, context: PathContext) -> list[str]:

@@ -113,6 +113,9 @@ SECRETS = (
     "~/.lesshst",
 )
 
+#: A directory that has one of these is taken for somebody's home, and what SECRETS lists is denied in it.
+MARKS_OF_A_HOME = (".ssh", ".gnupg", ".bash_history", ".bashrc", ".profile", ".zshrc")
+
 #: Denied by every preset but "none", in case something above them is granted: whoever can
 #: talk to these leaves the sandbox. The rest of /run is not there to begin with.
 DOORS = (

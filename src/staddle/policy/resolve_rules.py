@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 
 from ..errors import PathEscape, PolicyError
 from . import presets, system
-from .paths import above, absolute, join, not_for
+from .paths import above, absolute, covers, join, not_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from .resolution import HostPaths, PathContext, ResolvedPath
 
     Field = Literal["read", "write", "deny", "sockets", "home"]
+
+
+#: The homes of accounts, by the identity of the file that lists them.
+_ACCOUNTS: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
 
 class ResolvedRule:
@@ -36,7 +41,9 @@ class ResolvedRule:
 
 def resolve(policy: Policy, context: PathContext, host: HostPaths) -> list[ResolvedRule]:
     """Every rule of `policy`, its preset's and the system's. Raises for one that cannot be meant."""
-    rules = [*_from_policy(policy, context, host), *_from_preset(policy, context, host)]
+    asked = list(_from_policy(policy, context, host))
+    rules = [*asked, *_from_preset(policy, context, host)]
+    rules += preset_denies(policy, context, host, asked)
     if policy.system and policy.base is None:
         for path in system.directories():
             place = host.find(path)
@@ -53,7 +60,7 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
     for field, paths in fields:
         for path in paths:
             place = host.find(context.at(path))
-            _must_be_grantable(field, path, place)
+            must_be_grantable(field, path, place)
             yield ResolvedRule(field, place, f"{field} {path!r}", asked=True)
     for path in policy.deny:
         place = host.find(context.at(path))
@@ -76,29 +83,66 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
 def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
     """A preset is the same on every host: what it names and is not there, it does not mean.
 
-    That goes for its denies too. To hold one for a path that may appear later, a backend
-    has to pay for it; that is asked for by name, in `deny`.
+    `preset_denies` does the same for its denies: to enforce one for a path that may appear later, a
+    backend has to pay for it; a user asks for that by name, in `deny`.
     """
     origin = f"preset {policy.preset}"
+    if policy.preset != "coding-agent":
+        return
+    home = context.at(policy.home or "~")
+    optional: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
+        ("write", presets.AGENT_CONFIG),
+        ("read", presets.AGENT_TOOLS),
+    )
+    for field, paths in optional:
+        for path in paths:
+            place = host.find(absolute(path, "", home))
+            if place.kind in ("directory", "file") and not not_for(field, place.path):
+                yield ResolvedRule(field, place, origin)
+
+
+def preset_denies(
+    policy: Policy, context: PathContext, host: HostPaths, granted: Iterable[ResolvedRule]
+) -> Iterator[ResolvedRule]:
+    """Deny what the preset hides: in the home of who starts it, and in each home that `granted` shows."""
     denied = presets.denied(policy.preset)
-    if policy.preset == "coding-agent":
-        home = context.at(policy.home or "~")
-        optional: tuple[tuple[Literal["read", "write"], tuple[str, ...]], ...] = (
-            ("write", presets.AGENT_CONFIG),
-            ("read", presets.AGENT_TOOLS),
-        )
-        for field, paths in optional:
-            for path in paths:
-                place = host.find(absolute(path, "", home))
-                if place.kind in ("directory", "file") and not not_for(field, place.path):
-                    yield ResolvedRule(field, place, origin)
-    else:
-        home = context.home if denied else ""
-    for path in _there(denied, home):
-        at = absolute(path, "", home)
-        place = host.find(at)
-        if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
-            yield ResolvedRule("deny", place, origin, link=_itself(at, place, host))
+    if not denied:
+        return
+    own = context.at(policy.home or "~") if policy.preset == "coding-agent" else context.home
+    shown = [rule.place.path for rule in granted if rule.place.kind == "directory" and rule.field != "deny"]
+    for home in dict.fromkeys((own, *_homes(shown))):
+        for path in _there(denied if home == own else [path for path in denied if path[0] == "~"], home):
+            at = absolute(path, "", home)
+            place = host.find(at)
+            if place.path != "/" and place.kind not in ("missing", "unreadable", "circle"):
+                yield ResolvedRule("deny", place, f"preset {policy.preset}", link=_itself(at, place, host))
+
+
+def _homes(shown: Iterable[str]) -> Iterator[str]:
+    """The homes in these directories: of accounts of this host, and a directory that looks like one."""
+    directories = list(shown)
+    if not directories:
+        return
+    for home in _homes_of_accounts():
+        if any(covers(directory, home) for directory in directories):
+            yield home
+    for directory in directories:
+        if any(os.path.lexists(f"{directory}/{name}") for name in presets.MARKS_OF_A_HOME):
+            yield directory
+
+
+def _homes_of_accounts() -> tuple[str, ...]:
+    """The homes in the host's list of accounts, read anew when its file has changed."""
+    try:
+        status = os.stat("/etc/passwd")
+    except OSError:
+        return ()
+    key = status.st_ino, status.st_size, status.st_mtime_ns
+    if key not in _ACCOUNTS:
+        homes = {os.path.normpath(entry.pw_dir) for entry in pwd.getpwall() if entry.pw_dir[:1] == "/"}
+        _ACCOUNTS.clear()
+        _ACCOUNTS[key] = tuple(sorted(homes - {"/"}))
+    return _ACCOUNTS.get(key, ())
 
 
 def _there(paths: Iterable[str], home: str) -> Iterator[str]:
@@ -141,7 +185,8 @@ def refuse_planted_links(rules: Iterable[ResolvedRule], written: set[str]) -> No
                 )
 
 
-def _must_be_grantable(field: Literal["read", "write"], path: str, place: ResolvedPath) -> None:
+def must_be_grantable(field: Literal["read", "write"], path: str, place: ResolvedPath) -> None:
+    """PolicyError for a place that no grant can mean."""
     if place.kind == "missing":
         why = f"it points to {place.path!r}, which does not exist" if place.links else "it does not exist"
         raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")

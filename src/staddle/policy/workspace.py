@@ -13,7 +13,7 @@ from ..display import shown
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
 from .base import ORIGIN
-from .compiler import asking, compile
+from .compiler import asking, compile, compile_directory
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
 from .plan import Grant, Link, Scratch
@@ -135,14 +135,8 @@ def _compile(
 
 
 def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> Plan:
-    if covers("/dev/shm", workspace) and access == "read":
-        # No policy grants anything of /dev, which is private; but there it is not seen at its own place.
-        alone = compile(policy.replace(system=False, base=None, sockets=(), read=(), write=()), cwd="/")
-        return alone.replace(grants=(Grant(workspace, "read", True, "workspace"),), hidden=(), guards=())
-    granted = {"read": (), "write": (), access: (workspace,)}
-    by_itself = policy.replace(system=False, base=None, sockets=(), env={}, pass_env=(), **granted)
-    alone = compile(by_itself, cwd="/", base=current_directory())
-    if not any(grant.directory for grant in alone.grants):
+    alone = compile_directory(policy, workspace, access, base=current_directory())
+    if not alone.grants or not alone.grants[0].directory:
         kind = "is not a directory" if alone.grants else "is denied by the policy"
         raise PolicyError(
             f"the workspace {workspace!r} {kind}",
@@ -153,26 +147,23 @@ def _alone(policy: Policy, workspace: str, access: Literal["read", "write"]) -> 
 
 
 def _joined(plan: Plan, alone: Plan) -> Plan:
-    root = min((grant for grant in alone.grants), key=lambda grant: len(grant.path)).path
+    (workspace,) = alone.grants
+    root = workspace.path
 
     def inside(path: str) -> str:
         return WORKSPACE_PATH + path[len(root) :].rstrip("/")
 
-    grants = [
-        grant.replace(path=inside(grant.path), source=grant.path, origin="workspace")
-        for grant in alone.grants
-        if covers(root, grant.path)
-    ]
+    grant = workspace.replace(path=WORKSPACE_PATH, source=root, origin="workspace")
     return plan.replace(
-        grants=_by_path((*plan.grants, *grants)),
-        hidden=_by_path((*plan.hidden, *_moved(alone.hidden, root, inside))),
-        guards=_by_path((*plan.guards, *_moved(alone.guards, root, inside))),
+        grants=_by_path((*plan.grants, grant)),
+        hidden=_by_path((*plan.hidden, *_moved(alone.hidden, inside))),
+        guards=_by_path((*plan.guards, *_moved(alone.guards, inside))),
         cwd=WORKSPACE_PATH,
     )
 
 
-def _moved(items: tuple[Located, ...], root: str, inside: Callable[[str], str]) -> list[Located]:
-    return [item.replace(path=inside(item.path)) for item in items if covers(root, item.path)]
+def _moved(items: tuple[Located, ...], inside: Callable[[str], str]) -> list[Located]:
+    return [item.replace(path=inside(item.path)) for item in items]
 
 
 def _by_path(items: tuple[Located, ...]) -> tuple[Located, ...]:
