@@ -17,6 +17,7 @@ from .linux.fileio import current_directory
 from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
 from .policy.network import PATIENCE, whole_seconds
+from .policy.own_places import make_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -291,6 +292,8 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
         writes = any(grant.access == "write" for grant in plan.grants)
         held, gaps = of_command(limits, inside=chosen.name == "namespaces", writes=writes)
         enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
+    if plan.guards:
+        make_own(plan)
     made = WrappedCommand(chosen.prepare(plan, command), plan, enforced)
     made._command = tuple(command)
     return made

@@ -29,6 +29,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A host directory, and a layer that changes it in every way. The records go beside them."""
     tmp_path = Path(tempfile.mkdtemp(prefix="layers", dir=MEMORY))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(commit_dir, "homes", lambda: iter([f"{tmp_path}/state/staddle/commits"]))
     host, layer = tmp_path / "host", tmp_path / "layer"
     fill(
         host,

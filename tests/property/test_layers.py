@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from staddle.errors import CommitRefused
 from staddle.layers import commit as commits
-from staddle.layers import trash
+from staddle.layers import commit_dir, trash
 from staddle.layers.archive import load, save
 from staddle.layers.baseline import Baseline
 from staddle.layers.change_watch import ChangeWatch
@@ -64,6 +64,7 @@ def state_elsewhere() -> Iterator[None]:
     """Commits keep their records out of the user's home."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=MEMORY) as state:
         patch.setenv("XDG_STATE_HOME", state)
+        patch.setattr(commit_dir, "homes", lambda: iter([f"{state}/staddle/commits"]))
         yield
         trash.wait()
         assert os.listdir(state) == []

@@ -23,7 +23,16 @@ LONGEST = 500  # lines of one file
 #: The rooms from the ground up. Each row is one room; a room imports from itself and from the rows before it.
 #: A file belongs to the row that has the longest part of its path.
 ROOMS: tuple[tuple[str, ...], ...] = (
-    ("_value.py", "enforcement.py", "errors.py", "events.py", "display.py", "interrupts.py", "background.py"),
+    (
+        "_value.py",
+        "enforcement.py",
+        "errors.py",
+        "events.py",
+        "display.py",
+        "interrupts.py",
+        "background.py",
+        "places.py",
+    ),
     ("linux",),
     ("files",),
     ("policy",),

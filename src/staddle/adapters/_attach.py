@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct(">cI")
 _PIECE = 1 << 16
 _PREFIX = "staddle-attach-"
+#: Not what TMPDIR says: that may be in a workspace, where a sandbox could put a socket of its own.
+_PLACE = "/tmp"
 
 
 def send(line: socket.socket, kind: bytes, data: bytes) -> None:
@@ -66,7 +68,7 @@ class AttachServer:
     def __init__(self, open_terminal: Callable[[int, int], Any]) -> None:
         self._open = open_terminal
         _remove_dead()
-        self._home = tempfile.mkdtemp(prefix=_PREFIX)
+        self._home = tempfile.mkdtemp(prefix=_PREFIX, dir=_PLACE)
         self.path = f"{self._home}/terminal"
         self._listener = socket.socket(socket.AF_UNIX)
         self._lines: set[socket.socket] = set()
@@ -129,9 +131,8 @@ class AttachServer:
 
 def _remove_dead() -> None:
     """Remove the directories of programs of ours that were killed: their sockets refuse connections."""
-    parent = tempfile.gettempdir()
-    for name in os.listdir(parent):
-        home = f"{parent}/{name}"
+    for name in os.listdir(_PLACE):
+        home = f"{_PLACE}/{name}"
         try:
             if not name.startswith(_PREFIX) or os.lstat(home).st_uid != os.geteuid():
                 continue

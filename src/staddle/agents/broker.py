@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import threading
 
+from .. import places
 from .._value import Value
 from ..errors import InvalidCall, StaddleError
 from ..sandbox.sandbox import Sandbox
@@ -90,7 +91,7 @@ class ShellBroker:
     ) -> None:
         self.sandbox, self._heard = sandbox, heard
         self._temporary = home is None
-        self.home = home or tempfile.mkdtemp(prefix="staddle-agent-", dir=_runtime_directory())
+        self.home = home or tempfile.mkdtemp(prefix="agent-", dir=places.make_private(places.runtime()))
         try:
             os.mkfifo(f"{self.home}/{REQUESTS}", 0o600)
             # For both: a broker that reads must not see the end when a shim closes it.
@@ -253,12 +254,6 @@ class ShellBroker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _runtime_directory() -> str | None:
-    """The user's directory for sockets and the like, if there is one; None: the one for temporary files."""
-    found = os.environ.get("XDG_RUNTIME_DIR", "")
-    return found if os.path.isdir(found) and os.access(found, os.W_OK) else None
 
 
 def _say(descriptor: int, text: str) -> None:

@@ -17,6 +17,7 @@ import shutil
 import sys
 from contextlib import contextmanager
 
+from .. import places
 from .._value import Value
 from ..errors import InvalidCall, UsageError
 from . import json_text
@@ -57,15 +58,12 @@ class InstallPlan(Value):
 
 def home_of(agent: str) -> str:
     """The directory of an agent's shims, policy options and kept settings."""
-    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return f"{data}/staddle/agents/{agent}"
+    return f"{places.of_user('data')}/agents/{agent}"
 
 
 def brokers_of(agent: str) -> str:
-    """The directory of the brokers that run for an agent; it belongs to this user, and no sandbox sees it."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    top = f"{runtime}/staddle-agents" if runtime else f"/tmp/staddle-agents-{os.getuid()}"
-    return f"{top}/{agent}"
+    """The directory of the brokers that run for an agent. No sandbox can reach it."""
+    return f"{places.runtime()}/brokers/{agent}"
 
 
 def plan(agent: CodingAgent, way: str, words: Sequence[str] = ()) -> InstallPlan:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 
+from .. import places
 from ..errors import CommandNotFound, InvalidCall
 from .broker import ShellBroker
 from .json_text import parse
@@ -191,7 +192,7 @@ class LinkedDirectory:
         self._real, self._name, self._text, self._below = os.path.expanduser(real), name, text, below
 
     def __enter__(self) -> str:
-        self._top = tempfile.mkdtemp(prefix="staddle-agent-")
+        self._top = tempfile.mkdtemp(prefix="agent-", dir=places.make_private(places.runtime()))
         self._made = f"{self._top}/{self._below}".rstrip("/")
         os.makedirs(self._made, exist_ok=True)
         if os.path.isdir(self._real):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import stat
 import threading
 
+from .. import places
 from ..errors import InvalidCall, StaddleError
 from .broker import ShellBroker
-from .install import brokers_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def serve(agent: CodingAgent, pid: int, open_sandbox: Callable[[str], Sandbox]) 
     """Print the directory of the broker for the agent above process `pid`; start one if none runs."""
     caller = agent_above(pid)
     workspace = os.path.realpath(f"/proc/{caller}/cwd")
-    brokers = _private(brokers_of(agent.name))
+    brokers = places.make_private(places.runtime(), "brokers", agent.name)
     home = f"{brokers}/{workspace.replace('/', '%')}"
     read, write = os.pipe2(os.O_CLOEXEC)
     with open(f"{brokers}/lock", "w") as lock:
@@ -177,20 +176,3 @@ def _is_alive(home: str) -> bool:
         return start_ticks(int(pid)) == ticks
     except (OSError, ValueError):
         return False
-
-
-def _private(path: str) -> str:
-    """A directory that only we can enter, also below one that others can write to."""
-    for each in (os.path.dirname(path), path):
-        try:
-            os.mkdir(each, 0o700)
-        except FileExistsError:
-            pass
-        found = os.lstat(each)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise InvalidCall(
-                f"{each} is not a directory that only you can use",
-                why="another user could answer",
-                fix="remove it",
-            )
-    return path

@@ -7,6 +7,7 @@ import sys
 
 from ..enforcement import Enforcement, Gap, Probe
 from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend
+from ..policy import own_places
 from ..policy.installation import NOTHING, installation
 from .base import Backend
 
@@ -97,6 +98,9 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
         if plan.base and candidate in _IN_PLACE:
             refused.append(f"{candidate}: it cannot use a base")
             continue
+        if candidate in _NO_GUARDS and (own := _own(plan)):
+            refused.append(f"{candidate}: {own}")
+            continue
         backend = get(candidate)
         probe = backend.probe()
         if not probe.usable:
@@ -185,6 +189,16 @@ def _with_layers(name: str) -> str:
 _IN_PLACE = ("landlock", "seatbelt", "native")
 
 
+#: Those that cannot protect a path below one that may be written.
+_NO_GUARDS = ("landlock",)
+
+
+def _own(plan: Plan) -> str:
+    """Reason why a backend without guards cannot run the plan; empty if it can."""
+    path = next((guard.path for guard in plan.guards if guard.origin == own_places.ORIGIN), "")
+    return f"{path!r} is staddle's own, and it cannot protect that below a writable directory" if path else ""
+
+
 def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforcement]:
     backend = get(name)
     if plan.base and name in _IN_PLACE:  # never less: the command would run on the host's own system
@@ -192,6 +206,12 @@ def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforceme
             f"the {name} backend cannot use the base {plan.base!r}",
             why="it shows every directory at its own place",
             fix="use the namespaces or bwrap backend",
+        )
+    if name in _NO_GUARDS and (own := _own(plan)):  # with best_effort as well: it is no weaker protection
+        raise PolicyNotEnforceable(
+            f"the {name} backend cannot enforce this policy",
+            why=own,
+            fix="grant less, or use the namespaces backend",
         )
     probe: Probe = backend.probe()
     if not probe.usable:

@@ -144,6 +144,9 @@ def _leave_nothing() -> None:
     stores = sys.modules.get("staddle.sandbox.workspace.stores")
     if stores is not None:
         stores.close_stores()
+    places = sys.modules.get("staddle.policy.own_places")
+    if places is not None:
+        places.remove_made()
     cgroups = sys.modules.get("staddle.limits.host_cgroups")
     if cgroups is not None:
         cgroups.close_at_exit()

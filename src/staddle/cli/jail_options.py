@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 
+from .. import places
 from ..errors import UsageError
 from .options import Option
 
@@ -43,12 +44,8 @@ _LARGEST = 1 << 20
 
 def config_file() -> str:
     """Path of the file, which need not exist."""
-    said = os.environ.get("STADDLE_JAIL_CONFIG")
-    if said is not None:
-        return said
-    place = os.environ.get("XDG_CONFIG_HOME", "")
-    base = place if place.startswith("/") else os.path.expanduser("~/.config")
-    return f"{base}/staddle/jail.toml"
+    said = os.environ.get(places.JAIL_CONFIG)
+    return f"{places.of_user('config')}/jail.toml" if said is None else said
 
 
 def with_defaults(parsed: Parsed, options: Sequence[Option], every: Sequence[Option]) -> Parsed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from .. import places
 from ..errors import LaunchFailed
 from ..files import beneath
 from ..files.beneath import relative
@@ -75,11 +76,12 @@ class LocalEnvironment(EnvironmentBase):
         super().__init__(policy or usual_policy(), writable_paths, on_unavailable, rules, secrets)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = self._policy.with_read(self._path)
+        plan = compile(self._policy, cwd=self._path)
         self._confinement = CommandConfinement(
             self._path,
             self._policy,
             self._globs,
-            plan=compile(self._policy, cwd=self._path),
+            plan=plan,
             backend=backend,
             record=on_unavailable == "record",
         )
@@ -90,8 +92,9 @@ class LocalEnvironment(EnvironmentBase):
             from ..launch.command_audit import CommandAudit
 
             network, values = str(self._policy.network), self._secrets_with(None)
+            outside = (self._path, *plan.written())
             self._audit = CommandAudit(
-                audit, values, outside=(self._path,), backend=backend, workspace=self._path, network=network
+                audit, values, outside=outside, backend=backend, workspace=self._path, network=network
             )
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
@@ -220,4 +223,5 @@ class LocalEnvironment(EnvironmentBase):
 
     def _refuse_unwritable(self, name: str) -> None:
         self._refuse_hidden(name)
+        places.refuse(self._path, name)
         super()._refuse_unwritable(name)

@@ -360,7 +360,7 @@ def _is_plain(entry: os.DirEntry[str]) -> bool:
 def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> PendingFile:
     """A file beneath `anchor` to write to; it takes its place, whole, when it is closed."""
     path = relative(rel_path)
-    root = _opened(anchor)
+    root = _opened(anchor, path)
     try:
         return pending(root, path, perm)
     finally:
@@ -370,7 +370,7 @@ def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> Pen
 def safe_mkdir_all(anchor: AnyPath, rel_dir: AnyPath, perm: int = 0o755) -> None:
     """Make the directory `rel_dir` and what is missing above it, beneath `anchor`."""
     path = relative(os.fsdecode(rel_dir).rstrip("/") or os.fsdecode(rel_dir))
-    root = _opened(anchor)
+    root = _opened(anchor, path)
     try:
         os.close(make_directories(root, path, perm))
     finally:
@@ -380,12 +380,16 @@ def safe_mkdir_all(anchor: AnyPath, rel_dir: AnyPath, perm: int = 0o755) -> None
 def safe_remove(anchor: AnyPath, rel_path: AnyPath) -> None:
     """Remove a file beneath `anchor`; a link there is removed itself, never followed."""
     path = relative(rel_path)
-    root = _opened(anchor)
+    root = _opened(anchor, path)
     try:
         remove(root, path)
     finally:
         os.close(root)
 
 
-def _opened(anchor: AnyPath) -> int:
+def _opened(anchor: AnyPath, path: str) -> int:
+    """The directory `anchor`, open, for a change at `path` beneath it: not to one of staddle's own places."""
+    from .. import places  # not in a sandbox, which has this module as well
+
+    places.refuse(os.path.realpath(os.fsdecode(anchor)), path)
     return os.open(anchor, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

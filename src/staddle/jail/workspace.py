@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 
+from .. import places
 from ..errors import GitFailed, PolicyError, WorkspaceBusy, WorkspaceError
 from . import git as safe_git
 from . import record as records
@@ -58,13 +59,7 @@ _UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", 
 
 def data_directory(root: str | None = None) -> str:
     """Directory of workspaces: `root`, $STADDLE_WORKSPACES, or below the user's data directory."""
-    chosen = root or os.environ.get("STADDLE_WORKSPACES")
-    if not chosen:
-        data = os.environ.get("XDG_DATA_HOME", "")
-        # The specification says that a relative one is to be ignored.
-        base = data if data.startswith("/") else os.path.expanduser("~/.local/share")
-        chosen = f"{base}/staddle/workspaces"
-    return os.path.realpath(chosen)
+    return os.path.realpath(root or places.workspaces())
 
 
 class Workspace:

@@ -191,7 +191,7 @@ def _opened(path: str, outside: Iterable[str]) -> int:
         real = os.path.realpath(place)
         if directory == real or directory.startswith(real.rstrip("/") + "/"):
             raise InvalidCall(
-                f"the audit log {path!r} is in the workspace",
+                f"the audit log {path!r} is in the workspace, or elsewhere where it can be written",
                 why="what is audited could change it",
                 fix="choose a file elsewhere",
             )

@@ -41,9 +41,10 @@ class CommandAudit:
     @classmethod
     def of(cls, target: AuditTarget, plan: Plan, secrets: Secrets | None, backend: str) -> Self:
         """A log of commands with this plan. It must not be where they can write."""
-        written = [plan.outside(grant.path) for grant in plan.grants if grant.access == "write"]
         network = str(plan.network)
-        return cls(target, secrets, outside=written, backend=backend, workspace=plan.cwd, network=network)
+        return cls(
+            target, secrets, outside=plan.written(), backend=backend, workspace=plan.cwd, network=network
+        )
 
     def begin(self, command: Sequence[str], cwd: str | None = None) -> AuditedCommand:
         """Write that a command is about to start."""

@@ -1,14 +1,16 @@
 """The directory of a commit in progress, from which another process can finish or undo it (`recover`).
 
-    <state>/staddle/commits/<random>/lock      held by the process that commits
-                                    /where     the target, and where the slots are
-                                    /record    the steps; there while they are being done
-                                    /slots/    new files before, replaced ones afterwards
+    /var/tmp/staddle-commits-<uid>/<random>/lock      held by the process that commits
+                                           /where     the target, and where the slots are
+                                           /record    the steps; there while they are being done
+                                           /slots/    new files before, replaced ones afterwards
 
-The slots must be on the target's own mount, or nothing could be renamed between the two. So
-the first of these directories that is, and does not lie in the target, is taken: the user's
-state directory, then /var/tmp. Where neither is, the slots are a hidden directory in the
-target itself while the commit runs; it is gone afterwards, or after the next recovery.
+Recovery does what the record says, with the rights of the user. So records are only in places that no
+sandbox can write (`places.unreachable`), whatever a policy grants and wherever the workspace is.
+
+The slots must be on the target's own mount, or nothing could be renamed between the two. If the record is on
+another one, the slots are in the user's state directory. If that is on another one, too, they are a hidden
+directory in the target itself while the commit runs; it is gone afterwards, or after the next recovery.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import fcntl
 import json
 import os
 
+from .. import places
 from ..background import do_later, rest
 from ..errors import CommitFailed, LayerError, StaddleError
 from ..files.remove_tree import remove
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from .journal import Step
 
 FORMAT = 1
+#: How the directory of slots ends that is in the user's state directory.
+_IN_STATE = "/staddle/commits"
 
 
 class CommitDirectory:
@@ -44,15 +49,25 @@ class CommitDirectory:
     def __init__(self, target_path: str, target: int, *, durable: bool = True) -> None:
         self._durable = durable
         self._target_path = os.path.realpath(target_path)
-        home, beside = _home_for(self._target_path, target)
-        self._missing = _missing(home)
+        home = _home_for(self._target_path)
         self.path, self._lock = _claimed(home)
-        hidden = f"{self._target_path}/.staddle-commit-{os.path.basename(self.path)}"
-        self._slots_path = f"{self.path}/slots" if beside else hidden
+        name = os.path.basename(self.path)
+        in_state = f"{places.of_user('state')}/commits"
+        self._missing = ""
+        if _mount_of(home) == _mount(target):
+            self._slots_path = f"{self.path}/slots"
+        elif _can_be_for(in_state, self._target_path) and _mount_of(in_state) == _mount(target):
+            self._missing = _missing(in_state)
+            self._slots_path = f"{in_state}/{name}"
+        else:
+            self._slots_path = f"{self._target_path}/.staddle-commit-{name}"
         self.slots = -1
         try:
             where = {"target": self._target_path, "slots": self._slots_path}
             self._write("where", {**where, "inode": os.fstat(target).st_ino})
+            if self._slots_path.startswith(f"{in_state}/"):
+                os.makedirs(in_state, 0o700, exist_ok=True)
+                os.close(open_home(in_state))
             os.mkdir(self._slots_path, 0o700)
             self.slots = os.open(self._slots_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except BaseException:
@@ -123,7 +138,7 @@ class CommitDirectory:
     def _erase(self, rest: Callable[[], object] | None = None) -> None:
         erase(self.path, self._slots_path, rest)
         os.close(self._lock)
-        tidy(os.path.dirname(self.path), self._missing)
+        _tidy_after(self.path, self._slots_path, self._missing)
 
     def __enter__(self) -> Self:
         return self
@@ -135,32 +150,25 @@ class CommitDirectory:
 
 
 def homes() -> Iterator[str]:
-    """The directories that can hold commits, best first."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # the specification says that a relative one is to be ignored
-        state = os.path.expanduser("~/.local/state")
-    if state.startswith("/"):
-        yield f"{state}/staddle/commits"
-    yield f"/var/tmp/staddle-commits-{os.geteuid()}"
+    """The directories that can hold records of commits, best first. No sandbox can write to any of them."""
+    return places.unreachable("commits")
 
 
-def _home_for(target_path: str, target: int) -> tuple[str, bool]:
-    """(where to commit from, whether the slots can be there)."""
-    usable = []
+def _home_for(target_path: str) -> str:
+    """Directory for the record of a commit to this target."""
     for home in homes():
-        if f"{home}/".startswith(f"{target_path.rstrip('/')}/"):
-            continue
-        if _is_writable(_existing(home)):
-            usable.append(home)
-            if _mount_of(home) == _mount(target):
-                return home, True
-    if not usable:
-        raise LayerError(
-            "there is no place for the record of a commit",
-            why="neither the state directory nor /var/tmp can be written, or the workspace contains both",
-            fix="name a directory in $XDG_STATE_HOME",
-        )
-    return usable[0], False
+        if _can_be_for(home, target_path):
+            return home
+    raise LayerError(
+        "there is no place for the record of a commit",
+        why="none of /var/tmp, /tmp and /dev/shm can be written, or the workspace contains them",
+        fix="make one of them writable",
+    )
+
+
+def _can_be_for(home: str, target_path: str) -> bool:
+    inside = f"{home}/".startswith(f"{target_path.rstrip('/')}/")
+    return not inside and _is_writable(_existing(home))
 
 
 def open_home(home: str) -> int:
@@ -249,9 +257,16 @@ def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None
         pass  # another process was quicker
 
 
+def _tidy_after(path: str, slots: str, made: str = "") -> None:
+    above = os.path.dirname(slots)
+    if above.endswith(_IN_STATE):
+        tidy(above, made)
+    tidy(os.path.dirname(path))
+
+
 def tidy(home: str, made: str = "") -> None:
     """Empty directories of ours go, and those above them from `made` on, which we made for them."""
-    last = os.path.dirname(home) if home.endswith("/staddle/commits") else home
+    last = os.path.dirname(home) if home.endswith(_IN_STATE) else home
     if made and last.startswith(made):
         last = made
     try:
@@ -312,6 +327,7 @@ def _recovered(path: str) -> str | None:
                 return None
             os.unlink(f"{path}/record")  # before the slots go, or they would be missed
         erase(path, slots)
+        _tidy_after(path, slots)
         return target
     except (BlockingIOError, KeyError, TypeError, ValueError):
         return None  # in use; or not written by us

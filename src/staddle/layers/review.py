@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import stat
 
+from .. import places
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall, PolicyError
 from ..files.globs import Glob
-from ..policy.paths import WORKSPACE_PATH
+from ..policy.paths import WORKSPACE_PATH, covers
 from ..policy.protected import begins_protected, is_alias, protected_name
 from ..policy.protected_names import GIT, NAMES, UNFINISHED
 from .baseline import Baseline
@@ -126,6 +127,8 @@ class Review(Value):
     left_out: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
     held: tuple[NeedsApproval, ...]
+    #: Changes to what staddle trusts: nothing allows them.
+    refused: tuple[NeedsApproval, ...] = ()
 
 
 def review(
@@ -161,7 +164,21 @@ def review(
         tuple(left_out),
         _conflicts(taken, baseline, signatures(opened.view.began_with)),
         tuple(_held(opened, taken)),
+        tuple(_own(opened, taken)),
     )
+
+
+def _own(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
+    """Changes at or below staddle's own places, and those of directories above that would lead elsewhere."""
+    top = os.path.realpath(opened.bases[0].path) if opened.bases else "/"
+    known = places.within(top)
+    for item in found if known else ():
+        paths = [f"{top.rstrip('/')}/{path}" for path in (item.path, item.old_path) if path]
+        stays = item.new is not None and stat.S_ISDIR(item.new.st_mode) and not item.old_path
+        for place in known:
+            if any(covers(place, path) or (covers(path, place) and not stays) for path in paths):
+                yield NeedsApproval(item.path, item.kind, f"{place} is staddle's own, and trusted later")
+                break
 
 
 def _changed(opened: OpenLayers) -> set[str]:
@@ -254,6 +271,13 @@ def decided(
                 fix="use 'overwrite', 'keep' or 'refuse' for each conflict",
                 why="there is no such answer",
             )
+    if found.refused:
+        raise CommitRefused(
+            f"{_count(found.refused)} cannot be committed",
+            why=_listed(found.refused),
+            fix="leave them out with paths=, or discard them",
+            held=found.refused,
+        )
     # All are asked about, so that it is known which names were of use.
     held = tuple(item for item in found.held if not allow.has(item.path) and not allow_protected)
     if refused:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import stat
 
+from .. import places
 from .._value import Value
 from ..errors import LayerError
 from .baseline import Baseline
@@ -117,10 +118,9 @@ def checked_name(name: object) -> str:
 
 def home() -> str:
     """The directory of all kept sandboxes. Root's is not in root's home: another uid mounts its layers."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # the specification says that a relative one is to be ignored
-        state = "/var/lib" if os.geteuid() == 0 else os.path.expanduser("~/.local/state")
-    return f"{os.path.realpath(state)}/staddle/sessions"
+    given = os.environ.get("XDG_STATE_HOME", "").startswith("/")
+    place = "/var/lib/staddle" if os.geteuid() == 0 and not given else places.of_user("state")
+    return f"{os.path.realpath(os.path.dirname(place))}/{os.path.basename(place)}/sessions"
 
 
 def directory_of(name: str) -> str:

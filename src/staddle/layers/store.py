@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 
+from .. import places
 from ..errors import LayerError
 from ..linux.memory import available
 from . import trash
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 #: Where a store may be, best first. The variable comes before them.
-VARIABLE = "STADDLE_LAYERS"
+VARIABLE = places.LAYERS
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
 #: With less room than this, memory is not the place.
 LEAST_ROOM = 1 << 30

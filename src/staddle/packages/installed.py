@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 
+from .. import places
 from .._value import Value
 from ..files import beneath
 from ..layers.unified_diff import content
@@ -213,7 +214,7 @@ def _plausible(name: str, version: str) -> bool:
 PLACES = (".cache", ".npm")
 KEPT = (".cache/pip/", ".cache/uv/", ".npm/_cacache/")
 #: Names another place for them. Run by root, everybody must be able to pass through to it.
-VARIABLE = "STADDLE_DOWNLOADS"
+VARIABLE = places.DOWNLOADS
 _LARGEST_DOWNLOAD, _MOST_DOWNLOADS = 256 << 20, 16 << 30
 
 
@@ -223,8 +224,7 @@ def home_of_downloads() -> str:
         return os.path.abspath(chosen)
     if os.geteuid() == 0:
         return "/var/cache/staddle/downloads"
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(caches, "staddle", "downloads")
+    return f"{places.of_user('cache')}/downloads"
 
 
 def keep(changes: Iterable[Change], home: str) -> int:

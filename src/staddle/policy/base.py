@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 
+from .. import places
 from .._value import Value
 from ..errors import BaseError, PolicyError
 from .paths import above
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .resolution import PathContext
 
 #: Says where they are, in the place of the data directory.
-VARIABLE = "STADDLE_BASES"
+VARIABLE = places.BASES
 LONGEST_NAME = 64
 _IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -34,12 +35,7 @@ _IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123
 def directory() -> str:
     """The directory of all of them. It need not exist."""
     chosen = os.environ.get(VARIABLE, "")
-    if chosen.startswith("/"):
-        return chosen
-    data = os.environ.get("XDG_DATA_HOME", "")
-    # The specification says that a relative one is to be ignored.
-    home = data if data.startswith("/") else os.path.expanduser("~/.local/share")
-    return f"{home}/staddle/bases"
+    return chosen if chosen.startswith("/") else f"{places.of_user('data')}/bases"
 
 
 def checked_name(name: str) -> str:

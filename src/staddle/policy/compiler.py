@@ -14,6 +14,7 @@ from ..linux.fileio import current_directory
 from . import environment, presets, system, virtual_environment
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .layouts import INSTALLED
+from .own_places import guard_own, own_paths
 from .package_sources.config_files import configuration
 from .paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
@@ -112,7 +113,11 @@ def compile(
     concealed = hidden(denies, sight, places)
     if root is not None:
         concealed = _as_the_base_has_it(concealed, sight, HostPaths(root))
-    guards, reopened = guard(kept, covered, {*concealed, *places}, policy.unprotect, host)
+    trusted = own_paths(live, host)
+    # The worktree of a jail is in one of these places, and is granted by itself.
+    kept |= {path: grant for path, grant in covered.items() if any(covers(place, path) for place in trusted)}
+    guards, reopened = guard(kept, covered, {*concealed, *places, *trusted}, policy.unprotect, host)
+    guards |= guard_own(trusted, Visibility(kept, {*concealed, *places}))
     kept.update(reopened)
     sockets, socket_notes = _sockets(rules)
 
@@ -207,7 +212,9 @@ def compile_directory(
     grants, _ = without_dead(strongest(_grants(rules)), denies)
     _refuse_own_source(policy, grants)
     concealed = hidden(denies, Visibility(grants, ()), ())
-    guards, _ = guard(grants, {}, concealed, policy.unprotect, host)
+    own = own_paths(grants, host)
+    guards, _ = guard(grants, {}, {*concealed, *own}, policy.unprotect, host)
+    guards |= guard_own(own, Visibility(grants, concealed))
     return Plan(
         grants=_sorted(grants.values()),
         hidden=_sorted(concealed.values()),

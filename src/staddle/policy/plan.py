@@ -256,6 +256,10 @@ class Plan(Value):
         innermost = max(moved, key=lambda grant: len(grant.path))
         return innermost.source + path[len(innermost.path) :]
 
+    def written(self) -> list[str]:
+        """The host's paths of what may be written."""
+        return [self.outside(grant.path) for grant in self.grants if grant.access == "write"]
+
     def shows(self, path: str) -> bool:
         """Whether what the host has at `path` can be seen inside; a scratch directory shows nothing."""
         return not any(covers(item.path, path) for item in self.hidden) and bool(self._covering(path)[1])

@@ -48,7 +48,8 @@ class Hooks:
         self._secrets = secrets
         self._log: CommandLog | None = None
         if settings.audit is not None:
-            places = () if sandbox.workspace is None else (sandbox.workspace,)
+            places = [] if sandbox.workspace is None else [sandbox.workspace]
+            places += decided.plan.written()
             self._log = CommandLog.open(settings.audit, secrets, outside=places)
         self._numbers = count(1) if self._log is None else self._log.numbers
         self._begun = self._number if self._log is None else self._log.begin

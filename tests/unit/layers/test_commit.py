@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
@@ -13,16 +14,19 @@ from typing import Literal
 
 import pytest
 
-from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
+from staddle import Policy, places
+from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError, PolicyError
 from staddle.files import remove_tree
 from staddle.layers import commit_dir, trash
 from staddle.layers.baseline import Baseline
 from staddle.layers.change_watch import ChangeWatch
 from staddle.layers.changes import diff
 from staddle.layers.commit import Committed, Staging, commit
+from staddle.layers.commit_dir import recover
 from staddle.layers.differences import MOST_DEPTH
 from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
+from staddle.policy.compiler import compile as compile_policy
 from tests.unit.layers.layer import Ground, whiteout, write
 
 
@@ -752,3 +756,57 @@ def test_a_chain_of_directories_that_is_too_deep_is_refused_at_once(ground: Grou
         assert os.listdir(ground.host) == []
     finally:  # shutil.rmtree goes as deep as Python's stack, and no deeper
         remove_tree.remove([os.fsencode(ground.layer / "d")])
+
+
+class TestRecords:
+    """Recovery does what a record says: only records that no sandbox can have written count."""
+
+    def test_they_are_not_in_the_state_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for home in commit_dir.homes():
+            assert os.path.dirname(home) in {"/var/tmp", "/tmp", "/dev/shm"}
+            assert places.is_shared(home)
+            for path in (home, f"{home}/x", f"{home}/x/slots"):
+                os.makedirs(path, 0o700, exist_ok=True)
+                with pytest.raises(PolicyError, match=" own"):
+                    compile_policy(Policy(write=[path]), cwd="/")
+            for path in (f"{home}/x/slots", f"{home}/x", home):
+                Path(path).rmdir()
+
+    def test_a_forged_one_in_a_workspace_deletes_and_places_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        precious, target = tmp_path / "precious", tmp_path / "target"
+        write(precious / "file", "x")
+        target.mkdir()
+        forged = tmp_path / "staddle/commits/0123456789abcdef"
+        where = {"format": 1, "target": str(target), "slots": str(precious), "inode": target.stat().st_ino}
+        write(forged / "lock", "")
+        write(forged / "where", json.dumps(where))
+        for directory in (forged, forged.parent, forged.parent.parent):
+            directory.chmod(0o700)
+        assert str(target) not in recover()
+        assert (precious / "file").read_text() == "x"
+        put = [["put", "hook", "file", (precious / "file").stat().st_ino, 0, 0]]
+        write(forged / "record", json.dumps({"format": 1, "steps": put}))
+        assert str(target) not in recover()
+        assert os.listdir(target) == []
+
+    def test_the_slots_are_in_the_state_directory_where_the_record_is_on_another_file_system(
+        self, ground: Ground, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        record = f"/dev/shm/staddle-test-commits-{os.getpid()}"
+        monkeypatch.setattr(commit_dir, "homes", lambda: iter([record]))
+        write(ground.layer / "a", "x")
+        state = ground.host.parent / "state/staddle/commits"
+        seen: set[str] = set()
+        commit(ground.view, progress=lambda *_: seen.update(os.listdir(state)))
+        trash.wait()
+        assert len(seen) == 1
+        assert os.listdir(ground.host) == ["a"]
+        assert not os.path.exists(record)

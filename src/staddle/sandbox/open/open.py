@@ -13,6 +13,7 @@ from ...enforcement import Gap
 from ...errors import LaunchFailed, StaddleError
 from ...linux import process_tree
 from ...linux.process import parent_of
+from ...policy.own_places import make_own
 from . import as_root
 from .decide import decide, workspace_kind
 from .handle import SandboxHandle
@@ -109,6 +110,8 @@ def _open_with(
     decided = decide(settings, kind, stand_in, copy)
     if decided.enforced.nested:
         decided.enforced.tell_once()
+    if decided.plan.guards:
+        make_own(decided.plan)
     if decided.backend.name == "namespaces":
         return _spawn(decided, workspace, settings.on_connect)
     from ...launch.view import find_program
