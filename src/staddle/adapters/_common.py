@@ -62,12 +62,12 @@ class CommandEnding(Enum):
 
 
 def policy_of(policy: AnyPolicy) -> Policy:
-    """A policy, or the one in a file. None is `Policy.agent()` without a timeout, with more output kept.
+    """A policy, or the one in a file. None is `Policy.default()` without a timeout, with more output kept.
 
     Frameworks give each command a timeout of their own; a policy that the user wrote is kept as it is.
     """
     if policy is None:
-        return Policy.agent().with_limits(timeout=None, output=OUTPUT_LIMIT)
+        return Policy.default().with_limits(timeout=None, output=OUTPUT_LIMIT)
     return policy if isinstance(policy, Policy) else Policy.from_file(policy)
 
 

@@ -70,18 +70,23 @@ def candidates() -> tuple[str, ...]:
     )
 
 
-def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tuple[Backend, Enforcement]:
+def choose(
+    plan: Plan, name: str = "auto", *, best_effort: bool = False, only: str = ""
+) -> tuple[Backend, Enforcement]:
     """The backend that will hold `plan`, and what it really enforces.
 
     A named backend is taken with the limits it documents; whatever else it cannot hold is
     an error. `auto` takes the strongest backend that leaves no gap at all; for a nested plan, if there is
     none, the one with the fewest of those that leave only gaps that they document. With
-    `best_effort` gaps are recorded instead of raised, but some backend must confine.
+    `best_effort` gaps are recorded instead of raised, but some backend must confine. `only` is the one
+    backend that `auto` may choose, where the others lack something that is needed: who asked for `auto`
+    has named no backend, and so has accepted no gap.
     """
     if plan.world == "writable" and not best_effort:
         raise world_refused("a single command has no layers")
     if plan.layers:
-        name = _with_layers(name)
+        only = _with_layers(name)
+        name = "auto" if name == "auto" else only
     host = installation()
     is_nested = plan.nested or os.environ.get(NESTED) == "1"
     if host is not NOTHING:
@@ -91,7 +96,7 @@ def choose(plan: Plan, name: str = "auto", *, best_effort: bool = False) -> tupl
     refused: list[str] = []
     usable: list[tuple[Backend, tuple[Gap, ...]]] = []
     fixes: list[str] = []
-    for candidate in candidates():
+    for candidate in (only,) if only else candidates():
         if candidate in host.backends:
             refused.append(f"{candidate}: {_BY_INSTALLATION}")
             continue

@@ -201,7 +201,7 @@ def _policy(parsed: Parsed, workspace: str) -> Policy:
     from ..policy import Policy
 
     file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else Policy.agent()
+    policy = Policy.from_file(file, workspace=workspace) if file else Policy.default()
     return asked_of(policy, parsed).with_limits(timeout=None)
 
 

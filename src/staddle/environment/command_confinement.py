@@ -17,7 +17,7 @@ from . import writable_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..enforcement import Gap
     from ..errors import LaunchFailed
@@ -132,9 +132,9 @@ class CommandConfinement:
         writable_paths.refuse_replaced(root, self._path)
         found = self._layered(root)
         if isinstance(found, Enforcement):
-            return Enforcement.of(found.backend, (*found.gaps, *self._by_policy), found.why)
+            return _with_gaps(found, self._by_policy)
         held = self._without_layer(root)
-        return Enforcement.of(held.backend, (*held.gaps, *self._limits(root, found, held)), held.why)
+        return _with_gaps(held, self._limits(root, found, held))
 
     def _without_layer(self, root: int) -> Enforcement:
         """The enforcement of a command that has no layer."""
@@ -192,7 +192,7 @@ class CommandConfinement:
         # Only to be asked about: nothing is ever mounted of it.
         asked = plan.replace(layers=(Layered(self._path, self._path, self._path, "writable_paths"),))
         try:
-            _, held = backends.choose(asked, _LAYERED)
+            _, held = backends.choose(asked, self._backend)
             self._layer(root, None).close()
         except (BackendUnavailable, LayerError, PolicyNotEnforceable) as error:
             return f"{error.what}: {error.why}"
@@ -211,7 +211,7 @@ class CommandConfinement:
         who = unprivileged_uid()
         layer = self._layer(root, who if isinstance(who, int) else None)
         try:
-            made = prepare(checked(argv), layer.under(plan), backend=_LAYERED, best_effort=False)
+            made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=False)
             return _looked_at(made, argv[0], written), layer
         except BaseException:
             layer.close()
@@ -238,6 +238,11 @@ class CommandConfinement:
         # Not by `wrap`, which lets a program be read that is named by its path: here an agent names it.
         plan = compile(policy, cwd=cwd, env=env)
         return prepare(checked(argv), plan, backend=backend, best_effort=self._record)
+
+
+def _with_gaps(enforced: Enforcement, more: Iterable[Gap]) -> Enforcement:
+    gaps = (*enforced.gaps, *more)
+    return Enforcement.of(enforced.backend, gaps, enforced.why, nested=enforced.nested)
 
 
 def _visible(policy: Policy, directory: str, otherwise: str) -> str:

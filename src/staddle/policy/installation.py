@@ -1,7 +1,7 @@
 """The policy of an installation, for every caller: /etc/staddle/policy.toml.
 
     [defaults]                  # as a policy file: what a sandbox has that is given no policy
-    deny = ["/srv/private"]
+    deny = ["/srv/private"]     # denied to a sandbox that is given another policy as well
 
     [refuse]
     backends = ["native"]       # never chosen, by nobody
@@ -66,6 +66,12 @@ def installation() -> Installation:
         _known.clear()
         _known[key] = known
     return known
+
+
+def denied() -> tuple[str, ...]:
+    """The paths that the defaults of the installation deny: to every policy, not only to the usual one."""
+    defaults = installation().defaults
+    return () if defaults is None else _policy(defaults).deny
 
 
 def usual_policy() -> Policy:

@@ -6,7 +6,7 @@ import os
 import pwd
 
 from ..errors import PathEscape, PolicyError
-from . import presets, system
+from . import installation, presets, system
 from .paths import above, absolute, covers, join, not_for
 
 TYPE_CHECKING = False
@@ -68,6 +68,12 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
             raise _refused("deny", path, place, not_for("deny", "/"))
         yield ResolvedRule(
             "deny", place, f"deny {path!r}", asked=True, link=_itself(context.at(path), place, host)
+        )
+    for path in installation.denied():
+        at = context.at(path)
+        place = host.find(at)
+        yield ResolvedRule(
+            "deny", place, f"{installation.PATH} denies {path!r}", asked=True, link=_itself(at, place, host)
         )
     for path in policy.sockets:
         place = host.find(context.at(path))

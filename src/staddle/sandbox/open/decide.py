@@ -137,9 +137,6 @@ def decide(
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
     found = _decided(settings, settings.policy, name, moved=moved, stand_in=stand_in, copy=copy)
-    if settings.backend == "auto" and name == _LAYERED == found.backend.name:
-        found = found.replace(enforced=found.enforced.replace(why=backends.STRONGEST))  # not by its name
-    nested = found.enforced.nested
     if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
         moved = False
         found = _decided(settings, settings.policy, found.backend.name, moved=False, copy=copy)
@@ -148,8 +145,6 @@ def decide(
         # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
         policy = settings.policy.with_read(os.path.realpath(sys.base_prefix))
         found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
-    if nested and not found.enforced.nested:  # the same backend, by its name
-        found = found.replace(enforced=found.enforced.replace(nested=True))
     if found.plan.world == "writable" and kind not in ("overlay", "persistent"):
         why = f"the {found.backend.name} backend has no layer with mode={settings.mode!r}"
         refused = backends.world_refused(why)
@@ -201,7 +196,7 @@ def _decided(
         plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
-    asking = name, settings.mode, settings.best_effort, os.environ.get(backends.NESTED)
+    asking = name, settings.backend, settings.mode, settings.best_effort, os.environ.get(backends.NESTED)
     if (known := plan.derived.get(asking)) is not None:
         return known  # type: ignore[no-any-return]
     is_limited = any(getattr(plan.limits, limit) is not None for limit in NEED_MORE)
@@ -234,9 +229,16 @@ def _chosen(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, 
     """The backend of a session. On landlock the host program limits what goes to directories of ours."""
     if plan.limits.disk is not None and settings.mode in APART and name != _LAYERED:
         without = plan.replace(limits=plan.limits.replace(disk=None))
-        found = backends.choose(without, name, best_effort=settings.best_effort)
+        found = _by_gaps(without, name, settings)
         if found[0].name == "landlock":
             return found
+    return _by_gaps(plan, name, settings)
+
+
+def _by_gaps(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, Enforcement]:
+    """The backend called `name`. Its gaps count as accepted only if it was the caller who named it."""
+    if settings.backend == "auto" and name != "auto":
+        return backends.choose(plan, "auto", best_effort=settings.best_effort, only=name)
     return backends.choose(plan, name, best_effort=settings.best_effort)
 
 
