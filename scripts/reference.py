@@ -190,7 +190,8 @@ TOPICS = {
         "Python API: run commands",
         (
             *("Sandbox", "AsyncSandbox", "Pool", "AsyncPool", "Result", "Reason"),
-            *("Interpreter", "wrap", "WrappedCommand", "kept_sandboxes", "remove_kept", "doctor"),
+            *("Interpreter", "wrap", "WrappedCommand", "kept_sandboxes", "remove_kept"),
+            *("default_policy", "doctor"),
         ),
     ),
     "api-policy.md": (
@@ -207,6 +208,8 @@ TOPICS = {
                 "Gap",
                 "Event",
                 "Change",
+                "Review",
+                "AsyncReview",
                 "Snapshot",
             )
         ],
@@ -231,6 +234,8 @@ TOPICS = {
 INTERNAL = {
     "Snapshot": {"continue_in", "fitted_to", "new_workspace", "shell_state"},
     "Terminal": {"end_fileno"},
+    "Review": {"seen", "still"},
+    "AsyncReview": {"seen", "still", "of"},
 }
 
 

@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from .jail.task import Task
     from .jail.workspace import Workspace
     from .layers.changes import Change
+    from .layers.review import Review
     from .policy import Identity, Limits, Network, Plan, Policy
+    from .policy.installation import default_policy
     from .policy.secrets import Secret
     from .sandbox.aio.pool import AsyncPool
+    from .sandbox.aio.review import AsyncReview
     from .sandbox.aio.sandbox import AsyncSandbox
     from .sandbox.interpreter import Interpreter
     from .sandbox.kept import kept_sandboxes, remove_kept
@@ -39,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncPool",
+    "AsyncReview",
     "AsyncSandbox",
     "Change",
     "CommandResult",
@@ -58,6 +62,7 @@ __all__ = [
     "Pool",
     "Reason",
     "Result",
+    "Review",
     "RunOpts",
     "Sandbox",
     "Secret",
@@ -66,6 +71,7 @@ __all__ = [
     "Task",
     "Workspace",
     "WrappedCommand",
+    "default_policy",
     "doctor",
     "kept_sandboxes",
     "new_jail",
@@ -75,6 +81,7 @@ __all__ = [
 
 _HOME = {
     "AsyncPool": "sandbox.aio.pool",
+    "AsyncReview": "sandbox.aio.review",
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",
@@ -94,6 +101,7 @@ _HOME = {
     "Pool": "sandbox.pool",
     "Reason": "sandbox.result",
     "Result": "sandbox.result",
+    "Review": "layers.review",
     "RunOpts": "jail.jail",
     "Sandbox": "sandbox.sandbox",
     "Secret": "policy.secrets",
@@ -102,6 +110,7 @@ _HOME = {
     "Task": "jail.task",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
+    "default_policy": "policy.installation",
     "doctor": "diagnosis",
     "kept_sandboxes": "sandbox.kept",
     "new_jail": "jail.jail",

@@ -97,13 +97,13 @@ def container() -> ContainerReport:
 def doctor(policy: Policy | None = None) -> Diagnosis:
     """Try every backend in a child process and say what each would hold of `policy`.
 
-    The default is the policy of a plain run: `Policy.default()`. Nothing is changed on the host.
+    The default is the policy of a plain run: `default_policy()`. Nothing is changed on the host.
     """
     from .errors import StaddleError
-    from .policy import Policy
     from .policy.compiler import compile
+    from .policy.installation import default_policy
 
-    plan = compile(policy or Policy.default(), cwd=None)
+    plan = compile(policy or default_policy(), cwd=None)
     findings = []
     for name in backends.NAMES:
         backend = backends.get(name)

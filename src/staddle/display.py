@@ -17,6 +17,11 @@ _INVISIBLE = {
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
+def counted(count: int, what: str) -> str:
+    """`1 change`, `2 changes`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def shown(text: str | bytes) -> str:
     """`text` on one line, with everything a terminal would act on or not draw written as an escape.
 

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.same_for_everyone
 TREE = Path(__file__).parents[2]
 DOCS = TREE / "docs"
 PAGES = [TREE / "README.md", TREE / "SECURITY.md", TREE / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-LONGEST = 250  # lines of one page
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -60,11 +59,6 @@ def test_links_lead_somewhere() -> None:
             if not there.exists() or (fragment and fragment not in anchors(there)):
                 lost.append(f"{page.relative_to(TREE)} -> {target}")
     assert not lost, "\n".join(lost)
-
-
-def test_no_page_is_too_long() -> None:
-    sizes = {page.relative_to(TREE): len(page.read_text().splitlines()) for page in PAGES}
-    assert not {str(page): size for page, size in sizes.items() if size > LONGEST}
 
 
 def test_messages_of_troubleshooting_are_in_the_code() -> None:

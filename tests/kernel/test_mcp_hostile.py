@@ -165,11 +165,12 @@ def test_a_repeated_call_is_not_cancelled_with_the_first_one(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
-def test_what_changes_while_a_person_is_asked_is_not_committed(era: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["touch /workspace/later{}", "echo evil{} > /workspace/first"])
+def test_what_changes_while_a_person_is_asked_is_not_committed(era: str, how: str, tmp_path: Path) -> None:
     class Slow(Person):
         async def __call__(self, context: object, params: Any) -> Any:
             if len(self.asked) < 3:  # the newest revision asks again, about what there is now
-                await call(client, "bash", command=f"touch /workspace/later{len(self.asked)}")
+                await call(client, "bash", command=how.format(len(self.asked)))
             return await super().__call__(context, params)
 
     person = Slow()
@@ -178,9 +179,9 @@ def test_what_changes_while_a_person_is_asked_is_not_committed(era: str, tmp_pat
         nonlocal client
         settings = ServerSettings(str(tmp_path))
         async with Client(make_server(settings), mode=era, elicitation_callback=person) as client:
-            await call(client, "bash", command="touch /workspace/first")
-            if era == "legacy":
-                assert "while the user was asked" in await refused(client, "commit")
+            await call(client, "bash", command="echo first > /workspace/first")
+            if era == "legacy" and "evil" in how:
+                assert "since the review" in await refused(client, "commit")
             else:
                 await call(client, "commit")
 
@@ -188,6 +189,7 @@ def test_what_changes_while_a_person_is_asked_is_not_committed(era: str, tmp_pat
     asyncio.run(task())
     shown = "\n".join(person.asked[-1:])
     assert all(name in shown for name in os.listdir(tmp_path))
+    assert len(person.asked) == (1 if era == "legacy" else 4), "another content is another question"
 
 
 _CLIENT = """

@@ -59,7 +59,11 @@ CHANGES = [
     ScenedChange("deleted", "/workspace/todo.txt", old_type="file", old_size=17),
 ]
 REVIEW = Review(
-    (), (), (), (NeedsApproval(".git/hooks/pre-commit", "added", ".git/hooks is a protected name"),)
+    (),
+    (),
+    (),
+    (NeedsApproval(".git/hooks/pre-commit", "added", ".git/hooks is a protected name"),),
+    changes=tuple(CHANGES),
 )
 EVENTS = [
     (NOON + 2, Event("note", "pypi.org:443", "allowed: pypi.org:443")),

@@ -18,7 +18,6 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "staddle"
 PAGE = ROOT / "docs" / "architecture.md"
-LONGEST = 500  # lines of one file
 
 #: The rooms from the ground up. Each row is one room; a room imports from itself and from the rows before it.
 #: A file belongs to the row that has the longest part of its path.
@@ -295,13 +294,6 @@ def test_names_on_the_map_stand_in_the_file_beside_them() -> None:
         for name in re.findall(r"\w+", names.replace(" and ", " "))
         if not re.search(rf"^\s*(def|class|async def) {name}\b", (ROOT / file).read_text(), re.MULTILINE)
     ]
-    assert not offenders, lines(offenders)
-
-
-def test_no_file_is_too_long() -> None:
-    """A file past this many lines holds more than one idea."""
-    sizes = {file: len((SOURCE / file).read_text().splitlines()) for file in trees()}
-    offenders = [f"src/staddle/{file}:{size} lines" for file, size in sizes.items() if size > LONGEST]
     assert not offenders, lines(offenders)
 
 

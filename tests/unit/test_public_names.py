@@ -15,6 +15,7 @@ from staddle.sandbox.session import Session
 #: The contract. A name is added here on purpose, and goes only with a line in CHANGELOG.md.
 PUBLIC = (
     "AsyncPool",
+    "AsyncReview",
     "AsyncSandbox",
     "Change",
     "CommandResult",
@@ -34,6 +35,7 @@ PUBLIC = (
     "Pool",
     "Reason",
     "Result",
+    "Review",
     "RunOpts",
     "Sandbox",
     "Secret",
@@ -42,6 +44,7 @@ PUBLIC = (
     "Task",
     "Workspace",
     "WrappedCommand",
+    "default_policy",
     "doctor",
     "kept_sandboxes",
     "new_jail",

@@ -10,7 +10,7 @@ import tempfile
 import uuid
 from enum import Enum
 
-from staddle import Policy, Reason
+from staddle import Policy, Reason, default_policy
 from staddle.errors import ExtraMissing, InvalidCall, UserUnavailable
 
 TYPE_CHECKING = False
@@ -62,12 +62,12 @@ class CommandEnding(Enum):
 
 
 def policy_of(policy: AnyPolicy) -> Policy:
-    """A policy, or the one in a file. None is `Policy.default()` without a timeout, with more output kept.
+    """A policy, or the one in a file. None is `default_policy()` without a timeout, with more output kept.
 
     Frameworks give each command a timeout of their own; a policy that the user wrote is kept as it is.
     """
     if policy is None:
-        return Policy.default().with_limits(timeout=None, output=OUTPUT_LIMIT)
+        return default_policy().with_limits(timeout=None, output=OUTPUT_LIMIT)
     return policy if isinstance(policy, Policy) else Policy.from_file(policy)
 
 

@@ -199,9 +199,10 @@ def _workspace(parsed: Parsed) -> str:
 
 def _policy(parsed: Parsed, workspace: str) -> Policy:
     from ..policy import Policy
+    from ..policy.installation import default_policy
 
     file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else Policy.default()
+    policy = Policy.from_file(file, workspace=workspace) if file else default_policy()
     return asked_of(policy, parsed).with_limits(timeout=None)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from ..display import shown
+from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace, find
-from .kept import begin, below, counted, named, print_json, print_paged, progress, refuse_unknown, row
+from .kept import begin, below, named, print_json, print_paged, progress, refuse_unknown, row
 from .options import HELP, Option
 
 TYPE_CHECKING = False
@@ -109,10 +109,8 @@ def _commit(
         print("nothing to commit")
         return 0
     if not yes:
-        print_paged(
-            [*map(row, kept.diff(None if paths is None else {WORKSPACE_PATH: paths})), *_notes(found)]
-        )
-        if not _agreed(len(found.taken), kept.directory):
+        print_paged([*map(row, found.changes), *_notes(found)])
+        if not _agreed(found, kept.directory):
             print("nothing was done")
             return 1
     report, over = progress("committing")
@@ -123,6 +121,7 @@ def _commit(
             allow=allow,
             allow_protected=allow_protected,
             progress=report,
+            reviewed=found,
         )
     except CommitRefused as refused:
         raise _refusal(kept, refused) from None
@@ -208,9 +207,11 @@ def _notes(found: Review) -> list[str]:
     return notes + [f"- left out, because it is not a file: {shown(path)}" for path in found.left_out]
 
 
-def _agreed(count: int, workspace: str) -> bool:
+def _agreed(found: Review, workspace: str) -> bool:
+    count, over = len(found.taken), len(found.conflicts)
     what = "this change" if count == 1 else f"these {count:,} changes"
-    print(f"Commit {what} to {shown(workspace)}? [y/N] ", end="", flush=True)
+    mind = f" This replaces {counted(over, 'file')} that you have changed since." if over else ""
+    print(f"Commit {what} to {shown(workspace)}?{mind} [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

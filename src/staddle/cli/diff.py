@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from math import ceil
 
-from ..display import shown
+from ..display import counted, shown
 from ..errors import UsageError
 from ..packages.installed import fold
 from ..sandbox.workspace import kept_record, persistent
@@ -18,7 +18,6 @@ from .kept import (
     RED,
     Paint,
     begin,
-    counted,
     named,
     print_json,
     print_paged,

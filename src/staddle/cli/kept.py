@@ -202,11 +202,6 @@ def row(change: Change) -> str:
     return f"{LETTERS[change.kind]} {name}{f'  ({change.conflict})' if change.conflict else ''}"
 
 
-def counted(count: int, what: str) -> str:
-    """`1 change`, `2 changes`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def age(when: float) -> str:
     """The time since `when`, rounded: `5s`, `3d`."""
     seconds = max(0, int(time.time() - when))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..display import shown
+from ..display import counted, shown
 from ..errors import StaddleError, UsageError
 from ..sandbox.workspace import kept_record, persistent
-from .kept import JSON, age, begin, counted, every, human_size, print_json
+from .kept import JSON, age, begin, every, human_size, print_json
 from .options import HELP, Option
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import os
 from .._value import Value
 from ..errors import PolicyError, UsageError
 from ..policy import Identity, Network, Policy
-from ..policy.installation import usual_policy
+from ..policy.installation import default_policy
 from ..policy.limits import DEFAULT
 
 TYPE_CHECKING = False
@@ -225,7 +225,7 @@ def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
 def _policy(parsed: Parsed, workspace: str) -> Policy:
     """`policy` with the options applied, except the workspace itself."""
     file = parsed.one("policy")
-    policy = Policy.from_file(file, workspace=workspace) if file else usual_policy()
+    policy = Policy.from_file(file, workspace=workspace) if file else default_policy()
     return asked_of(policy, parsed)
 
 

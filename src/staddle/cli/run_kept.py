@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..layers.changes import Change
+    from ..layers.review import Review
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
     from .options import Parsed
@@ -64,10 +64,11 @@ def _reported(parsed: Parsed, sandbox: Sandbox, argv: list[str]) -> int:
     violations = (*result.violations, *sandbox.violations())
     report = result.as_dict()
     if not parsed.on("keep"):
-        changes = sandbox.diff()
+        found = sandbox.review() if parsed.on("commit") else None
+        changes = sandbox.diff() if found is None else found.changes
         report["changes"] = [change.as_dict() for change in changes]
-        if parsed.on("commit"):
-            report["committed"] = result.exit_code == 0 and _committed(sandbox, changes)
+        if found is not None:
+            report["committed"] = result.exit_code == 0 and _committed(found)
     status = print_report(report, sandbox.enforced, violations)
     return status if report.get("committed", True) else status or 125
 
@@ -76,12 +77,13 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
     """Say what changed and what became of it; the status, or 125 when a commit was refused."""
     import sys
 
-    from ..display import shown
+    from ..display import counted, shown
     from ..launch.redaction import NONE
     from .diff import text_of
-    from .kept import counted, row
+    from .kept import row
 
-    changes, secrets = sandbox.diff(), sandbox._now().secrets or NONE
+    found, secrets = sandbox.review() if parsed.on("commit") else None, sandbox._now().secrets or NONE
+    changes = sandbox.diff() if found is None else found.changes
     for change in changes if parsed.on("diff") else changes[:MOST_TOLD]:
         print(secrets.text(row(change)), file=sys.stderr)
         if parsed.on("diff"):
@@ -91,25 +93,23 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
     if not changes:
         return status
     how_many = counted(len(changes), "change")
-    if not parsed.on("commit"):
+    if found is None:
         say(f"{how_many} thrown away; --commit writes them to the workspace, --keep NAME keeps them")
     elif status:
         say(f"{how_many} thrown away: nothing is committed after the status {status}")
-    elif _committed(sandbox, changes):
+    elif _committed(found):
         say(f"{how_many} written to {shown(workspace or '')}")
     else:
         return 125
     return status
 
 
-def _committed(sandbox: Sandbox, changes: list[Change]) -> bool:
-    """Whether the changes were committed; if they were not, it has been said why."""
+def _committed(found: Review) -> bool:
+    """Whether the reviewed changes were committed; if they were not, it has been said why."""
     from .commit import print_refused
 
-    if not changes:
-        return True
     try:
-        sandbox.commit()
+        found.commit()
     except CommitRefused as refused:
         print_refused(refused)
         say("nothing was written; with --keep NAME you can review the changes and commit some of them")

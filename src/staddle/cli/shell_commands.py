@@ -219,15 +219,16 @@ class ShellCommands:
         return "\n".join(f"{row(one)}\n{text_of(one)}".rstrip() for one in changes) or "no changes"
 
     def _commit(self, words: list[str]) -> str:
-        from .kept import counted, row
+        from ..display import counted
+        from .kept import row
 
-        changes = self._changes(words)
-        if not changes:
+        review = self._sandbox.review(words or None)
+        if not review.changes:
             return "nothing to commit"
-        listed = "\n".join(map(row, changes))
+        listed = "\n".join(map(row, review.changes))
         if self._ask is not None and not self._ask(f"{listed}\nWrite these to your directory? [y/N] "):
             return "nothing was done"
-        done = self._sandbox.commit(words or None)
+        done = review.commit()
         return f"{counted(len(done.changes), 'change')} written"
 
 

@@ -14,7 +14,7 @@ from ..launch.running import within_lifetime
 from ..linux.openat2 import open_without_symlinks
 from ..policy import Policy
 from ..policy.compiler import compile
-from ..policy.installation import usual_policy
+from ..policy.installation import default_policy
 from . import commands
 from .base import EnvironmentBase
 from .command_confinement import CommandConfinement
@@ -73,7 +73,7 @@ class LocalEnvironment(EnvironmentBase):
         remover: Callable[[str], None] | None = None,
         audit: AuditTarget | None = None,
     ) -> None:
-        super().__init__(policy or usual_policy(), writable_paths, on_unavailable, rules, secrets)
+        super().__init__(policy or default_policy(), writable_paths, on_unavailable, rules, secrets)
         self._path = os.path.realpath(os.fsdecode(working_dir), strict=True)
         self._policy = self._policy.with_read(self._path)
         plan = compile(self._policy, cwd=self._path)

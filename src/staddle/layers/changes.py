@@ -78,12 +78,15 @@ class Change(Value):
         moved = self.replace(
             path=f"{at}/{self.path}", old_path=f"{at}/{self.old_path}" if self.old_path else None
         )
-        if "_source" in self.__dict__:
-            moved._set("_source", self.__dict__["_source"])
+        for name in ("_source", "_reviewed"):
+            if name in self.__dict__:
+                moved._set(name, self.__dict__[name])
         return moved
 
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
         """The change as a unified diff. Lazily, from the files as they are now.
+
+        Of a change in a review, the content is shown only as long as it is the reviewed one.
 
         Of more than `limit` bytes on a side, of binary content and of what is no file it only
         says what it is. The text is the agent's: `staddle.display.shown_block` makes it harmless.

@@ -15,7 +15,6 @@ import stat
 import time
 from functools import partial
 
-from .._value import Value
 from ..errors import CommitFailed, LayerError
 from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
@@ -23,28 +22,25 @@ from ..interrupts import uninterrupted
 from ..linux.file_room import refuse_if_full
 from ..linux.process import mount_id
 from .baseline import Baseline
-from .changes import Change, change_of
+from .changes import change_of
 from .commit_dir import CommitDirectory
-from .differences import Difference
+from .differences import Difference, Selection
+from .fingerprint import SlotDigests
 from .host_directory import HostDirectory
 from .journal import Clear, CreatedMeanwhile, Permit, Put, Remove, Step, changed_meanwhile
 from .merged_view import LayerView, OpenLayers
-from .review import Allowed, decided, review
+from .review import Allowed, Committed, changed_since, decided, review
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from typing import TypedDict
 
-    from .review import Choice, OnConflict
+    from .review import ApprovalOptions, Choice, OnConflict, Review
 
-    class CommitOptions(TypedDict, total=False):
-        """The options of a commit of a sandbox; see `commit`."""
+    class CommitOptions(ApprovalOptions, total=False):
+        """The options of a commit of a sandbox, and the review that it is bound to."""
 
-        on_conflict: OnConflict
-        allow_protected: bool
-        allow: Collection[str]
-        progress: Callable[[int, int], object] | None
+        reviewed: Review | None
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,6 +66,8 @@ class Staging:
         self._clears: list[Step] = []
         self._late: list[Step] = []
         self._renames_directories = not is_overlay(target)
+        #: The slot of each new file and link, by its path.
+        self.written: dict[str, str] = {}
         #: A file with several names in a layer: where its first one has been put.
         self._linked: dict[tuple[int, int], str] = {}
         self._source: tuple[tuple[int, str], int] | None = None
@@ -164,6 +162,8 @@ class Staging:
         """Make the new file, link or directory of `item` in its slot; its inode."""
         name = slot.rpartition("/")[2]
         owner = self._owner(item.path, old)
+        if not stat.S_ISDIR(new.st_mode):
+            self.written[item.path] = slot
         if stat.S_ISDIR(new.st_mode):
             os.mkdir(name, 0o700, dir_fd=here)
             self._staged[item.path] = slot
@@ -296,18 +296,6 @@ def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> i
     return made.st_ino
 
 
-class Committed(Value):
-    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files.
-
-    `unused` are names in `allow` that nothing was held back for.
-    """
-
-    changes: tuple[Change, ...]
-    kept: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-
-
 def commit(
     view: LayerView,
     *,
@@ -319,6 +307,7 @@ def commit(
     progress: Callable[[int, int], object] | None = None,
     only: Choice | None = None,
     durable: bool = True,
+    reviewed: Review | None = None,
 ) -> Committed:
     """Take the changes of `view`, at and below `paths`, over to its base, whole or not at all.
 
@@ -326,7 +315,8 @@ def commit(
     tells), or a change needs a second look (`allow` names those that are fine, as paths below the base or
     globs of them; `allow_protected` takes all). CommitFailed: the host refused a step, and all that
     had been done was put back. `only` chooses among the changes, one by one; without `durable`
-    the disk is not waited for. Nothing may write to the layers meanwhile. Owners, set-ID bits,
+    the disk is not waited for. With `reviewed`, what was seen in that review is written, or CommitRefused
+    lists what has changed since. Nothing may write to the layers meanwhile. Owners, set-ID bits,
     attributes, devices, pipes and sockets are not taken over.
     """
     if len(view.bases) != 1:
@@ -343,13 +333,16 @@ def commit(
             if isinstance(view.bases[0], HostDirectory):
                 view.bases[0].check(os.fstat(target.root))
                 view.bases[0].check()  # nothing is written to where nobody looks
-            found = review(opened, paths, baseline, only)
+            asked = paths if reviewed is None or paths is not None else reviewed.paths
+            found = review(opened, asked, baseline, only)
+            if reviewed is not None:
+                found = reviewed.still(found, Selection(paths), all_of_it=paths is None)
             taken, kept = decided(found, on_conflict, allow_protected, allowed)
             changes = tuple(change_of(opened, item) for item in taken)
             try:
                 if taken:
                     settle = tuple if baseline is None else partial(baseline.settle, target.root, taken)
-                    _carry_out(opened, taken, progress, since, durable=durable, settle=settle)
+                    _carry_out(opened, taken, progress, since, reviewed, durable=durable, settle=settle)
             except CreatedMeanwhile as error:
                 created = str(error)
                 continue  # by another commit, perhaps: it is decided about once more
@@ -362,6 +355,7 @@ def _carry_out(
     taken: Sequence[Difference],
     progress: Callable[[int, int], object] | None,
     since: int,
+    reviewed: Review | None,
     *,
     durable: bool,
     settle: Callable[[], object],
@@ -373,7 +367,10 @@ def _carry_out(
     target = opened.bases[0]
     try:
         with CommitDirectory(target.path, target.root, durable=durable) as place:
-            steps = Staging(opened, target.root, place.slots).stage(taken, progress)
+            staging = Staging(opened, target.root, place.slots)
+            steps = staging.stage(taken, progress)
+            if reviewed is not None:
+                _compare(staging, place.slots, reviewed)
             uninterrupted(partial(place.carry_out, target.root, steps, since, settle))
     except OSError as error:
         refuse_if_full(error)
@@ -382,3 +379,16 @@ def _carry_out(
             why=f"{os.fsdecode(error.filename or '')}: {error.strerror}".lstrip(": "),
             fix="nothing was changed; make the place writable, or leave these paths out",
         ) from error
+
+
+def _compare(staging: Staging, slots: int, reviewed: Review) -> None:
+    """CommitRefused if what has been copied is not what was reviewed."""
+    digests, changed = SlotDigests(slots), {}
+    try:
+        for path, slot in staging.written.items():
+            if digests.of(slot) != (reviewed.seen or {})[path].content:
+                changed[path] = "its content changed since the review"
+    finally:
+        digests.close()
+    if changed:
+        raise changed_since(changed)

@@ -12,27 +12,39 @@ import stat
 
 from .. import places
 from .._value import Value
-from ..errors import CommitRefused, InvalidCall, PolicyError
+from ..errors import CommitRefused, InvalidCall, LayerError, PolicyError
 from ..files.globs import Glob
 from ..policy.paths import WORKSPACE_PATH, covers
 from ..policy.protected import begins_protected, is_alias, protected_name
 from ..policy.protected_names import GIT, NAMES, UNFINISHED
 from .baseline import Baseline
-from .changes import in_order, with_renames
+from .changes import change_of, in_order, with_renames
 from .differences import Difference, Selection, differences
+from .fingerprint import Fingerprint, digest_of, facts_of, fingerprints
 from .frozen_base import signatures
 from .merged_view import OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import Literal
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import Literal, TypedDict, TypeVar, Unpack
 
     from .baseline import Copied
+    from .changes import Change
 
     Answer = Literal["overwrite", "keep", "refuse"]
     OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
     Choice = Callable[[OpenLayers, Sequence[Difference]], Iterable[Difference]]
+    Shown = TypeVar("Shown", Difference, "Conflict", "NeedsApproval")
+
+    class ApprovalOptions(TypedDict, total=False):
+        """The options of a commit of a sandbox; see `commit`."""
+
+        on_conflict: OnConflict
+        allow_protected: bool
+        allow: Collection[str]
+        progress: Callable[[int, int], object] | None
+
 
 #: The kernel gives up on a path with more links than this (path_resolution(7)).
 _MOST_LINKS = 40
@@ -120,23 +132,121 @@ class NeedsApproval(Value):
     why: str
 
 
+class Committed(Value):
+    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files.
+
+    `unused` are names in `allow` that nothing was held back for.
+    """
+
+    changes: tuple[Change, ...]
+    kept: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+
 class Review(Value):
-    """The changes that a commit would make, in order, and those left out because they are no files."""
+    """The changes that a commit would make, as they were at one moment.
+
+    `changes` are those that `diff` lists, in order; their `text_diff` shows content only if it is still the
+    reviewed one. `conflicts` changed on the host as well, `held` needs to be allowed, `refused` never is (it
+    would change what staddle itself trusts), each with the reason. `left_out` is no file. Paths in these four
+    are below the workspace. `digest` stands for all of it: two reviews that differ anywhere, in content too,
+    have different ones.
+    """
 
     taken: tuple[Difference, ...]
     left_out: tuple[str, ...]
     conflicts: tuple[Conflict, ...]
     held: tuple[NeedsApproval, ...]
-    #: Changes to what staddle trusts: nothing allows them.
     refused: tuple[NeedsApproval, ...] = ()
+    changes: tuple[Change, ...] = ()
+    #: What was seen of each change, by path; None for a review that no commit is bound to.
+    seen: dict[str, Fingerprint] | None = None
+    #: The paths that were asked about; None: all.
+    paths: tuple[str, ...] | None = None
+
+    @property
+    def digest(self) -> str:
+        """A short text that differs if anything of it does."""
+        found = sorted((path, each.facts, each.content) for path, each in (self.seen or {}).items())
+        more = [each.as_dict() for each in (*self.conflicts, *self.held, *self.refused)]
+        return digest_of(repr((found, more, self.left_out)).encode("utf-8", "surrogateescape"))
+
+    def commit(self, paths: Collection[str] | None = None, **options: Unpack[ApprovalOptions]) -> Committed:
+        """Write exactly what was reviewed, or what of it is at and below `paths`, to the host.
+
+        CommitRefused lists what has changed since, inside or on the host, and nothing is written. Changes
+        that came later stay in the sandbox. The options are those of `Sandbox.commit`.
+        """
+        commit: Callable[..., Committed] | None = self.__dict__.get("_commit")
+        if commit is None:
+            raise LayerError(
+                "this review cannot be committed",
+                why="it does not belong to an open sandbox",
+                fix="use Sandbox.review()",
+            )
+        return commit(paths, review=self, **options)
+
+    def __repr__(self) -> str:
+        counts = [f"{len(self.changes)} changes"]
+        for name in ("conflicts", "held", "refused", "left_out"):
+            if getattr(self, name):
+                counts.append(f"{len(getattr(self, name))} {name}")
+        return f"<Review {self.digest[:12]}: {', '.join(counts)}>"
+
+    def still(self, found: Review, selection: Selection, *, all_of_it: bool) -> Review:
+        """`found`, a later look at the same paths, without what came since; CommitRefused if it differs.
+
+        The content is not compared here: it is where it has been copied to (`SlotDigests`).
+        """
+        seen = self.seen or {}
+        now = {item.path: facts_of(item) for item in found.taken}
+        asked = [path for path in seen if all_of_it or selection.has(path)]
+        changed = {
+            path: "it changed since the review"
+            for path, facts in now.items()
+            if path in seen and seen[path].facts != facts
+        }
+        changed |= {path: "it was changed back since the review" for path in asked if path not in now}
+        if not all_of_it:
+            changed |= {path: "it was not in the review" for path in now if path not in seen}
+        if changed:
+            raise changed_since(changed)
+
+        def kept(items: tuple[Shown, ...]) -> tuple[Shown, ...]:
+            return tuple(item for item in items if item.path in seen)
+
+        return found.replace(
+            taken=kept(found.taken),
+            conflicts=kept(found.conflicts),
+            held=kept(found.held),
+            refused=kept(found.refused),
+        )
+
+
+def changed_since(changed: Mapping[str, str]) -> CommitRefused:
+    """The error for changes that are not those of the review any more: by path, how."""
+    items = tuple(Conflict(path, "modified", why) for path, why in sorted(changed.items()))
+    return CommitRefused(
+        f"{_count(items)} changed since the review",
+        why=_listed(items),
+        fix="nothing was written; review them again",
+        conflicts=items,
+    )
 
 
 def review(
-    opened: OpenLayers, paths: Collection[str] | None, baseline: Baseline | None, only: Choice | None = None
+    opened: OpenLayers,
+    paths: Collection[str] | None,
+    baseline: Baseline | None,
+    only: Choice | None = None,
+    *,
+    at: str | None = None,
 ) -> Review:
     """Look at every change at and below `paths`, against what the host has now.
 
-    `only` chooses among the changes, one by one, instead; it answers for what they need.
+    `only` chooses among the changes, one by one, instead; it answers for what they need. With `at`, the path
+    of the tree inside, the review has `changes` and fingerprints, and a commit can be bound to it.
     """
     selection = Selection(paths)
     everything = list(differences(opened, Selection(None)))
@@ -159,13 +269,27 @@ def review(
         listed = in_order(with_renames(opened, outstanding))
         chosen = _with_the_way([item for item in listed if _is_chosen(selection, item)], listed)
     taken, left_out = _only_files(chosen)
-    return Review(
+    found = Review(
         tuple(taken),
         tuple(left_out),
         _conflicts(taken, baseline, signatures(opened.view.began_with)),
         tuple(_held(opened, taken)),
         tuple(_own(opened, taken)),
+        paths=None if paths is None else tuple(paths),
     )
+    return found if at is None else _with_fingerprints(opened, found, at)
+
+
+def _with_fingerprints(opened: OpenLayers, found: Review, at: str) -> Review:
+    seen = fingerprints(opened, found.taken)
+    conflicts = {item.path: item.why for item in found.conflicts}
+    changes = []
+    for item in found.taken:
+        change = change_of(opened, item, at, conflicts.get(item.path, ""))
+        if item.new is not None and stat.S_ISREG(item.new.st_mode):
+            change._set("_reviewed", seen[item.path].content)
+        changes.append(change)
+    return found.replace(changes=tuple(changes), seen=seen)
 
 
 def _own(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..files.tree import Tree
+from .fingerprint import WHOLE, digest_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class _TooLarge(Exception):
     """More bytes than were asked for."""
 
 
+class _NotReviewed(Exception):
+    """Other content than that of the review."""
+
+
 def text_diff(
     change: ShownChange,
     view: LayerView | None,
@@ -58,9 +63,11 @@ def text_diff(
         return head
     try:
         old = _content(view, item, limit, new=False) if change.old_type == "file" else b""
-        new = _content(view, item, limit, new=True) if change.type == "file" else b""
+        new = _reviewed(change, view, item, limit) if change.type == "file" else b""
     except _TooLarge:
         return f"{head}Files differ; one has more than {limit:,} bytes\n"
+    except _NotReviewed:
+        return f"{head}The content has changed since the review\n"
     except OSError as error:
         return f"{head}The content no longer exists: {error.strerror}\n"
     if b"\0" in old or b"\0" in new:
@@ -74,8 +81,8 @@ def content(change: ShownChange, limit: int, *, new: bool) -> bytes | None:
         return None
     view, item = change.__dict__.get("_source") or (None, None)
     try:
-        return _content(view, item, limit, new=new)
-    except (OSError, _TooLarge):
+        return _reviewed(change, view, item, limit) if new else _content(view, item, limit, new=False)
+    except (OSError, _TooLarge, _NotReviewed):
         return None
 
 
@@ -94,6 +101,15 @@ def _head(change: ShownChange) -> str:
         if change.old_target is not None and change.target is not None:
             lines[-2:] = [f"was -> {change.old_target}", f"now -> {change.target}"]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _reviewed(change: ShownChange, view: LayerView | None, item: Difference | None, limit: int) -> bytes:
+    """The new content: of a change in a review, only that which was reviewed."""
+    expected: str | None = change.__dict__.get("_reviewed")
+    data = _content(view, item, limit if expected is None else min(limit, WHOLE), new=True)
+    if expected is not None and digest_of(data) != expected:
+        raise _NotReviewed
+    return data
 
 
 def _content(view: LayerView | None, item: Difference | None, limit: int, *, new: bool) -> bytes:

@@ -11,7 +11,7 @@ from staddle import StaddleError
 
 from .calls import clipped, handle_of, readable, sandboxes
 from .command_tools import OUTPUT_LIMIT, OutputLimit, SandboxId
-from .questions import SHOWN, Consent, may_allow_host, may_commit, named, refuse_unless
+from .questions import SHOWN, Consent, may_allow_host, may_commit, refuse_unless
 
 Paths = Annotated[
     list[str] | None, Field(description="Only these files and directories; all changes if left out.")
@@ -253,10 +253,9 @@ async def commit(
 
     Refused for files that would make the user's own git, editor or shell run something.
     """
-    handle = await handle_of(ctx, sandbox)
     refuse_unless(consent, "commit")
-    shown = SHOWN.get()
-    if not shown:
+    review = SHOWN.get()
+    if not review.changes:
         if paths:
             raise StaddleError(
                 f"there is no change at {paths[0]!r}",
@@ -264,13 +263,7 @@ async def commit(
                 fix="name paths as diff does",
             )
         return CommittedChanges(committed=[])
-    if "commit" not in sandboxes(ctx).settings.unasked and named(await handle.sandbox.diff(paths)) != shown:
-        raise StaddleError(
-            "nothing was committed",
-            why="files were changed while the user was asked: these were not in the question",
-            fix="end what changes them, and call commit again",
-        )
-    done = await handle.sandbox.commit(paths, on_conflict="overwrite" if overwrite else "refuse")
+    done = await review.commit(on_conflict="overwrite" if overwrite else "refuse")
     return CommittedChanges(committed=[f"{change.kind} {change.path}" for change in done.changes])
 
 

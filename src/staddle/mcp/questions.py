@@ -14,16 +14,19 @@ from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 
 from staddle import Network, StaddleError
+from staddle.display import counted
 
 from .calls import handle_of, readable, sandboxes
 
 if TYPE_CHECKING:
-    from staddle import Change
+    from collections.abc import Iterable
+
+    from staddle import AsyncReview, Change, Review
 
 #: So many changes are listed in a question.
 MOST_LISTED = 40
-#: The changes that a person was asked about, while one request is served.
-SHOWN: ContextVar[frozenset[tuple[str, str]]] = ContextVar("SHOWN")
+#: The review that a person was asked about, while one request is served.
+SHOWN: ContextVar[AsyncReview] = ContextVar("SHOWN")
 
 
 class Consent(BaseModel):
@@ -53,19 +56,16 @@ def ask(ctx: Context[Any, Any], tool: str, message: str) -> Consent | Elicit[Con
 
 @readable
 async def may_commit(
-    ctx: Context[Any, Any], paths: list[str] | None, sandbox: str | None
+    ctx: Context[Any, Any], paths: list[str] | None, overwrite: bool, sandbox: str | None
 ) -> Consent | Elicit[Consent]:
     """Ask whether the changes may be written to the host; there is no question if there are none."""
     handle = await handle_of(ctx, sandbox)
-    changes = await handle.sandbox.diff(paths)
-    SHOWN.set(named(changes))
-    if not changes:
+    review = await handle.sandbox.review(paths)
+    SHOWN.set(review)
+    if not review.changes:
         return Consent(allow=True)
     where = sandboxes(ctx).settings.workspace
-    listed = listed_changes(changes, MOST_LISTED)
-    return ask(
-        ctx, "commit", f"Write {len(changes)} changes of the sandbox {handle.id} to {where}?\n{listed}"
-    )
+    return ask(ctx, "commit", question(review, handle.id, str(where), overwrite=overwrite))
 
 
 @readable
@@ -89,17 +89,51 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
     )
 
 
-def named(changes: list[Change]) -> frozenset[tuple[str, str]]:
-    """Kind and path of each change."""
-    return frozenset((change.kind, change.path) for change in changes)
+def question(review: Review, sandbox: str, where: str, *, overwrite: bool) -> str:
+    """The question about a commit: what to look at first, then the other changes.
+
+    It ends with the digest of the review, which covers what is not listed as well. An answer to another text
+    is no answer: a client of a stateless revision sends it with the next request.
+    """
+    heads = [f"Write {counted(len(review.changes), 'change')} of the sandbox {sandbox} to {where}?"]
+    if overwrite and review.conflicts:
+        heads.append(
+            f"This REPLACES what you have changed there since ({counted(len(review.conflicts), 'file')}):"
+        )
+        heads += _rows([f"{item.path}: {item.why}" for item in review.conflicts], MOST_LISTED)
+    rows = [f"{change.kind} {change.path}{_remark(change)}" for change in _in_order(review.changes)]
+    return "\n".join([*heads, *_rows(rows, MOST_LISTED), f"(review {review.digest[:16]})"])
 
 
-def listed_changes(changes: list[Change], most: int) -> str:
-    """The changes, one a line; each name on its line, whatever it contains."""
-    rows = [f"{change.kind} {_plain(change.path)}" for change in changes[:most]]
-    if len(changes) > most:
-        rows.append(f"… and {len(changes) - most} more")
-    return "\n".join(rows)
+def _rows(rows: list[str], most: int) -> list[str]:
+    more = [f"… and {len(rows) - most} more"] if len(rows) > most else []
+    return [*map(_plain, rows[:most]), *more]
+
+
+def _remark(change: Change) -> str:
+    return " (executable)" if change.type == "file" and (change.mode or 0) & 0o111 else ""
+
+
+#: Files that make a build or a tool run something: listed before others.
+_BUILD = frozenset(
+    (
+        *("makefile", "cmakelists.txt", "package.json", "pyproject.toml", "setup.py", "setup.cfg"),
+        *("conftest.py", "tox.ini", "noxfile.py", "cargo.toml", "build.rs", "go.mod", "pom.xml"),
+        *("build.gradle", "dockerfile", "docker-compose.yml", "jenkinsfile", "requirements.txt"),
+        *("package-lock.json", "yarn.lock", "poetry.lock", "uv.lock", "justfile", "rakefile", "gemfile"),
+    )
+)
+
+
+def _in_order(changes: Iterable[Change]) -> list[Change]:
+    """Order changes for a person: builds, programs, what is replaced or deleted, then what is new."""
+
+    def place(change: Change) -> tuple[bool, bool, bool]:
+        name = change.path.rpartition("/")[2].lower()
+        builds = name in _BUILD or "/.github/" in change.path or "/.git" in change.path
+        return (not builds, not _remark(change), change.kind == "added")
+
+    return sorted(changes, key=place)
 
 
 def _plain(text: str) -> str:

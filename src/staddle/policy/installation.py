@@ -74,8 +74,8 @@ def denied() -> tuple[str, ...]:
     return () if defaults is None else _policy(defaults).deny
 
 
-def usual_policy() -> Policy:
-    """The policy of who gives none: `Policy.agent()`, or the defaults of the installation."""
+def default_policy() -> Policy:
+    """The policy of a sandbox that is given none: `Policy.agent()`, or the installation's [defaults]."""
     defaults = installation().defaults
     return Policy.agent() if defaults is None else _policy(defaults)
 

@@ -189,13 +189,6 @@ class Policy(Value):
         return cls(preset="agent", toolchains=toolchains, nested=nested)
 
     @classmethod
-    def default(cls) -> Policy:
-        """The policy of a sandbox that is given none: `agent()`, or the [defaults] of this installation."""
-        from .installation import usual_policy
-
-        return usual_policy()
-
-    @classmethod
     def coding_agent(cls, home: AnyPath) -> Policy:
         """For running a coding agent itself: `home` is fresh, but its configuration is there.
 

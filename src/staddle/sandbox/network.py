@@ -117,7 +117,10 @@ class NetworkMethods:
         return connect(self._now(), port)
 
     def expose(self, port: int, host_port: int = 0) -> int:
-        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
+        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named.
+
+        Every user of this host can connect to it.
+        """
         return expose(self._now(), port, host_port)
 
     def set_network(self, network: Network) -> None:

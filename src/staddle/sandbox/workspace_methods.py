@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Self, TypeVar
 
     from ..layers.changes import Change
-    from ..layers.commit import Committed
-    from ..layers.review import OnConflict, Review
+    from ..layers.review import Committed, OnConflict, Review
     from ..packages.installed import Package
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
@@ -118,6 +117,7 @@ class WorkspaceMethods:
         allow: Collection[str] = (),
         allow_protected: bool = False,
         progress: Callable[[int, int], object] | None = None,
+        review: Review | None = None,
     ) -> Committed:
         """Take the changes, or those of `paths`, over to the host: all of them, or none.
 
@@ -126,8 +126,14 @@ class WorkspaceMethods:
         protected names and new programs (`allow` names those that are fine this once, as paths
         below the workspace or globs of them; `allow_protected` takes all). `progress` is called with how
         many of how many files are done. `to` is another directory to write to: there, each file that would
-        be replaced is a conflict.
+        be replaced is a conflict. With `review`, only what that has seen is written; see `Review.commit`.
         """
+        if review is not None and (to is not None or review.seen is None):
+            raise InvalidCall(
+                "this review cannot be committed so",
+                why="it is of the workspace" if to is not None else "it is not one of Sandbox.review()",
+                fix="commit without to=, or without review=",
+            )
 
         def committed(workspace: SandboxWorkspace, sessions: list[Session]) -> Committed:
             # The shell is asked where it is: it must be able to answer.
@@ -140,6 +146,7 @@ class WorkspaceMethods:
                     allow=allow,
                     allow_protected=allow_protected,
                     progress=progress,
+                    reviewed=review,
                 )
             return done.replace(changes=tuple(change.below(workspace.mounted_at) for change in done.changes))
 
@@ -148,10 +155,10 @@ class WorkspaceMethods:
         return done
 
     def review(self, paths: Collection[str] | None = None) -> Review:
-        """Look at what `commit` would do, and write nothing.
+        """Look at what `commit` would do, at one moment, and write nothing.
 
-        `conflicts` changed on the host meanwhile, `held` needs to be allowed, each with the reason;
-        `left_out` is no file. Their paths are below the workspace.
+        Programs in the background are stopped for it. `review.commit()` writes exactly what was seen, or
+        says what has changed since.
         """
 
         def reviewed(workspace: SandboxWorkspace, sessions: list[Session]) -> Review:
@@ -159,10 +166,16 @@ class WorkspaceMethods:
             from ..layers.review import review
 
             chosen = _below(workspace, paths, sessions)
-            with OpenLayers(workspace.stack.host_view()) as opened:
-                return review(opened, chosen, workspace.baseline)
 
-        return self._at_rest(reviewed)
+            def look() -> Review:
+                with OpenLayers(workspace.stack.host_view()) as opened:
+                    return review(opened, chosen, workspace.baseline, at=workspace.mounted_at)
+
+            return workspace.mounts.while_stopped(look)
+
+        found = self._at_rest(reviewed)
+        found._set("_commit", self.commit)
+        return found
 
     def discard(self, paths: Collection[str] | None = None) -> None:
         """Drop the changes, or those of `paths`: the workspace is there as the host has it now.

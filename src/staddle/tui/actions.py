@@ -6,11 +6,10 @@ from signal import SIGKILL, SIGTERM
 
 from rich.text import Text
 
-from staddle.display import shown
+from staddle.display import counted, shown
 from staddle.errors import CommitRefused, StaddleError
 
 from .feed import ConnectionQuestion
-from .sizes import counted
 from .watched import WatchedSandbox
 
 TYPE_CHECKING = False
@@ -91,24 +90,19 @@ class SandboxActions(_Base):
             return
         tab, sandbox = here
 
-        def reviewed() -> tuple[Any, Any]:
-            return sandbox.diff(), sandbox.review()
+        self.work("commit", sandbox.review, lambda found: self._review(tab, found))
 
-        self.work("commit", reviewed, lambda found: self._review(tab, sandbox, *found))
-
-    def _review(self, tab: SandboxTab, sandbox: Sandbox, changes: Any, review: Any) -> None:
+    def _review(self, tab: SandboxTab, review: Any) -> None:
         from .screens import ReviewScreen
 
-        if not changes:
+        if not review.changes:
             self.notify("there is nothing to commit", markup=False)
             return
-        root = _workspace_inside(changes)
+        root = _workspace_inside(review.changes)
         target = self.opening.directory
-        self.push_screen(
-            ReviewScreen(changes, review, root, target), lambda choice: self._commit(tab, sandbox, choice)
-        )
+        self.push_screen(ReviewScreen(review, root, target), lambda choice: self._commit(tab, review, choice))
 
-    def _commit(self, tab: SandboxTab, sandbox: Sandbox, choice: CommitChoice | None) -> None:
+    def _commit(self, tab: SandboxTab, review: Any, choice: CommitChoice | None) -> None:
         if choice is None:
             return
 
@@ -116,7 +110,7 @@ class SandboxActions(_Base):
             return "overwrite" if conflict.path in choice.overwrite else "refuse"
 
         def commit() -> Any:
-            return sandbox.commit(choice.paths, on_conflict=on_conflict, allow=choice.allow)
+            return review.commit(choice.paths, on_conflict=on_conflict, allow=choice.allow)
 
         def told(done: Any) -> None:
             self.notify(f"{counted(len(done.changes), 'change')} committed", markup=False)

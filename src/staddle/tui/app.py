@@ -16,14 +16,13 @@ from textual.binding import Binding
 from textual.events import Key
 from textual.widgets import ContentSwitcher, Static
 
-from staddle.display import shown
+from staddle.display import counted, shown
 from staddle.errors import StaddleError
 
 from .actions import SandboxActions
 from .command_pane import CommandPane
 from .log_pane import LINES, lines_of
 from .palette import NOT_ON_TOP, PALETTE
-from .sizes import counted
 from .tab import PANES, SandboxTab, TabBar
 from .terminal_pane import TerminalPane
 from .watched import WatchedSandbox

@@ -9,9 +9,9 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static, Tree
 
-from staddle.display import shown, shown_block
+from staddle.display import counted, shown, shown_block
 
-from .sizes import counted, size
+from .sizes import size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

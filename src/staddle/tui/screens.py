@@ -8,14 +8,12 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, SelectionList, Static
 from textual.widgets.selection_list import Selection
 
-from staddle.display import shown
+from staddle.display import counted, shown
 
 from .changes_pane import label_of
-from .sizes import counted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
     from textual.app import ComposeResult
@@ -139,12 +137,12 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
     ReviewScreen #heading, ReviewScreen #keys { height: auto; padding: 0 1; }
     """
 
-    def __init__(self, changes: Sequence[Change], review: Any, root: str, target: str) -> None:
+    def __init__(self, review: Any, root: str, target: str) -> None:
         super().__init__()
-        self._changes = list(changes)
+        self._changes: list[Change] = list(review.changes)
         self._root, self._target = root.rstrip("/"), target
         self._conflicts = {item.path: item.why for item in review.conflicts}
-        self._held = {item.path: item.why for item in review.held}
+        self._held = {item.path: item.why for item in (*review.held, *review.refused)}
         self._left_out = list(review.left_out)
         self._rows = self._grouped()
 

@@ -24,8 +24,3 @@ def age(when: float) -> str:
         if seconds >= length:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
-
-
-def counted(count: int, what: str) -> str:
-    """`1 change`, `2 changes`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

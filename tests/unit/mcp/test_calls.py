@@ -8,7 +8,7 @@ import pytest
 
 from staddle.mcp.calls import clipped
 from staddle.mcp.file_tools import media_type
-from staddle.mcp.questions import listed_changes
+from staddle.mcp.questions import MOST_LISTED, question
 from staddle.mcp.sandboxes import ANSWERS, ServedSandbox
 
 pytestmark = pytest.mark.same_for_everyone
@@ -70,7 +70,35 @@ def test_a_call_that_failed_may_be_made_again() -> None:
 
 
 def test_a_name_in_a_question_stays_on_its_line() -> None:
-    from staddle import Change
+    from staddle import Change, Review
 
-    rows = listed_changes([Change("added", "/workspace/a\nyes\x1b[2J")] * 3, 2).splitlines()
-    assert rows == ["added /workspace/a\\x0ayes\\x1b[2J"] * 2 + ["… and 1 more"]
+    changes = (Change("added", "/workspace/a\nyes\x1b[2J"),) * (MOST_LISTED + 1)
+    rows = question(Review((), (), (), (), changes=changes), "main", "/here", overwrite=False).splitlines()
+    assert rows[0] == f"Write {MOST_LISTED + 1} changes of the sandbox main to /here?"
+    assert rows[1:-2] == ["added /workspace/a\\x0ayes\\x1b[2J"] * MOST_LISTED
+    assert rows[-2] == "… and 1 more"
+
+
+def test_a_question_begins_with_what_matters() -> None:
+    from staddle import Change, Review
+    from staddle.layers.review import Conflict
+
+    padding = [Change("added", f"/workspace/a{number:03}", "file", mode=0o644) for number in range(60)]
+    matters = [
+        Change("modified", "/workspace/z/package.json", "file", mode=0o644),
+        Change("added", "/workspace/z/tool", "file", mode=0o755),
+        Change("modified", "/workspace/z/code.c", "file", mode=0o644),
+    ]
+    conflicts = (Conflict("z/code.c", "modified", "the host changed it"),)
+    review = Review((), (), conflicts, (), changes=(*padding, *matters))
+    text = question(review, "main", "/here", overwrite=True)
+    rows = text.splitlines()
+    assert "REPLACES" in rows[1]
+    assert rows[2] == "z/code.c: the host changed it"
+    assert rows[3:6] == [
+        "modified /workspace/z/package.json",
+        "added /workspace/z/tool (executable)",
+        "modified /workspace/z/code.c",
+    ]
+    assert "REPLACES" not in question(review, "main", "/here", overwrite=False)
+    assert review.digest[:16] in rows[-1]

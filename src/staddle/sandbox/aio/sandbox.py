@@ -27,7 +27,7 @@ from .session import AsyncSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
     from socket import socket
     from typing import IO, Any, Literal, Self, Unpack
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..session import Session, SessionState
     from ..workspace.snapshot import Snapshot
     from .processes import AsyncProcess, AsyncTerminal
+    from .review import AsyncReview
     from .session import AsyncStream
 
 
@@ -324,7 +325,14 @@ class AsyncSandbox:
     diff = awaited(Sandbox.diff)
     packages = awaited(Sandbox.packages)
     keep_downloads, use_downloads = awaited(Sandbox.keep_downloads), awaited(Sandbox.use_downloads)
-    review = awaited(Sandbox.review)
+    _reviewed = awaited(Sandbox.review)
+
+    async def review(self, paths: Collection[str] | None = None) -> AsyncReview:
+        """Look at what `commit` would do, at one moment; see `Sandbox.review`. Its `commit` is awaited."""
+        from .review import AsyncReview
+
+        return AsyncReview.of(await self._reviewed(paths), self.commit)
+
     commit, discard = awaited(Sandbox.commit), awaited(Sandbox.discard)
     snapshot, snapshots = awaited(Sandbox.snapshot), awaited(Sandbox.snapshots)
     restore = awaited(Sandbox.restore)

@@ -10,7 +10,7 @@ from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
 from ...policy.environment import Environment, checked
-from ...policy.installation import usual_policy
+from ...policy.installation import default_policy
 from ...policy.network import PATIENCE, whole_seconds
 
 TYPE_CHECKING = False
@@ -95,7 +95,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
     """
     if policy is None:
-        policy = _USUAL[0] if _USUAL else usual_policy()
+        policy = _USUAL[0] if _USUAL else default_policy()
         _USUAL[:] = [policy]
     if not isinstance(policy, Policy):
         raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="use Policy.agent()")

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ...forkserver.client import HomeTree
-    from ...layers.commit import CommitOptions, Committed
+    from ...layers.commit import CommitOptions
     from ...layers.drift import Drift
-    from ...layers.review import Review
+    from ...layers.review import Committed, Review
     from ...layers.session_record import SessionRecord
     from ...mounts.operations import Operation
     from ...policy import Policy
@@ -249,7 +249,7 @@ class PersistentWorkspace(OverlayWorkspace):
         from ...layers.review import review
 
         with OpenLayers(self.stack.view()) as opened:
-            return review(opened, paths, self.baseline)
+            return review(opened, paths, self.baseline, at=WORKSPACE_PATH)
 
     def take_over(self, paths: Collection[str] | None = None, **options: Unpack[CommitOptions]) -> Committed:
         """Commit while no sandbox has it. After a whole commit it begins anew, with the host as it is."""

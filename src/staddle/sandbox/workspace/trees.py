@@ -223,7 +223,7 @@ class MountedTrees:
                 if were_stopped():
                     return result
         raise LayerError(
-            "a snapshot could not be taken",
+            "the files could not be read at one moment",
             why="a program inside continues whenever it is stopped",
             fix="end it, or run where the sandbox has a control group",
         )

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.baseline import Baseline
     from ...layers.changes import Change
-    from ...layers.commit import CommitOptions, Committed
+    from ...layers.commit import CommitOptions
     from ...layers.merged_view import LayerView
+    from ...layers.review import Committed
     from ...layers.stack import LayerSnapshot, Stack
     from ...shell.state import SavedShell
     from .frozen import BaseFreezer
