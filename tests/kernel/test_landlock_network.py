@@ -49,10 +49,13 @@ print(json.dumps({
     "fast open": tried(lambda: fast_open(other)),
     "fast open, by message": tried(lambda: fast_open_by_message(other)),
     "a port of the host": tried(lambda: socket.socket().bind(("127.0.0.1", 0))),
+    "listening": tried(lambda: socket.socket().listen()),
+    "listening, IPv6": tried(lambda: socket.socket(socket.AF_INET6).listen()),
 }))
 """
 REFUSED = {
     **dict.fromkeys(("other", "other, mapped", "any address", "elsewhere", "a port of the host"), 13),
+    **dict.fromkeys(("listening", "listening, IPv6"), 13),
     **dict.fromkeys(("datagram", "raw"), 94),
     **dict.fromkeys(("fast open", "fast open, by message"), 95),
     "multipath": 93,
@@ -92,6 +95,59 @@ def test_the_named_address_is_reached_and_no_other_in_any_way(ports: tuple[int, 
     wrapped = wrap(command, Policy.agent().with_network(network), backend="landlock", best_effort=True)
     done = wrapped.run(stdout=subprocess.PIPE)
     assert json.loads(done.stdout) == {"named": "done", "named, mapped": "done", **REFUSED}
+
+
+#: Tries to have a socket of the Internet listen, and to put one where a UNIX socket was in the call.
+LISTENING = """
+import json, os, socket, threading
+found = {}
+for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+    for name in (f"socket-{kind:d}", f"\\0staddle-{os.getpid()}-{kind:d}"):
+        server, client = socket.socket(socket.AF_UNIX, kind), socket.socket(socket.AF_UNIX, kind)
+        server.bind(name); server.listen(-1); client.connect(name)
+        connection = server.accept()[0]
+        client.sendall(b"x")
+        found[repr(name[:7]) + str(int(kind))] = connection.recv(1).decode()
+for what, number in (("no descriptor", 999), ("no socket", os.open(".", os.O_RDONLY))):
+    try: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=number).listen()
+    except OSError as error: found[what] = error.errno
+unix, internet = socket.socket(socket.AF_UNIX), socket.socket()
+unix.bind("raced")
+number, stop = os.dup(unix.fileno()), False
+def swap():
+    while not stop:
+        os.dup2(internet.fileno(), number); os.dup2(unix.fileno(), number)
+swapping = threading.Thread(target=swap); swapping.start()
+raced = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=number)
+for _ in range(300):
+    try: raced.listen()
+    except OSError: pass
+stop = True
+swapping.join(); raced.detach()
+found["took a port"] = internet.getsockname()[1]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.both_users
+def test_own_unix_sockets_listen_and_no_other_however_fast_it_is_swapped(ports: tuple[int, int]) -> None:
+    network = Network.allow(f"127.0.0.1:{ports[0]}")
+    code = "import os; os.chdir(os.environ['TMPDIR'])\n" + LISTENING
+    policy = Policy.agent().with_network(network)
+    done = wrap(["python3", "-c", code], policy, backend="landlock").run(stdout=subprocess.PIPE)
+    assert json.loads(done.stdout) == {
+        **dict.fromkeys(("'socket-'1", "'socket-'5", "'\\x00staddl'1", "'\\x00staddl'5"), "x"),
+        "no descriptor": 9,
+        "no socket": 88,
+        "took a port": 0,
+    }
+
+
+def test_the_same_program_listens_where_it_has_a_loopback_of_its_own(ports: tuple[int, int]) -> None:
+    policy = Policy.agent().with_network(Network.allow(f"127.0.0.1:{ports[0]}"))
+    code = "import socket; s = socket.socket(); s.listen(); print(s.getsockname()[1] > 0)"
+    done = wrap(["python3", "-c", code], policy, backend="namespaces").run(stdout=subprocess.PIPE)
+    assert done.stdout == b"True\n"
 
 
 def test_a_session_has_the_same(ports: tuple[int, int]) -> None:

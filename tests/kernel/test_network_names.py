@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from staddle.ipc.gateway_messages import Attempt
+from staddle.network.rules import dns
 from tests.support.network_servers import http_server, nameserver
-from tests.support.network_world import OTHER, PUBLIC, at, in_a_world, sandbox
+from tests.support.network_world import OTHER, PUBLIC, apart, at, in_a_world, sandbox
 from tests.support.waiting import PATIENCE, until
+from tests.unit.network.rules.answers import aliased
 
 HOSTS = {"api.example.com": PUBLIC}
 
@@ -39,6 +41,37 @@ def test_only_allowed_names_are_ever_asked_outside() -> None:
         assert asked == {"api.example.com", "x.wild.example", "nowhere.wild.example"}
     finally:
         log.unlink(missing_ok=True)
+
+
+@pytest.mark.same_for_everyone
+@in_a_world
+def test_an_alias_of_a_refused_name_is_refused() -> None:
+    http_server(PUBLIC, 80)
+    with at(OTHER):
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams.bind((OTHER, 53))
+    aliases = {"api.example.com": "x.cdn.example", "hidden.example": "bad.example"}
+
+    def answer() -> None:
+        while True:
+            packet, sender = datagrams.recvfrom(4096)
+            question = dns.parse(packet)
+            alias = aliases[question.name or ""]
+            datagrams.sendto(aliased(question, alias, socket.inet_aton(PUBLIC)), sender)
+
+    apart(answer)
+    entries = ("api.example.com", "hidden.example", "udp://hidden.example:53", "!bad.example")
+    with sandbox(*entries, nameservers=((OTHER, 53),)) as inside:
+        assert inside.run("curl", "-sS", "http://api.example.com/")[1] == "hello from api.example.com"
+        for _ in range(2):  # the second time the answer is known
+            assert inside.run("curl", "-sS", "http://hidden.example/")[0] in (7, 52, 56)
+            refused = [(a.host, a.port, a.why) for a in inside.attempts() if a.outcome == "refused"]
+            rule = "it is an alias of bad.example, refused by !bad.example"
+            assert refused == [("hidden.example", 80, rule)]
+            time.sleep(1)  # the same within a second is told once
+        send = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('hidden.example', 53))"
+        inside.python(f"import socket; {send}")
+        assert [(a.protocol, a.why) for a in inside.attempts() if a.outcome == "refused"] == [("udp", rule)]
 
 
 @pytest.mark.same_for_everyone

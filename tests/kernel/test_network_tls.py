@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.network_servers import certificate_for, http_server
+from tests.support.network_servers import certificate_for, echo, http_server
 from tests.support.network_world import PUBLIC, Sandbox, apart, at, in_a_world, sandbox
 from tests.support.waiting import until
 from tests.unit.network.rules.hellos import extended, extension, real
@@ -145,6 +145,31 @@ def test_openings_that_hide_or_stretch_the_name(certificate: Path) -> None:
             }
 
     world()
+
+
+#: A warning that is no reason to end, for servers that drop one before the ClientHello.
+ALERT = b"\x15\3\1\0\2\1\x5a"
+
+
+@pytest.mark.same_for_everyone
+@in_a_world
+def test_what_only_some_servers_read_is_not_passed_on() -> None:
+    echo(PUBLIC, 443)  # takes whatever it is sent
+    with sandbox(f"{NAME}:443", hosts=HOSTS) as inside:
+
+        def said(opening: bytes) -> str:
+            return inside.run(sys.executable, "-I", "-c", OPENING, opening.hex())[1].strip()
+
+        evil = real("front.example.com")
+        assert said(real(NAME)) == "16"
+        assert said(ALERT + evil) == "reset"
+        assert said(evil[:1] + b"\2\0" + evil[3:]) == "reset"
+        assert said(b"GET http://front.example.com/\r\n") == "reset"
+        assert set(why(inside)) == {
+            "TLS: another record comes before the end of its ClientHello",
+            "TLS: its opening is malformed",
+            "HTTP: its request line is malformed",
+        }
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ elicitation request before that. Only an accepted form with the box ticked is a 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context, Elicit
@@ -84,7 +85,7 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
     return ask(
         ctx,
         "allow_host",
-        f"Let programs in the sandbox {handle.id} connect to {host!r}? "
+        f"Let programs in the sandbox {handle.id} connect to {host!r}{_kind_of(host)}? "
         "They can send everything that is in the sandbox there.",
     )
 
@@ -103,6 +104,20 @@ def question(review: Review, sandbox: str, where: str, *, overwrite: bool) -> st
         heads += _rows([f"{item.path}: {item.why}" for item in review.conflicts], MOST_LISTED)
     rows = [f"{change.kind} {change.path}{_remark(change)}" for change in _in_order(review.changes)]
     return "\n".join([*heads, *_rows(rows, MOST_LISTED), f"(review {review.digest[:16]})"])
+
+
+def _kind_of(host: str) -> str:
+    """What to know about an entry that is an address."""
+    found = Network.allow(host).rules[0].host
+    try:
+        address = ip_network(found, strict=False)
+    except ValueError:
+        return ""
+    if address.is_loopback:
+        return " (THIS machine's loopback)"
+    if address.is_link_local:
+        return " (a LINK-LOCAL address: cloud credentials are served there)"
+    return " (a PRIVATE network)" if address.is_private else " (a public address)"
 
 
 def _rows(rows: list[str], most: int) -> list[str]:

@@ -342,6 +342,32 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "tests/unit/inside/landlock/test_destinations.py",
         "unspecified_address",
     ),
+    "Internet sockets that listen on landlock": HostSwitch(
+        Edit("inside/landlock/connections.py", "if socket.family != AF_UNIX:", "if False:"),
+        "tests/kernel/test_landlock_network.py",
+        "own_unix_sockets_listen",
+        starts=True,
+    ),
+    "records before the opening of TLS": HostSwitch(
+        Edit("network/rules/sniff.py", "if data[0] in _RECORDS:", "if data[0] == _HANDSHAKE:"),
+        "tests/unit/network/rules/test_sniff.py",
+        "after_another_record",
+    ),
+    "requests without a version": HostSwitch(
+        Edit("network/rules/sniff.py", "words[0].upper() in _METHODS and", "False and"),
+        "tests/unit/network/rules/test_sniff.py",
+        "without_a_version",
+    ),
+    "aliases that are refused": HostSwitch(
+        Edit(
+            "network/gateway/connection.py",
+            "for address in () if refused is not None else addresses:",
+            "for address in addresses:",
+        ),
+        "tests/kernel/test_network_names.py",
+        "alias_of_a_refused_name",
+        starts=True,
+    ),
     "addresses of the host itself": HostSwitch(
         Edit(
             "network/gateway/context.py",

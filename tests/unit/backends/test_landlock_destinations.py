@@ -47,8 +47,7 @@ def test_what_cannot_be_reached_is_said_entry_by_entry() -> None:
     network = Network.allow("a.com:443", "*.b.com", "udp://10.0.0.1:53", "10.0.0.2:80", "!c.com")
     own, *entries = rules.network_gaps(plan(network=network), 7)
     assert own.why == (
-        "Landlock gives no loopback of its own: no server inside can be connected to, and one that listens "
-        "without naming a port gets one of the host's"
+        "Landlock gives no loopback of its own: no program inside can listen for connections over TCP"
     )
     assert [gap.why.partition(" ")[0] for gap in entries] == ["names", "udp://10.0.0.1:53"]
     assert {gap.protection for gap in (own, *entries)} == {"network"}

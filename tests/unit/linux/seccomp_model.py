@@ -104,6 +104,8 @@ def _by_kind(kind: str, name: str, low: tuple[int, ...], full: tuple[int, ...]) 
             return fails(errno.EPERM)
     if name == "connect" and kind.startswith("landlock"):
         return NOTIFY
+    if name == "listen" and kind == "landlock-tcp":
+        return NOTIFY
     if name == "setsockopt" and kind != "landlock" and low[1:3] == (socket.IPPROTO_TCP, 31):
         return fails(errno.ENOPROTOOPT)
     flags = {"sendto": 3, "sendmmsg": 3, "sendmsg": 2}.get(name)

@@ -206,8 +206,7 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
         return
     yield Gap(
         "network",
-        "Landlock gives no loopback of its own: no server inside can be connected to, and one that listens "
-        "without naming a port gets one of the host's",
+        "Landlock gives no loopback of its own: no program inside can listen for connections over TCP",
         _ELSEWHERE,
         # A list of hosts needs no loopback; who asks for one gets none.
         documented=plan.network.mode == "allow",

@@ -1,7 +1,8 @@
 """The supervisor makes the command's connections in its place, those the policy allows.
 
-The filter stops every connect() and tells us. The address and the descriptor in the call
-are the caller's to change until the kernel looks at them, so a connect() is never let
+The filter stops every connect() and tells us; where only some connections over TCP are allowed, every
+listen() as well. The address and the descriptor in the call
+are the caller's to change until the kernel looks at them, so no such call is ever let
 through: we copy both, decide about the copies, and connect ourselves on the caller's own
 socket, or where its descriptor cannot be had, on a new one that takes its place
 (`replacements`). A socket file is opened first, through no link, and the connection made to exactly
@@ -12,6 +13,7 @@ A server sees the supervisor as its peer (SO_PEERCRED): the same user, another p
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import errno
 import fcntl
@@ -19,7 +21,7 @@ import os
 import stat
 import struct
 
-from ...linux import process
+from ...linux import process, syscalls
 from ...linux.landlock import RIGHTS
 from ...linux.openat2 import open_without_symlinks
 from ...linux.syscalls import ctypes
@@ -38,6 +40,8 @@ _RECEIVE, _SEND, _ID_VALID = 0xC0502100, 0xC0182101, 0x40082102
 _REQUEST = struct.Struct("QIIiIQ6Q")  # struct seccomp_notif
 _ANSWER = struct.Struct("QqiI")  # struct seccomp_notif_resp
 _LONGEST_ADDRESS = 128
+_LISTEN = syscalls.number("listen")
+_LONGEST_QUEUE = 0x7FFF_FFFF
 _PIDFD_THREAD = os.O_EXCL  # Linux 6.9: a descriptor of one thread, with its own table of files
 #: Connections that may be waiting for a slow server at once. More wait their turn in the kernel.
 _AT_ONCE = 128
@@ -117,10 +121,13 @@ class Broker:
             self._at_work += change
 
     def _answer(self, identity: int, thread: int, *rest: int) -> None:
-        fd, address, length = rest[4], rest[5], rest[6]
+        call, fd, second, third = rest[1], rest[4] & 0xFFFFFFFF, rest[5], rest[6]
         error = errno.EACCES
         try:
-            error = self._connected(identity, thread, fd & 0xFFFFFFFF, address, length & 0xFFFFFFFF)
+            if call == _LISTEN:
+                error = self._listening(identity, thread, fd, second & 0xFFFFFFFF)
+            else:
+                error = self._connected(identity, thread, fd, second, third & 0xFFFFFFFF)
         except ConnectRefused as refused:
             error = refused.number
         except OSError as failed:
@@ -155,6 +162,28 @@ class Broker:
             return error
         finally:
             os.close(socket)
+
+    def _listening(self, identity: int, thread: int, fd: int, backlog: int) -> int:
+        """Have the caller's UNIX socket listen. An Internet one would take a port of the host's.
+
+        Where its descriptor cannot be had none may: a new socket could not take over its name.
+        """
+        try:
+            copy = _descriptor(thread, fd)
+        except OSError as error:
+            raise ConnectRefused(errno.EBADF if error.errno == errno.EBADF else errno.EACCES) from None
+        try:
+            fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))  # see `_connected`
+            socket = _socket.socket(fileno=copy)
+            try:
+                if socket.family != AF_UNIX:
+                    raise ConnectRefused(errno.EACCES)
+                socket.listen(min(backlog, _LONGEST_QUEUE))
+            finally:
+                socket.detach()
+            return 0
+        finally:
+            os.close(copy)
 
     def _socket(self, thread: int, fd: int) -> tuple[int, CallersSocket | None]:
         """Our copy of the caller's socket; or a new one, and what the caller's is."""

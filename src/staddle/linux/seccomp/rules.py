@@ -339,6 +339,13 @@ TCP_SOCKETS = (
         ("sendto", "sendmmsg"), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(3, "flags", **_FAST_OPEN),)
     ),
     SyscallRule(("sendmsg",), refuse("EOPNOTSUPP"), _CONNECTS, (any_bit(2, "flags", **_FAST_OPEN),)),
+    SyscallRule(
+        ("listen",),
+        NOTIFY,
+        # Landlock decides about bind(), but listen() on a socket without a port takes one of the host's.
+        "the supervisor has UNIX sockets listen in the caller's place, and refuses all others; "
+        "a filter cannot see a socket's family",
+    ),
 )
 NO_NETWORK_SOCKETS = (_families(**_UNIX),)
 PAIRS = (

@@ -11,7 +11,7 @@ import _socket
 import os
 
 from ..rules import sniff
-from ..rules.rules import decide
+from ..rules.rules import decide, refused_alias
 from ..rules.sniff import objection
 from .loop import ENDING, READABLE
 from .tcp_relay import AGAIN, ENDED, Flow, reset
@@ -104,16 +104,16 @@ class Connection:
         self._deadline = self._give_up = self._context.loop.now + _DIALLING
         self.begin()
 
-    def found(self, addresses: tuple[str, ...], why: str) -> None:
-        """The destination has these addresses. Dial those that may be."""
+    def found(self, addresses: tuple[str, ...], why: str, aliases: tuple[str, ...] = ()) -> None:
+        """The destination has these addresses, by these aliases. Dial those that may be."""
         if self._closed:
             return
         verdict = self._verdict
         if not addresses:
             self.fail("failed", why)
             return
-        refused: Verdict | None = None
-        for address in addresses:
+        refused = refused_alias(verdict.host, aliases, verdict.port, self._context.network)
+        for address in () if refused is not None else addresses:
             if self._name is not None:
                 about = self._context.resolved(self._name, address, verdict.port)
                 if not about.allowed:

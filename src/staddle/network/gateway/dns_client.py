@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from .loop import Loop
 
-    #: Called once with the addresses, as text, or with none and why.
-    Found = Callable[[tuple[str, ...], str], None]
+    #: Called once with the addresses, as text, or with none and why; and with the aliases that led to them.
+    Found = Callable[[tuple[str, ...], str, tuple[str, ...]], None]
 
 _PATIENCE = 2.0  # seconds for one server
 _ROUNDS = 2
@@ -40,28 +40,28 @@ class DnsClient:
         self._hosts: dict[str, list[str]] = {}
         for name, address in hosts:
             self._hosts.setdefault(name, []).append(address)
-        self._known: dict[str, tuple[float, tuple[str, ...], str]] = {}
+        self._known: dict[str, tuple[float, tuple[str, ...], str, tuple[str, ...]]] = {}
         self._asking: dict[str, _Lookup] = {}
         loop.sweep(self._sweep)
 
     def resolve(self, name: str, found: Found) -> None:
         """Find the addresses of `name`, perhaps at once."""
         if name in self._hosts:
-            found(tuple(self._hosts[name]), "")
+            found(tuple(self._hosts[name]), "", ())
             return
         known = self._known.get(name)
         if known is not None and known[0] > self._loop.now:
-            found(known[1], known[2])
+            found(*known[1:])
             return
         lookup = self._asking.get(name)
         if lookup is not None:
             if len(lookup.waiting) >= _WAITING:
-                found((), "too many wait for the same name")
+                found((), "too many wait for the same name", ())
             else:
                 lookup.waiting.append(found)
             return
         if not self._nameservers or len(self._asking) >= _AT_ONCE:
-            found((), "the host has no nameserver" if not self._nameservers else "too many names at once")
+            found((), "the host has no nameserver" if not self._nameservers else "too many names at once", ())
             return
         lookup = _Lookup(self._loop, name, self._nameservers, self._done)
         self._asking[name] = lookup
@@ -72,9 +72,10 @@ class DnsClient:
         del self._asking[lookup.name]
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
-        self._known[lookup.name] = (self._loop.now + ttl, addresses, why)
+        aliases = lookup.aliases()
+        self._known[lookup.name] = (self._loop.now + ttl, addresses, why, aliases)
         for found in lookup.waiting:
-            found(addresses, why)
+            found(addresses, why, aliases)
 
     def _sweep(self, now: float) -> bool:
         for lookup in list(self._asking.values()):
@@ -130,6 +131,10 @@ class _Lookup:
     def question(self, kind: int) -> bytes:
         """The question about one family, as it is sent."""
         return dns.query(self._identities[kind], self.name, kind)
+
+    def aliases(self) -> tuple[str, ...]:
+        """The names that lead from this one to its addresses, in all answers."""
+        return tuple(dict.fromkeys(alias for each in self._answers.values() for alias in each.aliases))
 
     def answered(self, kind: int, packet: bytes, over_tcp: bool) -> bool:
         """Take an answer; True when that was all we waited for."""

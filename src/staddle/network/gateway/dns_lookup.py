@@ -20,21 +20,27 @@ _ROUNDS = 2
 _MOST_ADDRESSES = 16
 
 
-def lookup(name: str, nameservers: tuple[str, ...]) -> list[str]:
-    """The addresses of `name`: those of /etc/hosts, else what the first server that answers knows."""
-    known = _in_hosts_file(name)
+def lookup(name: str, nameservers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """The addresses of `name` and the aliases that lead to them.
+
+    They are those of /etc/hosts, else what the first server that answers knows.
+    """
+    known = in_hosts_file(name)
     if known:
-        return known
+        return known, ()
     for server in nameservers * _ROUNDS:
         try:
-            found = [address for kind in (dns.A, dns.AAAA) for address in _ask(server, name, kind)]
+            answers = [_ask(server, name, kind) for kind in (dns.A, dns.AAAA)]
         except OSError:
             continue
-        return found[:_MOST_ADDRESSES]
-    return []
+        families = zip((socket.AF_INET, socket.AF_INET6), answers, strict=True)
+        found = [socket.inet_ntop(family, each) for family, answer in families for each in answer.addresses]
+        return found[:_MOST_ADDRESSES], tuple(alias for answer in answers for alias in answer.aliases)
+    return [], ()
 
 
-def _in_hosts_file(name: str) -> list[str]:
+def in_hosts_file(name: str) -> list[str]:
+    """The addresses of `name` in /etc/hosts."""
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
             lines = [line.partition("#")[0].split() for line in file]
@@ -43,15 +49,12 @@ def _in_hosts_file(name: str) -> list[str]:
     return [words[0] for words in lines if name in (word.lower() for word in words[1:])]
 
 
-def _ask(server: str, name: str, kind: int) -> list[str]:
+def _ask(server: str, name: str, kind: int) -> dns.DnsAnswer:
     """Ask one server for one family. OSError if it does not answer in time."""
     identity = int.from_bytes(os.urandom(2))
     question = dns.query(identity, name, kind)
     answer = _by_datagram(server, question, identity, name, kind)
-    if answer.truncated:
-        answer = _by_stream(server, question, identity, name, kind)
-    family = socket.AF_INET if kind == dns.A else socket.AF_INET6
-    return [socket.inet_ntop(family, packed) for packed in answer.addresses]
+    return _by_stream(server, question, identity, name, kind) if answer.truncated else answer
 
 
 def _by_datagram(server: str, question: bytes, identity: int, name: str, kind: int) -> dns.DnsAnswer:

@@ -180,11 +180,14 @@ class HttpProxy:
 
     def _dialled(self, name: str, verdict: Verdict) -> socket.socket:
         """A connection to the very address that was checked."""
-        from staddle.network.rules.rules import resolved
+        from staddle.network.rules.rules import refused_alias, resolved
 
-        refused: Verdict | None = None
+        addresses, aliases = self._addresses(name, verdict.port)
+        refused = refused_alias(name, aliases, verdict.port, self._network)
+        if refused is not None:
+            raise _refusal(refused)
         number = errno.EHOSTUNREACH
-        for address in self._addresses(name, verdict.port):
+        for address in addresses:
             about = verdict
             if address != name:
                 about = resolved(name, address, verdict.port, self._network, own=_is_own(address))
@@ -201,20 +204,25 @@ class HttpProxy:
             raise _refusal(refused)
         raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer", number)
 
-    def _addresses(self, name: str, port: int) -> list[str]:
+    def _addresses(self, name: str, port: int) -> tuple[list[str], tuple[str, ...]]:
+        """The addresses of a host, and the aliases that lead to them, as far as they are known."""
         from staddle.network.gateway.dns_lookup import lookup
+        from staddle.network.rules.rules import refuses_names
 
+        aliases: tuple[str, ...] = ()
         try:
             if self._network.dns and not _is_address(name):
-                found = lookup(name, self._network.dns)
+                found, aliases = lookup(name, self._network.dns)
             else:
                 every = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
                 found = [str(where[0]) for _, _, _, _, where in every]
+                if refuses_names(self._network):
+                    aliases = _aliases(name)
         except (OSError, UnicodeError):
             found = []
         if not found:
             raise ProxyRefusal("502 Bad Gateway", f"{name} cannot be resolved", errno.EHOSTUNREACH)
-        return found
+        return found, aliases
 
     def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:
         """Hold back what the client says first until it is known to be for this host.
@@ -246,6 +254,19 @@ class HttpProxy:
         if seen is not None and objection(seen, asked, self._network):
             raise ConnectionResetError
         server.sendall(opening)
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    """The aliases of a name, as the C library tells them: it asks the host's nameservers for IPv4 only."""
+    from staddle.network.gateway.dns_lookup import in_hosts_file
+
+    if _is_address(name) or in_hosts_file(name):
+        return ()
+    try:
+        canonical, others, _ = socket.gethostbyname_ex(name)
+    except (OSError, UnicodeError):
+        return ()
+    return (canonical, *others)
 
 
 def _refusal(verdict: Verdict) -> ProxyRefusal:

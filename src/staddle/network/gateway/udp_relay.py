@@ -11,7 +11,7 @@ import _socket
 import struct
 
 from ..rules import synthetic
-from ..rules.rules import decide
+from ..rules.rules import decide, refused_alias
 from .loop import INPUT
 
 TYPE_CHECKING = False
@@ -110,9 +110,13 @@ class _UdpFlow:
         self.failed = False
         self.touched = context.loop.now
 
-    def found(self, addresses: tuple[str, ...], why: str) -> None:
-        """The destination has these addresses: use the first that may be."""
+    def found(self, addresses: tuple[str, ...], why: str, aliases: tuple[str, ...] = ()) -> None:
+        """The destination has these addresses, by these aliases: use the first that may be."""
         verdict = self._verdict
+        refused = refused_alias(verdict.host, aliases, verdict.port, self._context.network, "udp")
+        if refused is not None:
+            self._context.events.about("refused", refused)
+            addresses = ()
         for address in addresses:
             if self._name is not None:
                 about = self._context.resolved(self._name, address, verdict.port, "udp")

@@ -2,9 +2,10 @@
 
 It is called with an Event of kind "question": `what` is `host:port`, the name or the address that
 a program inside connects to over TCP; `rule` says why it is not allowed anyway, `allow` is the
-entry that would allow it. Only True is a yes; None is a no for this time, and is asked again. It is
-called in threads of ours, a few at a time, so that one who thinks does not keep the others waiting; the
-gateway waits no longer than it was told.
+entry that would allow it. If `what` is an address, `rule` also says which kind of address it is: public,
+private, loopback, link-local, metadata. Only True is a yes; None is a no for this time, and is asked
+again. It is called in threads of ours, a few at a time, so that one who thinks does not keep the others
+waiting; the gateway waits no longer than it was told.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class ApprovalCalls:
         if verdict.allowed or not verdict.allow:
             return verdict.allowed
         what = _where(verdict.host, verdict.port)
-        kind = special(verdict.host) if _is_address(verdict.host) else ""
+        # What is behind a name is not known yet, and is judged when it is.
+        kind = special(verdict.host) or "a public address" if _is_address(verdict.host) else ""
         rule = f"{verdict.rule}; it is {kind}" if kind else verdict.rule
         try:
             answer = self._ask(Event("question", what, rule, verdict.allow))

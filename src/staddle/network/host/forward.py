@@ -48,7 +48,10 @@ def connect(socket: int, port: int) -> int:
 
 
 class ExposedPort:
-    """A port of the host's 127.0.0.1 that leads to `port` inside. Ours until `close`, whatever serves it."""
+    """A port of the host's 127.0.0.1 that leads to `port` inside. Ours until `close`, whatever serves it.
+
+    Every local user of the host can connect to it.
+    """
 
     def __init__(self, port: int, host_port: int = 0) -> None:
         self.port = checked_port(port)

@@ -64,12 +64,13 @@ class Unanswerable(DnsFormatError):
 
 
 class DnsAnswer(Value):
-    """The answer of a server about one name and type."""
+    """The answer of a server about one name and type. `aliases` lead from the name to the addresses."""
 
     code: int
     truncated: bool
     addresses: tuple[bytes, ...]
     ttl: int
+    aliases: tuple[str, ...] = ()
 
 
 # What a sandbox asks.
@@ -199,15 +200,17 @@ def read_answer(packet: bytes, identity: int, name: str, kind: int) -> DnsAnswer
         aliases, found = _records(packet, at + 4, min(answers, MOST_RECORDS), kind)
     except (struct.error, IndexError) as error:
         raise DnsFormatError("cut off") from error
-    wanted, ttls = name, [300]
+    wanted, ttls, followed = name, [300], list[str]()
     for _ in range(MOST_ALIASES):
         if wanted not in aliases:
             break
         wanted, ttl = aliases[wanted]
         ttls.append(ttl)
+        followed.append(wanted)
     records = found.get(wanted, [])
     ttls += [ttl for _, ttl in records]
-    return DnsAnswer(flags & 15, bool(flags & _TC), tuple(data for data, _ in records), min(ttls))
+    addresses = tuple(data for data, _ in records)
+    return DnsAnswer(flags & 15, bool(flags & _TC), addresses, min(ttls), tuple(followed))
 
 
 def _records(

@@ -115,6 +115,22 @@ def refused_name(name: str, network: Network) -> HostRule | None:
     return None
 
 
+def refuses_names(network: Network) -> bool:
+    """Whether an entry refuses names: then a name that cannot be read may be one of them."""
+    return any(rule.deny and rule.kind != "network" for rule in network.rules)
+
+
+def refused_alias(
+    name: str, aliases: tuple[str, ...], port: int, network: Network, protocol: Protocol = "tcp"
+) -> Verdict | None:
+    """The refusal of the allowed `name`, if the DNS leads from it through a name that an entry refuses."""
+    for alias in aliases:
+        refusing, _ = _matching(network, alias, port, protocol)
+        if refusing is not None:
+            return Verdict(False, name, port, protocol, f"it is an alias of {alias}, refused by {refusing}")
+    return None
+
+
 def _is_about(rule: HostRule, around: IPv4Network | IPv6Network) -> bool:
     """Whether an entry speaks of addresses in `around` only, or of one address."""
     own = ipaddress.ip_network(rule.host)

@@ -7,7 +7,8 @@
 
 Only the opening of a connection is looked at, and only of its first request. What is neither
 TLS nor HTTP/1 (ssh, databases, HTTP/2 without TLS) is "other": it is judged by name and port
-alone. A client can show one name here and mean another inside TLS; nobody outside can see it.
+alone. Bytes that only some servers read as TLS or HTTP are TLS or HTTP with a problem, never "other".
+A client can show one name here and mean another inside TLS; nobody outside can see it.
 
     destinations(message)            (protocol, address, port) of each packet in an nfnetlink_log message:
                                      the kernel's log of packets that nftables refused in the sandbox
@@ -21,7 +22,7 @@ import struct
 from ..._value import Value
 from ...errors import PolicyError
 from ...policy.hosts import canonical
-from .rules import refused_name
+from .rules import refused_name, refuses_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 #: The most that is held back while looking. A ClientHello has 2 KiB at most in practice.
 LONGEST = 32768
 _LONGEST_LINE = 8192
-_HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 22, 1, 0
+_ALERT, _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 21, 22, 1, 0
+#: Content types of records, from change_cipher_spec to heartbeat (RFC 8446 B.1, RFC 6520).
+_RECORDS = range(20, 25)
 #: Methods, RFC 9110 and the registry's common ones: what begins like one may be HTTP.
 _METHODS = (
     b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK "
@@ -70,10 +73,11 @@ def parse_opening(data: bytes) -> Opening | None:
     """
     if not data:
         return None
-    protocol: Literal["tls", "http"] = "tls" if _is_tls(data) else "http"
+    protocol: Literal["tls", "http"] = "tls"
     try:
-        if protocol == "tls":
+        if _is_tls(data):
             return Opening("tls", _server_name(data))
+        protocol = "http"
         return _http(data)
     except _NotYet:
         return Opening(protocol, None, "its opening is too long") if len(data) >= LONGEST else None
@@ -87,10 +91,25 @@ def parse_opening(data: bytes) -> Opening | None:
 
 
 def _is_tls(data: bytes) -> bool:
-    if data[0] == _HANDSHAKE:
-        return len(data) == 1 or data[1] == 3
+    """Whether some server takes these bytes for TLS. Which record comes first does not matter.
+
+    A server may drop an alert before the ClientHello, and ignore the version of a record
+    (RFC 8446 5.1; Go's does both).
+    """
+    if data[0] in _RECORDS:
+        if data[1:2] in (b"", b"\3"):
+            return True
+        if len(data) < 6:
+            raise _NotYet
+        if data[0] == _ALERT:
+            return data[3:5] == b"\0\2" and data[5] in (1, 2)
+        return data[0] == _HANDSHAKE and data[5] == _CLIENT_HELLO
     # The opening of SSL 2, which some servers still take for a TLS one, and which has no name.
-    return len(data) >= 4 and data[0] & 0x80 != 0 and data[2] == _CLIENT_HELLO and data[3] == 3
+    if data[0] & 0xC0 != 0x80 or data[2:4] not in (b"", b"\1", b"\1\3"):
+        return False
+    if len(data) < 4:
+        raise _NotYet
+    return True
 
 
 class _Bytes:
@@ -121,7 +140,7 @@ class _Bytes:
 
 
 def _server_name(data: bytes) -> str | None:
-    if data[0] != _HANDSHAKE:
+    if data[0] not in _RECORDS:
         return None
     hello = _Bytes(_client_hello(data))
     hello.take(2 + 32)  # version, random
@@ -167,7 +186,9 @@ def _client_hello(data: bytes) -> bytes:
         if len(header) < 5:
             raise _NotYet
         length = int.from_bytes(header[3:], "big")
-        if header[0] != _HANDSHAKE or header[1] != 3 or not 0 < length <= 16384 + 256:
+        if header[0] != _HANDSHAKE:
+            raise _Bad("another record comes before the end of its ClientHello")
+        if header[1] != 3 or not 0 < length <= 16384 + 256:
             raise _Bad("its opening is malformed")
         message += data[at + 5 : at + 5 + length]
         if at + 5 + length > len(data):
@@ -186,22 +207,39 @@ def _http(data: bytes) -> Opening:
     text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some of them more
     if not text:
         raise _NotYet
-    if _PREFACE.startswith(text[: len(_PREFACE)]):
-        if len(text) < 4:
-            raise _NotYet  # could still be a method
+    if text.startswith(_PREFACE):
         return OTHER
+    if _PREFACE.startswith(text):
+        raise _NotYet  # could still be a request with this method
     line, newline, _ = text.partition(b"\n")
     if not newline:
         if _may_begin_a_request(text):
             raise _NotYet
         return OTHER
-    words = line.rstrip(b"\r").split()
-    if len(words) < 3 or not words[-1].upper().startswith(b"HTTP/"):
+    line = line.removesuffix(b"\r")
+    words = line.split()
+    if not _is_request(words):
         return OTHER
-    if len(words) != 3:
+    # Servers disagree on what a control character is: the end of a word, or a part of it.
+    if len(words) != 3 or not _is_version(words[2]) or any(byte < 32 or byte == 127 for byte in line):
         raise _Bad("its request line is malformed")
     head = _head(text)
     return Opening("http", _agreed(words[0].upper(), words[1], head))
+
+
+def _is_request(words: list[bytes]) -> bool:
+    """Whether some server takes a first line with these words for a request.
+
+    One of HTTP/0.9 has no version: a method and a target are enough. `GET key` is not one: databases
+    have such commands.
+    """
+    if len(words) > 2 and (_is_version(words[2]) or _is_version(words[-1])):
+        return True
+    return len(words) > 1 and words[0].upper() in _METHODS and (words[1][:1] == b"/" or b"://" in words[1])
+
+
+def _is_version(word: bytes) -> bool:
+    return word.upper().startswith(b"HTTP/")
 
 
 def _may_begin_a_request(text: bytes) -> bool:
@@ -210,12 +248,9 @@ def _may_begin_a_request(text: bytes) -> bool:
     word = words[0].upper()
     alone = len(words) == 1 and not text[-1:].isspace()
     known = any(method.startswith(word) for method in _METHODS) if alone else word in _METHODS
-    # Lenient servers take a tab for a space; nothing else that is not printed is in a request line.
-    if not known or not all(32 <= byte != 127 or byte in _BLANK for byte in text):
-        return False
-    if len(text) > _LONGEST_LINE:
+    if known and len(text) > _LONGEST_LINE:
         raise _Bad("its request line is too long")
-    return True
+    return known
 
 
 def _head(text: bytes) -> list[bytes]:
@@ -285,10 +320,10 @@ def objection(seen: Opening, name: str | None, network: Network) -> str:
         rule = refused_name(seen.name, network)
         if rule is not None:
             return f"{what} names {seen.name}, refused by {rule}"
+    if seen.problem and (name is not None or refuses_names(network)):
+        return f"{what}: {seen.problem}"
     if name is None:
         return ""  # the address itself is allowed, whatever is spoken with it
-    if seen.problem:
-        return f"{what}: {seen.problem}"
     if seen.name is None:
         return f"{what} does not name the host it is for"
     return "" if seen.name == name else f"{what} is for {seen.name}, not for {name}"

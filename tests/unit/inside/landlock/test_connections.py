@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from staddle.inside.landlock.connections import Rules
+from staddle.inside.landlock import connections
+from staddle.inside.landlock.connections import Broker, ConnectRefused, Rules
+from staddle.ipc.exec_spec import ExecSpec
 
 RULES = Rules(
     (
@@ -52,3 +57,17 @@ def test_no_rule_is_no_socket() -> None:
 
 def test_the_root_can_be_granted() -> None:
     assert Rules(((b"beneath", b"/"),)).allow(b"/run/docker.sock")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_nothing_listens_where_no_descriptor_can_be_had(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kind could be read in /proc, but the caller could swap the socket before the kernel looks."""
+
+    def refuse(*_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(connections, "_descriptor", refuse)
+    broker = Broker(-1, ExecSpec(argv=(b"true",), environment=(), directory=b"/"))
+    with pytest.raises(ConnectRefused) as refused:
+        broker._listening(1, os.getpid(), 3, 5)
+    assert refused.value.number == errno.EACCES

@@ -15,6 +15,7 @@ from staddle import Network
 from staddle.network.gateway import dns_lookup
 from staddle.network.gateway.http_proxy import HttpProxy
 from staddle.network.rules import dns
+from tests.unit.network.rules.answers import aliased
 from tests.unit.network.rules.hellos import hello, server_name
 
 WORD = "the-word"
@@ -193,10 +194,15 @@ def _at_one_port() -> tuple[socket.socket, socket.socket]:
 
 
 class Nameserver:
-    """Answers every question about an IPv4 address with `address`; a truncated answer first, then by TCP."""
+    """Answers every question about an IPv4 address with `address`; a truncated answer first, then by TCP.
 
-    def __init__(self, address: str, *, truncates: bool = False) -> None:
-        self._packed = socket.inet_aton(address)
+    The names of `aliases` are aliases of others.
+    """
+
+    def __init__(
+        self, address: str, *, truncates: bool = False, aliases: dict[str, str] | None = None
+    ) -> None:
+        self._packed, self._aliases = socket.inet_aton(address), aliases or {}
         self._truncates = truncates
         self.asked: list[str] = []
         self._streams, self._datagrams = _at_one_port()
@@ -207,6 +213,9 @@ class Nameserver:
     def _answer(self, query: bytes) -> bytes:
         question = dns.parse(query)
         self.asked.append(str(question.name))
+        alias = self._aliases.get(str(question.name))
+        if alias is not None:
+            return aliased(question, alias, self._packed)
         return dns.address_answer(question, self._packed, None)
 
     def _serve(self) -> None:
@@ -229,6 +238,43 @@ class Nameserver:
         self._streams.shutdown(socket.SHUT_RDWR)
         self._streams.close()
         self._datagrams.close()
+
+
+def test_a_name_that_is_an_alias_of_a_refused_one_is_refused(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Nameserver(
+        "127.0.0.1", aliases={"hidden.example": "bad.example", "found.example": "cdn.example"}
+    )
+    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    entries = (f"{name}:{echo.port}" for name in ("found.example", "hidden.example", "127.0.0.1"))
+    served = Served(*entries, "!bad.example", nameservers=("127.0.0.1",))
+    try:
+        assert served.ask(connect(f"found.example:{echo.port}"), b"\0\1\2") == b"\0\1\2"
+        refused = served.ask(connect(f"hidden.example:{echo.port}"))
+        assert b"it is an alias of bad.example, refused by !bad.example" in refused
+    finally:
+        served.close()
+        server.close()
+
+
+def test_the_hosts_own_resolver_tells_aliases(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"found.example": ["x.cdn.example"], "hidden.example": ["x.cdn.example", "bad.example"]}
+    real = socket.getaddrinfo
+
+    def addresses(host: str, *words: object, **options: object) -> object:
+        return real("127.0.0.1" if host in names else host, *words, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+    monkeypatch.setattr(socket, "gethostbyname_ex", lambda name: ("last.example", names[name], ["127.0.0.1"]))
+    entries = (f"{name}:{echo.port}" for name in (*names, "127.0.0.1"))
+    served = Served(*entries, "!bad.example")
+    try:
+        assert served.ask(connect(f"found.example:{echo.port}"), b"\0\1\2") == b"\0\1\2"
+        refused = served.ask(connect(f"hidden.example:{echo.port}"))
+        assert b"it is an alias of bad.example, refused by !bad.example" in refused
+    finally:
+        served.close()
 
 
 @pytest.mark.parametrize("truncates", [False, True])

@@ -46,12 +46,23 @@ def test_only_true_is_a_yes(said: object, allowed: bool | None) -> None:
 def test_the_question_says_what_why_and_what_would_allow_it() -> None:
     asked: list[Event] = []
     heard = Heard(asked.append)
-    for host in ("a.example.com", "2001:db8::1", "10.0.0.1"):
+    kinds = {
+        "[2606:2800:220:1::1]": "a public address",
+        "8.8.8.8": "a public address",
+        "10.0.0.1": "a private address",
+        "127.0.0.1": "a loopback address",
+        "[::1]": "a loopback address",
+        "169.254.1.1": "a link-local address",
+        "169.254.169.254": "the metadata service of cloud machines",
+    }
+    for host in ("a.example.com", *kinds):
         heard.answer(host)
     assert asked == [
         Event("question", "a.example.com:443", "no entry allows it", "a.example.com:443"),
-        Event("question", "[2001:db8::1]:443", "no entry allows it", "[2001:db8::1]:443"),
-        Event("question", "10.0.0.1:443", "no entry allows it; it is a private address", "10.0.0.1:443"),
+        *(
+            Event("question", f"{host}:443", f"no entry allows it; it is {kind}", f"{host}:443")
+            for host, kind in kinds.items()
+        ),
     ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle import Network
-from staddle.network.rules.rules import decide, may_ask, refused_name, resolved
+from staddle.network.rules.rules import decide, may_ask, refused_alias, refused_name, resolved
 from staddle.policy.hosts import allow_entry, special
 
 NETWORK = Network.allow(
@@ -198,6 +198,23 @@ def test_only_allowed_names_may_be_resolved() -> None:
     assert not may_ask("api.example.com", Network.loopback([80])).allowed
     # refused at one port only: it still has an address
     assert may_ask("api.example.com", Network.allow("api.example.com", "!api.example.com:25")).allowed
+
+
+def test_a_name_does_not_lead_through_a_name_that_is_refused() -> None:
+    network = Network.allow("api.example.com", "cdn.example", "!*.ads.example", "!bad.example:443")
+    for aliases, rule in (
+        (("a.cdn.example", "x.ads.example", "b.cdn.example"), "!*.ads.example"),
+        (("Bad.Example.",), "!bad.example:443"),
+    ):
+        refused = refused_alias("api.example.com", aliases, 443, network)
+        assert refused is not None
+        assert not refused.allowed
+        assert refused.rule == f"it is an alias of {aliases[len(aliases) // 2]}, refused by {rule}"
+        assert refused.allow == ""
+    # Names that no entry mentions are no refusal: a content network has its own.
+    assert refused_alias("api.example.com", ("x.cdn.net", "ads.example"), 443, network) is None
+    assert refused_alias("api.example.com", ("bad.example",), 80, network) is None
+    assert refused_alias("api.example.com", ("bad.example",), 443, network, "udp") is not None
 
 
 def test_names_seen_in_tls_meet_refusals() -> None:

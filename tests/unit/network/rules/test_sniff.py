@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.network.rules.sniff import LONGEST, OTHER, Opening, parse_opening
+from staddle.network.rules.sniff import LONGEST, OTHER, Opening, objection, parse_opening
+from staddle.policy.network import Network
 from tests.unit.network.rules.hellos import extension, hello, real, server_name
 
 GET = b"GET / HTTP/1.1\r\nHost: api.example.com\r\nAccept: */*\r\n\r\n"
@@ -92,6 +93,61 @@ def test_a_server_reads_the_same_name() -> None:
         assert found == [whole(real(name)).name]
 
 
+HELLO = hello(server_name(b"api.example.com"))
+ALERT = b"\x15\3\1\0\2\1\x5a"
+FIRST_RECORDS = {
+    "a warning": ALERT,
+    "a fatal alert": b"\x15\3\1\0\2\2\x28",
+    "an empty alert": b"\x15\3\1\0\0",
+    "an alert of another version": b"\x15\2\0\0\2\1\x5a",
+    "change_cipher_spec": b"\x14\3\3\0\1\1",
+    "application data": b"\x17\3\3\0\1x",
+    "empty application data": b"\x17\3\3\0\0",
+    "heartbeat": b"\x18\3\2\0\3\1\0\0",
+    "an empty handshake record": b"\x16\3\1\0\0",
+    "a hello request": b"\x16\3\1\0\4\0\0\0\0",
+}
+
+
+@pytest.mark.parametrize("first", FIRST_RECORDS.values(), ids=FIRST_RECORDS)
+def test_a_hello_after_another_record_is_refused_at_every_split(first: bytes) -> None:
+    """Some servers drop such a record, and go on with the hello: the name in it would not be seen."""
+    data = first + HELLO
+    seen = whole(data)
+    assert seen.protocol == "tls"
+    assert seen.problem
+    assert {parse_opening(data[:cut]) for cut in range(1, len(data))} <= {None, seen}
+    assert objection(seen, "api.example.com", Network.allow("api.example.com"))
+
+
+@pytest.mark.parametrize("between", FIRST_RECORDS.values(), ids=FIRST_RECORDS)
+def test_a_record_between_the_parts_of_a_hello_is_refused(between: bytes) -> None:
+    parts = hello(server_name(b"api.example.com"), records=2)
+    at = 5 + int.from_bytes(parts[3:5], "big")
+    seen = whole(parts[:at] + between + parts[at:])
+    assert (seen.protocol, seen.name) == ("tls", None)
+    assert seen.problem or between[5:6] == b"\0"  # more of the message, whatever that says
+
+
+@pytest.mark.parametrize("version", [b"\0\0", b"\2\0", b"\4\1", b"\x0f\xff", b"\xff\xff"])
+def test_the_version_of_a_record_does_not_hide_a_hello(version: bytes) -> None:
+    """Servers are told to ignore it."""
+    data = HELLO[:1] + version + HELLO[3:]
+    said = {parse_opening(data[:cut]) for cut in range(1, len(data) + 1)}
+    assert said == {None, Opening("tls", None, "its opening is malformed")}
+
+
+def test_the_opening_of_ssl_2_is_seen_at_every_split() -> None:
+    data = b"\x80\x2e\1\3\1\0\x15\0\0\0\x10" + bytes(37)
+    assert {parse_opening(data[:cut]) for cut in range(1, len(data))} == {None, Opening("tls", None)}
+
+
+def test_an_opening_that_hides_its_name_is_refused_at_an_address_when_a_name_is() -> None:
+    hidden = whole(ALERT + HELLO)
+    assert objection(hidden, None, Network.allow("192.0.2.1", "!api.example.com"))
+    assert not objection(hidden, None, Network.allow("192.0.2.1", "!192.0.2.2"))
+
+
 # HTTP.
 
 
@@ -111,7 +167,7 @@ def test_the_host_of_a_request_is_found_at_every_split() -> None:
         b"GET http://api.example.com HTTP/1.0\r\n\r\n",
         b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
         b"FOO /?u=http://evil.com HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
-        b" \tGET\t/\tHTTP/1.1\r\nHost:\tapi.example.com\r\n\r\n",
+        b" \tGET  /  HTTP/1.1\r\nHost:\tapi.example.com\r\n\r\n",
         b"get / http/1.1\r\nHost: api.example.com\r\n\r\n",
     ],
 )
@@ -141,6 +197,12 @@ def test_a_host_is_found_however_it_is_written(data: bytes) -> None:
         b"GET / HTTP/1.1\r\nHost: b\xc3\xbccher.example\r\n\r\n",
         b"GET / x HTTP/1.1\r\nHost: a.com\r\n\r\n",
         b"GET / HTTP/1.1\r\nnonsense\r\n\r\n",
+        b"GET / HTTP/1.1\rHost: a.com\r\n\r\n",
+        b"GET\t/\tHTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"GET /\vHTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"GET /\xa0HTTP/1.1\r\nHost: a.com\r\n\r\n",
+        b"GET / HTTQ/1.1\r\nHost: a.com\r\n\r\n",
+        b"FOO / HTTP/1.1 x\r\nHost: a.com\r\n\r\n",
         b"GET /" + b"a" * 9000,
         b"GET / HTTP/1.1\r\nX: " + b"a" * LONGEST,
     ],
@@ -150,6 +212,39 @@ def test_a_request_with_two_readings_has_none(data: bytes) -> None:
     assert seen.protocol == "http"
     assert seen.name is None
     assert seen.problem
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET http://other.example/\r\n",
+        b"GET http://other.example/\n",
+        b"\r\n\r\nGET http://other.example/\r\n",
+        b"get HTTP://other.example/\r\n",
+        b"POST https://other.example\r\n",
+        b"GET  \t http://other.example/ \r\n",
+        b"GET http://other.example/ x\r\n",
+        b"GET http://other.example/\1\r\n",
+        b"GET http://other.example/\0\r\n",
+        b"GET /\r\n",
+        b"GET //other.example/\r\n",
+        b"HEAD /x y z\r\n",
+    ],
+)
+def test_a_request_without_a_version_is_refused_at_every_split(data: bytes) -> None:
+    """Servers of HTTP/0.9 answer it, for the host in its target or for any."""
+    seen = Opening("http", None, "its request line is malformed")
+    assert {parse_opening(data[:cut]) for cut in range(1, len(data) + 1)} == {None, seen}
+    assert objection(seen, "api.example.com", Network.allow("api.example.com"))
+
+
+def test_the_preface_of_http_2_is_one_as_a_whole_only() -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    assert {parse_opening(preface[:cut]) for cut in range(1, len(preface))} == {None}
+    assert parse_opening(preface + b"frames") == OTHER
+    request = b"PRI * HTTP/2.0\r\nHost: api.example.com\r\n\r\n"
+    assert {parse_opening(request[:cut]) for cut in range(1, len(request))} == {None}
+    assert parse_opening(request) == Opening("http", "api.example.com")
 
 
 def test_a_request_without_a_host_says_none() -> None:
@@ -162,10 +257,17 @@ def test_a_request_without_a_host_says_none() -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\0\0\0\x08\x04\xd2\x16\x2f",
-        b"\x16\x02",
+        b"\x16\2\0\0\1\7",
+        b"\x16\1\0\0\1\0\0\0",  # a little-endian length, as databases have it
+        b"\x15\0\0\0\2\0",
+        b"\x14\0\xfd\5\rm.example",
+        b"\x80\x2e\2",
         b"hello",
         b"ping\r\n",
         b"GET key\r\n",
+        b"get key\r\n",
+        b"CONNECT\naccept-version:1.2\n\n\0",
+        b'<14>Oct 11 22:14:15 web: "GET / HTTP/1.1" 200\n',
         b"*1\r\n$4\r\nPING\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\xff\xfe",
