@@ -115,3 +115,77 @@ print("fine")
         place,
     )
     assert told == "fine"
+
+
+@pytest.mark.parametrize("what", ["blocks", "inodes"])
+@pytest.mark.parametrize("kind", ["plain", "copy", "kept", "fork", "snapshot"])
+def test_closing_needs_no_room_and_frees_what_there_was(place: Path, what: str, kind: str) -> None:
+    told = child(
+        f"""
+from staddle.layers import trash
+from staddle.errors import LayerError, StaddleError
+layers, work = small("layers", "16m,nr_inodes=500"), small("work", "4m")
+os.environ["STADDLE_LAYERS"] = layers
+os.environ["XDG_STATE_HOME"] = layers
+os.chmod(layers, 0o755)
+options = {{"mode": "copy"}} if {kind!r} == "copy" else {{"keep": "one"}} if {kind!r} == "kept" else {{}}
+sb = Sandbox(work, **options)
+sb.run("head -c 1M /dev/urandom > file")
+opened = [sb]
+if {kind!r} == "fork":
+    opened += sb.fork(2)
+if {kind!r} == "snapshot":
+    kept = [sb.snapshot() for _ in range(3) if sb.run("echo >> file")]
+def fill():
+    count = 0
+    try:
+        while True:
+            with open(f"{{layers}}/fill{{count}}", "wb", buffering=0) as file:
+                count += 1
+                while {what!r} == "blocks":
+                    if not file.write(b"x" * 65536):
+                        break
+    except OSError:
+        pass
+    try:
+        while {what!r} == "blocks":
+            with open(f"{{layers}}/fill{{count}}", "wb", buffering=0) as file:
+                count += 1
+                file.write(b"x")
+    except OSError:
+        pass
+fill()
+import warnings
+warnings.simplefilter("ignore")
+for each in (*reversed(opened), *opened):
+    each.close()
+    assert not each.alive
+trash.wait()
+if {kind!r} in ("kept", "copy"):  # which have freed too little for another one
+    os.unlink(f"{{layers}}/fill0")
+    for count in range(1, 100 if {what!r} == "inodes" else 1):
+        os.unlink(f"{{layers}}/fill{{count}}")
+with Sandbox(work, **options) as another:
+    assert another.run("echo fine").stdout == "fine\\n"
+    assert another.files.exists("file") == ({kind!r} == "kept")
+print("fine")
+""",
+        place,
+    )
+    assert told == "fine"
+
+
+def test_a_store_without_room_is_an_error_with_its_place(place: Path) -> None:
+    told = child(
+        """
+from staddle.errors import LayerError
+layers = small("layers", "1m,nr_inodes=12")
+os.environ["STADDLE_LAYERS"] = layers
+try:
+    boxes = [Sandbox() for _ in range(9)]
+except LayerError as error:
+    print(layers in error.why, "STADDLE_LAYERS" in error.fix)
+""",
+        place,
+    )
+    assert told == "True True"

@@ -3,7 +3,8 @@
 A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a
 directory in it that its owner cannot open. So what is to go is renamed into a trash first,
 which is instant, and a background job empties it. The interpreter waits for that when it ends; if it
-is killed instead, the next start finds the trash and does the rest.
+is killed instead, the next start finds the trash and does the rest. What frees room must need none: on a
+full file system, where no trash can be made, a directory is deleted in its place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ..background import do_later, rest, wait_for_jobs
 from ..files.remove_tree import remove
 
 TRASH = "gone"
+#: No blocks, no inodes, or none for this user.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
@@ -34,6 +37,11 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
             if not os.path.lexists(path):
                 return  # it went with its home
             continue  # another thread has tidied the trash away before it had its owner
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            delete_later(path)
+            return
         place = f"{trash}/{os.urandom(8).hex()}"
         try:
             os.rename(path, place)
@@ -42,19 +50,21 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
                 return  # another process has moved it
             continue  # the trash was tidied away that moment
         except OSError as error:
-            if error.errno != errno.EXDEV:
+            if error.errno != errno.EXDEV and error.errno not in FULL:
                 raise
-            place = path  # a directory of an image: overlayfs moves none of those
+            place = path  # a directory of an image, of which overlayfs moves none; or there is no room
         delete_later(place)
         return
 
 
 def delete_later(path: str) -> None:
-    """Delete the directory `path`, which is in a trash, in the background."""
+    """Delete the directory `path`, which no one uses any more, in the background."""
 
     def job() -> None:
         remove((os.fsencode(path),), rest)
-        _tidy(os.path.dirname(path))
+        above = os.path.dirname(path)
+        if os.path.basename(above) == TRASH:
+            _tidy(above)
 
     do_later(job)
 

@@ -6,11 +6,13 @@ the backend confines, and it starts everything else inside.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from ...background import do_later
 from ...enforcement import Gap
 from ...errors import LaunchFailed, StaddleError
+from ...layers.store import no_room
 from ...linux import process_tree
 from ...linux.process import parent_of
 from ...policy.own_places import make_own
@@ -43,12 +45,18 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
     `workspace` is the one to continue with, if it does not begin with a new one. `SandboxWorkspace` says
     which of its methods are called here, in which order.
     """
-    kind = workspace_kind(settings)
-    if workspace is None and kind == "overlay":
-        return _open_over_directory(settings)
-    if workspace is None:
-        workspace = _new_workspace(settings, kind)
-    return _open_or_abandon(settings, kind, workspace)
+    try:
+        kind = workspace_kind(settings)
+        if workspace is None and kind == "overlay":
+            return _open_over_directory(settings)
+        if workspace is None:
+            workspace = _new_workspace(settings, kind)
+        return _open_or_abandon(settings, kind, workspace)
+    except OSError as error:
+        told = no_room(error, os.path.dirname(os.fsdecode(error.filename or "")))
+        if told is error:
+            raise
+        raise told from error
 
 
 def _open_over_directory(settings: SandboxSettings) -> SandboxHandle:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 
 from ...errors import InvalidCall, LayerError
 from ...files.tree import Tree
 from ...forkserver.client import mounter
 from ...inside.agent.mount_swap import HOME_TREE
-from ...layers import persistent_store, session_record
+from ...layers import persistent_store, session_record, trash
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.host_directory import HostDirectory
 from ...layers.merged_view import OpenLayers
 from ...layers.squash import deep
 from ...layers.stack import Stack
+from ...layers.store import no_room
 from ...policy.paths import WORKSPACE_PATH
 from . import home_layer, kept_record
 from .kept_record import check_workspace
@@ -221,6 +223,11 @@ class PersistentWorkspace(OverlayWorkspace):
         self._closed = True
         try:
             self.save()
+        except OSError as error:
+            if error.errno not in trash.FULL:
+                raise
+            # The last record stays, which is as good: every change of layers was recorded.
+            warnings.warn(f"{self.record.name}: {no_room(error, self._store.home)}", stacklevel=2)
         finally:
             for tree in self.trees.values():
                 tree.squash.close()
