@@ -314,7 +314,7 @@ def test_who_continues_where_the_directory_was_gone_is_where_the_shell_is(
     place = sandbox.run("pwd").stdout
     (fork,) = sandbox.fork()
     with fork:
-        assert (place, fork.run("pwd").stdout) == ("/\n", "/\n")
+        assert (place, fork.run("pwd").stdout) == ("/workspace\n", "/workspace\n")
 
 
 def test_snapshots_are_a_tree_that_can_be_listed_and_thinned_out(sandbox: Sandbox) -> None:

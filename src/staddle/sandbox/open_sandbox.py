@@ -116,7 +116,8 @@ class OpenSandbox:
             if settings.hooks is not None:
                 self._open_hooks(settings)
             directory = self._directory or None
-            shell = Shell(self.agent, self.first_shell, directory=directory, meter=self.meter())
+            start = self.decided.plan.cwd
+            shell = Shell(self.agent, self.first_shell, directory=directory, meter=self.meter(), start=start)
         except BaseException:
             self.agent.close()
             raise
@@ -232,7 +233,8 @@ class OpenSandbox:
             environment = {**environment, "PWD": directory}
         with FILE_ROOM.reserve(TO_START):
             started = self.agent.shell(environment, directory, self.bash, who=who)
-            shell = Shell(self.agent, started, meter=self.meter())
+            start = directory or self.decided.plan.cwd
+            shell = Shell(self.agent, started, meter=self.meter(), start=start)
         made = Session(
             name,
             shell,

@@ -141,17 +141,29 @@ def lines(
 @lru_cache(maxsize=16)
 def first_directory(directory: str) -> bytes:
     """The line by which a bash that has just started enters the directory of its session."""
-    return b"\\builtin cd -- %b; \\unset OLDPWD\n" % quoted(_bytes(directory))
+    return b"%b; \\unset OLDPWD\n" % enter(_bytes(directory))
 
 
-def back_to(cwd: bytes, oldpwd: bytes, *, or_root: bool = False) -> bytes:
+#: Of the directories above one, so many are tried.
+_MOST_PLACES = 40
+
+
+def enter(directory: bytes) -> bytes:
+    """The command by which a shell enters a directory, or the nearest above it that is there."""
+    places = [directory]
+    while b"/" in places[-1].strip(b"/"):
+        places.append(places[-1].rstrip(b"/").rpartition(b"/")[0])
+    return b" || ".join(b"\\builtin cd -- %b 2>/dev/null" % quoted(place) for place in places[:_MOST_PLACES])
+
+
+def back_to(cwd: bytes, oldpwd: bytes, *, or_above: bool = False) -> bytes:
     """The lines by which a shell goes back to a directory, and to having come from the other one.
 
-    With `or_root` it goes to the root if the directory is not there any more, and says nothing of it.
+    With `or_above`, it enters the nearest directory above if that one is not there any more.
     """
-    otherwise = b" 2>/dev/null || \\builtin cd -- /" if or_root else b""
+    there = enter(cwd) if or_above else b"\\builtin cd -- %b" % quoted(cwd)
     came_from = b"OLDPWD=" + quoted(oldpwd) if oldpwd else b"\\unset OLDPWD"
-    return b"\\builtin cd -- %b%b\n%b\n" % (quoted(cwd), otherwise, came_from)
+    return b"%b\n%b\n" % (there, came_from)
 
 
 def question(paths: ShellPaths, nonce: bytes) -> bytes:

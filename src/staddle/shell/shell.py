@@ -49,13 +49,15 @@ class Shell:
         *,
         directory: str | None = None,
         meter: UsageMeter | None = None,
+        start: str = "",
     ) -> None:
         """Take over `opened`. `meter` measures what commands use.
 
-        `directory` is where the shell is, when another one like it would not be started there.
+        `directory` is where the shell is, when another one like it would not be started there; `start` is
+        where it is otherwise.
         """
         self._agent = agent
-        self._state = ShellState(BashProcess(opened), directory, meter)
+        self._state = ShellState(BashProcess(opened), directory, meter, start)
         self._turn = _thread.allocate_lock()
         self._runner = 0
         self._current: RunningCommand | None = None

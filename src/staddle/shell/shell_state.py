@@ -41,6 +41,10 @@ _DAMAGED = "the shell was replaced, and has its state: bash is damaged by a text
 _UNTERMINATED = b"unexpected EOF while looking for matching `)'"
 
 
+#: For the result of the next command, when a shell has ended between two of them.
+_REPLACED = "the shell of this session had ended: another one with its last known state has taken its place"
+
+
 class ShellEnded(Exception):
     """The shell did not survive a text of ours."""
 
@@ -48,13 +52,18 @@ class ShellEnded(Exception):
 class ShellState:
     """A bash that is replaced when it ends, and the state that its successor is to have."""
 
-    def __init__(self, bash: BashProcess, directory: str | None, meter: UsageMeter | None) -> None:
+    def __init__(
+        self, bash: BashProcess, directory: str | None, meter: UsageMeter | None, start: str = ""
+    ) -> None:
         """Take over `bash`. `meter` measures what commands use.
 
         `directory` is where `bash` is, and what another one enters first, when it is not started there.
+        `start` is where it is otherwise.
         """
         self.bash, self._meter = bash, meter
         self._directory = directory
+        #: Where it begins, as far as that is known.
+        self._start = os.fsencode(directory or start)
         self._secret, self._serial = os.urandom(6).hex().encode(), 0
         #: Of the command that runs: what it may do, by its words.
         self._may_end = self._may_shadow = False
@@ -70,6 +79,7 @@ class ShellState:
     def _forget(self) -> None:
         """Reset all that is known: bash has just started."""
         self._checked, self._used = False, False
+        self._end_is_told = False  # by a result, or by an error
         self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
         self.known = KnownState()
         self._initial: state.Dump | None = None
@@ -203,7 +213,7 @@ class ShellState:
         self._may_be_shadowed = self._may_be_shadowed or self._may_shadow
         self._tainted = self._tainted or (self._may_end and hazards.may_break_later(spec.text))
         self._damaged = self._damaged or (code == 2 and _UNTERMINATED in last_errors)
-        outcome = shell_outcome(run, code, duration, self.cwd, self.newest_job)
+        outcome = shell_outcome(run, code, duration, self.cwd or self._start, self.newest_job)
         if self._notice:
             outcome.why, self._notice = outcome.why or self._notice, ""
         if self._meter is not None:
@@ -229,6 +239,7 @@ class ShellState:
             else:
                 self._compare(answer)
         elif run.ended is not None:
+            self._end_is_told = True
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
             if self.traps.guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
                 self.known.told(self.traps.without(last))
@@ -348,12 +359,12 @@ class ShellState:
         return os.fsdecode(self.cwd)
 
     def reenter_directory(self) -> None:
-        """Enter the present directory by its name, or the root if it is not there any more.
+        """Enter the present directory by its name, or one above it if it is not there any more.
 
         Before the next text, a caller's or our own.
         """
         self.directory()
-        said = protocol.back_to(self.cwd, self._oldpwd, or_root=True)
+        said = protocol.back_to(self.cwd, self._oldpwd, or_above=True)
         if not self.pending_setup.endswith(said):
             self.pending_setup += said
 
@@ -404,7 +415,7 @@ class ShellState:
     def abandon(self, run: protocol.Run) -> None:
         """Give up `run`, which is driven no further: its shell ends, and the next text gets another one."""
         self.bash.ask_step(KILL_SHELL, run.began, self.newest_job)
-        self.bash.ended = SIGKILL
+        self.bash.ended, self._end_is_told = SIGKILL, True
 
     def _ask_again(self, run: protocol.Run, pending_setup: bytes) -> None:
         """Have a shell answer that may or may not have been given `run`, or end it.
@@ -469,10 +480,11 @@ class ShellState:
             raise LaunchFailed(
                 "bash could not be started", why=self.bash.why, fix="install bash, or let the policy show it"
             )
+        if self.bash.ended is not None and not self._end_is_told:
+            self._notice = self._notice or _REPLACED
         known, status, cwd = self.known.dump, self.status, self.cwd
         for careful in (False, True, None):
-            self.restart()
-            self.pending_setup = b""
+            self.restart()  # where the session begins: what is known of the state leads on from there
             try:
                 self._read_state()
                 self._initial = self.known.dump
@@ -481,7 +493,7 @@ class ShellState:
                     self.known.assume(known)
                     self._read_state()
                 elif cwd:
-                    self._do(b"\\builtin cd -- %b\n" % quoted(cwd))
+                    self._do(protocol.enter(cwd) + b"\n")
                 break
             except (ShellEnded, ValueError):
                 continue  # something in the state ends any shell that has it, or it is none
