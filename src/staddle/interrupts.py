@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
 import _thread
 import os
+import select
 import sys
 import threading
 import time
@@ -17,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _thread
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from typing import ParamSpec, TypeVar
 
     P = ParamSpec("P")
@@ -47,30 +47,74 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Deferral:
+    """Signals whose handlers are deferred in the main thread, and those that came meanwhile."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[int, object]] = []
+        self.handlers: dict[int, Callable[[int, object], object]] = {}
+        #: How many callers do work that must not be interrupted at all; whether there is a wait that may be.
+        self.atomic, self.waits = 0, False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self.waits:
+            self.handlers[number](number, frame)
+        else:
+            self.came.append((number, frame))
+
+    def deliver(self) -> None:
+        """Run the handlers of what came. One may raise; those after it run later."""
+        while self.came:
+            self.handlers[self.came[0][0]](*self.came.pop(0))
+
+
+_deferral: _Deferral | None = None
+
+
 def uninterrupted(work: Callable[[], T]) -> T:
     """Run `work` with the handlers of signals deferred; they run, and may raise, when it has returned.
 
     Python runs the handlers of signals in the main thread, between any two steps, and what they raise
     comes out there. So they are put off: no thread, which would take longer than most of this work does.
     """
+    return _deferred(work, 1)
+
+
+def owned(work: Callable[[], T]) -> T:
+    """Run `work` so that nothing it makes is lost to the handler of a signal.
+
+    The handlers are deferred, as by `uninterrupted`, but run while the work waits (`interruptible`,
+    `wait_readable`), where everything that it has made has an owner that ends it. The result has one, too: it
+    is dropped, and so closed, if a handler raises in the last moment.
+    """
+    return _deferred(work, 0)
+
+
+def _deferred(work: Callable[[], T], atomic: int) -> T:
+    global _deferral  # noqa: PLW0603 - one for the main thread
     if _thread.get_ident() != _main_thread[0]:
         return work()
-    came: list[tuple[int, object]] = []
-    handlers: dict[int, Callable[[int, object], object]] = {}
-
-    def put_off(number: int, frame: object) -> None:
-        came.append((number, frame))
-
+    outer = _deferral
+    if outer is not None:  # the handlers are deferred already
+        outer.atomic += atomic
+        try:
+            return work()
+        finally:
+            outer.atomic -= atomic
+    now = _Deferral()
+    now.atomic = atomic
     try:
         for number, handler in _handlers():
-            handlers[number] = handler
-            _signal.signal(number, put_off)
+            now.handlers[number] = handler
+            _signal.signal(number, now)
+        _deferral = now
         return work()
     finally:
-        raised = _put_back(handlers)
-        while came:  # nothing of them stays in this frame: see `unmistaken`
+        _deferral = None
+        raised = _put_back(now.handlers)
+        while now.came:  # nothing of them stays in this frame: see `unmistaken`
             try:
-                handlers[came[0][0]](*came.pop(0))
+                now.deliver()
             except BaseException as error:
                 raised = raised or error
         try:
@@ -78,6 +122,27 @@ def uninterrupted(work: Callable[[], T]) -> T:
                 raise raised
         finally:
             del raised  # see `unmistaken`
+
+
+def interruptible(wait: Callable[[], T]) -> T:
+    """Run `wait`, which makes nothing. In `owned` work, the handlers of signals run meanwhile and before."""
+    now = _deferral
+    if now is None or now.atomic or _thread.get_ident() != _main_thread[0]:
+        return wait()
+    try:
+        now.waits = True
+        now.deliver()
+        return wait()
+    finally:
+        now.waits = False
+
+
+def wait_readable(fd: int, seconds: float) -> None:
+    """In `owned` work, wait until `fd` can be read, so long at most. Elsewhere a read can be interrupted."""
+    if _deferral is not None:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        interruptible(partial(poll.poll, seconds * 1000))
 
 
 def _handlers() -> list[tuple[int, Callable[[int, object], object]]]:
@@ -185,10 +250,12 @@ def original(error: BaseException) -> BaseException:
     return error.error if isinstance(error, _Carried) else error
 
 
-def unmistakable(*, but: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
+def unmistakable(
+    *, but: tuple[str, ...] = (), also: tuple[str, ...] = (), own: tuple[str, ...] = ()
+) -> Callable[[type[T]], type[T]]:
     """Decorate a class: its public methods run `unmistaken`, `but` for some that call others for all.
 
-    Of its properties those do that are named in `also`.
+    Of its properties those do that are named in `also`. The methods named in `own` run `owned`.
     """
 
     def decorated(cls: type[T]) -> type[T]:
@@ -198,10 +265,20 @@ def unmistakable(*, but: tuple[str, ...] = (), also: tuple[str, ...] = ()) -> Ca
         for name, method in list(vars(cls).items()):
             is_plain = isinstance(method, FunctionType) and not method.__code__.co_flags & _GENERATOR
             if is_plain and not name.startswith("_") and name not in but:
-                setattr(cls, name, unmistaken_method(method))
+                setattr(cls, name, unmistaken_method(owned_method(method) if name in own else method))
         return cls
 
     return decorated
+
+
+def owned_method(method: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a method: it runs `owned`."""
+
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        return owned(partial(method, *args, **kwargs))
+
+    return called
 
 
 def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
@@ -282,12 +359,32 @@ def free_within(seconds: float, lock: _thread.LockType) -> bool:
     return True
 
 
-def with_all(locks: Sequence[AbstractContextManager[object]], work: Callable[[], T]) -> T:
+def with_all(locks: Sequence[_thread.LockType | threading.RLock], work: Callable[[], T]) -> T:
     """Run `work` while all of these are held, and return its result.
 
-    A `with` of a lock is the one way to hold it that nothing can come between.
+    A `with` of a lock is the one way to hold it that nothing can come between, unless the handlers of
+    signals are deferred: then they run while a lock is waited for.
     """
     if not locks:
         return work()
-    with locks[0]:
+    if _deferral is None:
+        with locks[0]:
+            return with_all(locks[1:], work)
+    while not locks[0].acquire(blocking=False):
+        interruptible(partial(_touch, locks[0]))
+    try:
         return with_all(locks[1:], work)
+    finally:
+        locks[0].release()
+
+
+def _touch(lock: _thread.LockType | threading.RLock) -> None:
+    """Wait until the lock is free. It is not kept."""
+    with lock:
+        pass
+
+
+def breathe() -> None:
+    """Let the handlers of signals run: in a long loop of `owned` work, where everything has an owner."""
+    if _deferral is not None and _deferral.came:
+        interruptible(int)

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from .._value import Value
 from ..background import do_later
 from ..errors import LaunchFailed
-from ..interrupts import is_of_a_handler, uninterrupted
+from ..interrupts import is_of_a_handler, uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, receive_last, send
 from ..launch.contract import ENVIRONMENT, python
@@ -195,6 +195,7 @@ class ForkServerClient:
                         self._resynchronize()
                     self._is_out_of_step = True
                     send(self._socket, records.encode(request), [*borrowed, *extra_fds])
+                    wait_readable(self._socket.fileno(), _PATIENCE)
                     found = receive(self._socket, _LONGEST_ANSWER)
                     self._is_out_of_step = False
                     return found

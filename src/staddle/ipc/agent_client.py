@@ -14,9 +14,10 @@ import os
 import select
 import time
 from contextlib import suppress
+from functools import partial
 
 from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, too_many_open_files
-from ..interrupts import free_within, is_of_a_handler, uninterruptible
+from ..interrupts import free_within, interruptible, is_of_a_handler, uninterruptible, wait_readable
 from ..linux.process import exit_status
 from . import agent_messages
 from .descriptor_holder import is_connected
@@ -380,6 +381,7 @@ class AgentClient:
             if patience != PATIENCE:
                 self._socket.settimeout(patience)
             try:
+                wait_readable(self._socket.fileno(), patience)
                 message = agent_messages.receive_message(self._socket)
             finally:
                 if patience != PATIENCE:
@@ -457,7 +459,7 @@ class SpawnedProcess:
                 poll.register(self._socket.fileno(), select.POLLIN)
             except ValueError:  # closed
                 return self._status
-            poll.poll(patience * 1000)
+            interruptible(partial(poll.poll, patience * 1000))
         return self._status  # also if another thread has read the end, and closed it
 
     def signal(self, number: int, *, everything: bool = False) -> None:

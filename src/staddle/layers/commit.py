@@ -18,7 +18,7 @@ from functools import partial
 from ..errors import CommitFailed, LayerError
 from ..files.copy import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
-from ..interrupts import uninterrupted
+from ..interrupts import breathe, interruptible, uninterrupted
 from ..linux.file_room import refuse_if_full
 from ..linux.process import mount_id
 from .baseline import Baseline
@@ -92,8 +92,10 @@ class Staging:
                 step = self._removed(path, item) if only_remove else self._put(item)
                 if step is not None:
                     steps.append(step)
-                if progress is not None and count % 64 == 0:
-                    progress(count, len(parts))
+                if count % 64 == 0:
+                    breathe()
+                    if progress is not None:
+                        interruptible(partial(progress, count, len(parts)))
         finally:
             self._close_source()
             self._place.close()

@@ -10,6 +10,7 @@ import os
 import stat
 
 from ..errors import LayerError
+from ..interrupts import breathe
 from .merged_view import Merged, OpenLayers, Side
 
 TYPE_CHECKING = False
@@ -94,6 +95,7 @@ def differences(opened: OpenLayers, selection: Selection = _EVERYTHING) -> Itera
     todo = [_Pair("", tuple(everything[0]), tuple(everything[1]), not opened.view.plain)]
     count = 0
     while todo:
+        breathe()
         pair = todo.pop()
         try:
             for found in _visit(opened, pair, selection, todo):

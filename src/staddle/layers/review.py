@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 
 from .. import places
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall, LayerError, PolicyError
 from ..files.globs import Glob
+from ..interrupts import interruptible
 from ..policy.paths import WORKSPACE_PATH, covers
-from ..policy.protected import begins_protected, is_alias, protected_name
-from ..policy.protected_names import GIT, NAMES, UNFINISHED
+from ..policy.protected import (
+    begins_protected,
+    can_be_protected,
+    folded,
+    is_alias,
+    pointer_name,
+    protected_name,
+)
+from ..policy.protected_names import GIT, UNFINISHED
 from .baseline import Baseline
 from .changes import change_of, in_order, with_renames
 from .differences import Difference, Selection, differences
@@ -109,8 +118,6 @@ class LinkTargets:
 
 #: What git obeys in a directory that it takes for a repository, and what it takes for one by.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
-#: Most names are none of these, and are done with.
-_LAST_PARTS = frozenset(name.rpartition("/")[2].lower() for name in NAMES)
 _GIT_MARKS = frozenset(("head", "objects", "refs", "commondir"))
 #: The kinds of change that put something at a path where it was not before: `renamed` and `type` as well.
 _BRINGING = frozenset(("added", "renamed", "type", "link"))
@@ -384,7 +391,8 @@ def decided(
     allow = allow or Allowed()
     refused, kept = [], []
     for conflict in found.conflicts:
-        answer = on_conflict if isinstance(on_conflict, str) else on_conflict(conflict)
+        ask = on_conflict
+        answer = ask if isinstance(ask, str) else interruptible(partial(ask, conflict))
         if answer == "keep":
             kept.append(conflict.path)
         elif answer == "refuse":
@@ -485,12 +493,14 @@ class Names:
         """The protected name that `path` is, or lies below."""
         directory, _, name = path.rpartition("/")
         status = item.new or item.old
-        if name.lower() == ".git" and not (status and stat.S_ISDIR(status.st_mode)):
-            return ".git"  # the pointer of a worktree, or a link to another repository
-        if name.lower() in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
+        low = folded(name)
+        pointer = pointer_name(path) if can_be_protected(low) else None
+        if pointer and not (status and stat.S_ISDIR(status.st_mode)):
+            return pointer  # the pointer of a worktree, or a link to another repository
+        if low in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
             return ".git"  # what lay there, harmless until now, is obeyed from now on
-        begun = begins_protected(f"/{path}")
-        if begun and item.new is not None and stat.S_ISLNK(item.new.st_mode):
+        is_link = item.new is not None and stat.S_ISLNK(item.new.st_mode)
+        if is_link and (begun := begins_protected(f"/{path}")):
             return begun  # what it leads to has the protected name, too
         return self._below(directory) or self._itself(path) or self._through_a_link(path)
 
@@ -545,7 +555,7 @@ class Names:
 
     def _itself(self, path: str) -> str | None:
         last = path.rpartition("/")[2]
-        if last.isascii() and last.lower() not in _LAST_PARTS and not is_alias(last):
+        if not can_be_protected(folded(last)):
             return None
         name = protected_name(f"/{path}")
         if name:
@@ -553,7 +563,7 @@ class Names:
         # A bare repository, or the directory of a submodule or worktree, has them at its top.
         parts = path.split("/")
         for count in (1, 2):
-            inner = "/".join(parts[-count:]).lower()
+            inner = folded("/".join(parts[-count:]))
             if inner in _GIT_FILES and self._is_repository("/".join(parts[:-count])):
                 return f".git/{inner}"
         return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import os
+from functools import partial
 
 from ..errors import InvalidCall
+from ..interrupts import interruptible
 from ..launch.output import FLOOD, HeadTail, OutputFlood
 from ..launch.redaction import Redactor
 from ..limits.usage import Usage
@@ -140,12 +142,12 @@ class TextCallback:
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the stream."""
         if text := self._decoder.decode(data):
-            self._callback(text)
+            interruptible(partial(self._callback, text))
 
     def finish(self) -> None:
         """The stream is over: half a character is an odd one now."""
         if text := self._decoder.decode(b"", final=True):
-            self._callback(text)
+            interruptible(partial(self._callback, text))
 
 
 #: Characters of a command in events about it.

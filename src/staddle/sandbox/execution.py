@@ -11,9 +11,11 @@ import os
 import select
 import threading
 import time
+from functools import partial
 
 from ..display import shown
 from ..errors import StaddleError
+from ..interrupts import interruptible
 from ..launch.output import OutputFlood
 from ..launch.running import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
@@ -91,7 +93,7 @@ def wait(machine: Machine, poll: select.poll, longest: float = _LONGEST) -> None
     """Wait until its next step has something to do, `longest` seconds at most."""
     if not machine.pending:
         left = _LONGEST if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
-        poll.poll(min(left, longest) * 1000 + 1)
+        interruptible(partial(poll.poll, min(left, longest) * 1000 + 1))
 
 
 #: Bytes that one step reads at most: a program that prints without end must not keep it.
@@ -224,6 +226,8 @@ class Execution:
         except BaseException:
             self._leave()
             self._streams.close()
+            if meter is not None:
+                meter.park()
             raise
 
     def fileno(self) -> int:
@@ -277,6 +281,8 @@ class Execution:
         self._leave_pipes()
         self._streams.close()
         if self._error is not None:
+            if self._meter is not None:
+                self._meter.park()
             raise self._error
         code = 128 + SIGKILL if self._status is None else self._status
         if self._reason == "timeout":
@@ -316,6 +322,7 @@ class Execution:
         outcome.errno = self._spawned.errno or None if not_started else None
         if self._meter is not None:
             self._meter.end(outcome)
+            self._meter.park()
         return outcome
 
     def _end(self, reason: str, first: int) -> None:

@@ -13,11 +13,12 @@ import os
 import select
 import stat
 import threading
+from functools import partial
 
 from .. import errors
 from ..display import shown
 from ..errors import SandboxClosed, SessionError
-from ..interrupts import uninterrupted, uninterruptible
+from ..interrupts import interruptible, uninterrupted, uninterruptible
 from ..ipc import file_messages
 from ..ipc.agent_client import PATIENCE
 from ..ipc.opened_shell import lost
@@ -238,11 +239,11 @@ class FileClient:
 
     def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
         """Poll for so many seconds. A silent server gets SIGCONT: something inside may have stopped it."""
-        ready = poll.poll(min(patience, _SILENCE) * 1000)
+        ready = interruptible(partial(poll.poll, min(patience, _SILENCE) * 1000))
         if not ready and patience > _SILENCE:
             if self._process is not None:
                 self._process.signal(_SIGCONT)
-            ready = poll.poll((patience - _SILENCE) * 1000)
+            ready = interruptible(partial(poll.poll, (patience - _SILENCE) * 1000))
         return ready
 
     @property

@@ -14,11 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from functools import partial
 
 from .._value import Value
 from ..display import shown
 from ..errors import InvalidCall
-from ..interrupts import uninterrupted, unmistakable
+from ..interrupts import interruptible, uninterrupted, unmistakable
 from ..ipc import file_messages
 from .file_tools import FileTools
 from .spawn import account
@@ -64,7 +65,24 @@ class FileInfo(Value):
         return self.kind == "directory"
 
 
-@unmistakable()
+@unmistakable(
+    own=(
+        *(
+            "append",
+            "chmod",
+            "copy",
+            "exists",
+            "glob",
+            "list",
+            "mkdir",
+            "open",
+            "read",
+            "read_bytes",
+            "readlink",
+        ),
+        *("realpath", "remove", "rename", "stat", "write", "write_many"),
+    )
+)
 class Files(FileTools):
     """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
 
@@ -378,7 +396,7 @@ def checked_mode(mode: object) -> int:
 
 
 def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
-    while data := source.read(_CHUNK):
+    while data := interruptible(partial(source.read, _CHUNK)):
         if isinstance(data, str):
             raise InvalidCall("the content is a text file", fix='open it with "rb"', why="files are bytes")
         yield data

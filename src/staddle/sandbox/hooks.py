@@ -12,9 +12,10 @@ than the call returns, and an error in one comes out of that call.
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from itertools import count
 
-from ..interrupts import original
+from ..interrupts import interruptible, original
 from .command_log import CommandLog
 from .open.hook_settings import CommandStart
 
@@ -80,7 +81,7 @@ class Hooks:
     def _begun_and_told(self, spec: CapturedCommand, session: str) -> None:
         self._begun(spec, session)
         if self._hooks.on_command is not None:
-            self._hooks.on_command(self._start(spec, session))
+            interruptible(partial(self._hooks.on_command, self._start(spec, session)))
 
     async def begin_awaited(self, spec: CapturedCommand, session: str) -> None:
         """As `begin`; a hook that is a coroutine function is awaited."""
@@ -91,7 +92,7 @@ class Hooks:
     def _ended_and_told(self, spec: CapturedCommand, result: Result) -> None:
         self._ended(spec, result)
         for hook, value in self._told(result):
-            hook(value)
+            interruptible(partial(hook, value))
 
     async def end_awaited(self, spec: CapturedCommand, result: Result) -> None:
         """As `end`; hooks that are coroutine functions are awaited."""
@@ -110,7 +111,7 @@ class Hooks:
         """Tell that a program in the background, or on a terminal, is about to start."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
-            self._hooks.on_command(start)
+            interruptible(partial(self._hooks.on_command, start))
         return start
 
     async def background_awaited(

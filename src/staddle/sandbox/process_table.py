@@ -58,7 +58,7 @@ class ProcessInfo(Value):
     threads: int
 
 
-@unmistakable()
+@unmistakable(own=("ps", "kill"))
 class ProcessMethods:
     """The methods of a Sandbox about all processes in it, however they were started."""
 

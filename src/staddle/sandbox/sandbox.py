@@ -13,7 +13,7 @@ import threading
 import time
 
 from ..errors import InvalidCall, SandboxClosed
-from ..interrupts import unmistakable, unmistaken, unmistaken_method
+from ..interrupts import owned, owned_method, unmistakable, unmistaken, unmistaken_method
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
@@ -55,7 +55,11 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
 
 
-@unmistakable(but=("run", "exec", "stream"), also=("usage", "state"))
+@unmistakable(
+    but=("run", "exec", "stream"),
+    also=("usage", "state"),
+    own=("close", "pause", "processes", "reset", "resume", "session", "start", "terminal"),
+)
 class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     """A confined place to run commands in, open until `close()`.
 
@@ -104,7 +108,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
         rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels, **overrides}
-        unmistaken(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare)))
+        unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self._settings = settings
@@ -121,7 +125,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def _of(cls, settings: sandbox_settings.SandboxSettings) -> Self:
         """A sandbox with settings that are checked."""
         made = cls.__new__(cls)
-        unmistaken(lambda: made._begin(settings))
+        unmistaken(lambda: owned(lambda: made._begin(settings)))
         return made
 
     @classmethod
@@ -173,6 +177,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         return self._executed(words, words, options, spawn.account(self._now(), user))
 
     @unmistaken_method
+    @owned_method
     def _executed(
         self,
         command: str | tuple[str, ...],

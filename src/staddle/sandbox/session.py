@@ -55,7 +55,7 @@ class SessionState(State):
     history: tuple[str, ...] = ()
 
 
-@unmistakable()
+@unmistakable(own=("close", "restart"))
 class Session:
     """A shell in a sandbox, with variables, functions, a directory and jobs of its own.
 

@@ -27,7 +27,7 @@ _LONGEST = 1e6
 _GRACE = 0.5
 
 
-@unmistakable()
+@unmistakable(own=("close", "kill"))
 class Terminal:
     """The user's side of a pseudo-terminal: what is written here is typed there.
 

@@ -18,9 +18,10 @@ from .workspace.snapshot import history, loaded, restore, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections.abc import Callable, Collection
-    from contextlib import AbstractContextManager
     from os import PathLike
+    from threading import RLock
     from typing import Any, Literal, Self, TypeVar
 
     from ..layers.changes import Change
@@ -42,7 +43,7 @@ class Restored(Value):
     drift: Drift = Drift()
 
 
-@unmistakable()
+@unmistakable(own=("commit", "diff", "discard", "drift", "fork", "restore", "review", "snapshot"))
 class WorkspaceMethods:
     """The methods of a Sandbox about the changes to its files."""
 
@@ -73,7 +74,7 @@ class WorkspaceMethods:
         """As diff(), also while commands run: what they are writing may be there in part. For displays."""
         inside = self._now()
         idle = [session for session in inside.every_session() if not session._shell.busy]
-        turns: list[AbstractContextManager[object]] = [
+        turns: list[LockType | RLock] = [
             *(session._shell.lock() for session in idle),
             *(client.turn for client in inside.file_clients),
         ]
@@ -333,7 +334,7 @@ class WorkspaceMethods:
                 why="shells have to run for it" if exchanges else "a command in it stands still",
                 fix="resume() first",
             )
-        turns: list[AbstractContextManager[object]] = [
+        turns: list[LockType | RLock] = [
             *(session._shell.lock() for session in sessions),
             *(client.turn for client in inside.file_clients),
         ]

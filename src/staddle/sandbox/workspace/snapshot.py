@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .workspace import SandboxWorkspace
 
 
-@unmistakable()
+@unmistakable(own=("close",))
 class Snapshot:
     """A moment of a sandbox. It holds its layers until `close()`, or until it is garbage collected.
 
@@ -124,7 +124,8 @@ class Snapshot:
         """The snapshot that was saved so, to be restored in a sandbox, or for `Sandbox.from_snapshot`.
 
         `progress` is called with the number of bytes read, and of all. ArchiveRefused, with nothing
-        changed, for anything that `save` does not write.
+        changed, for anything that `save` does not write. LayerError, with nothing changed, when it needs
+        more than a quarter of the free space where layers are stored.
         """
         from .snapshot_file import load
 
