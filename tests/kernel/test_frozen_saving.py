@@ -249,6 +249,19 @@ def test_a_copy_with_too_much_in_it_is_refused(saved: Path, monkeypatch: pytest.
             Snapshot.load(saved)
 
 
+def test_a_snapshot_leaves_most_of_the_store_to_others(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def share(place: str) -> int:
+        asked.append(place)
+        return 1000
+
+    monkeypatch.setattr("staddle.sandbox.workspace.snapshot_file.free_share", share)
+    with pytest.raises(LayerError, match="does not fit"):
+        Snapshot.load(saved)
+    assert asked == [store_for(None).path]
+
+
 @pytest.mark.slow
 def test_nothing_is_left_of_a_snapshot_that_was_loaded(saved: Path, project: Path) -> None:
     store = store_for(None).path

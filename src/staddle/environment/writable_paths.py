@@ -23,7 +23,7 @@ from ..files import beneath
 from ..files.globs import Glob, GlobSet
 from ..linux.openat2 import open_beneath, open_without_symlinks
 from ..policy.paths import covers, several
-from ..policy.protected import protected_name
+from ..policy.protected import pointer_name, protected_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _protected(name: str, unprotect: Sequence[str]) -> str | None:
         if found is not None and found not in unprotect:
             return found
     # As a file, `.git` sends git to another repository.
-    return ".git" if parts[-1].lower() == ".git" and ".git" not in unprotect else None
+    pointer = pointer_name("/".join(parts))
+    return pointer if pointer not in unprotect else None
 
 
 def validate_writable_paths(

@@ -21,10 +21,16 @@ from ..linux.fileio import write_all
 from .tar import Content, Member
 from .tree import MARKS, OPAQUE, open_deep
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 18
-#: Errors that say something about a name.
-_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR)
+#: Errors that say something about a name, or about the size of a file.
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR, errno.EFBIG)
+#: What file systems give out at a time, and about what an entry takes without its content.
+_BLOCK, _INODE = 4096, 1024
 
 
 class UnpackBounds(Value):
@@ -36,7 +42,11 @@ class UnpackBounds(Value):
 
 
 class Unpacker:
-    """Makes members below `destination`, an empty directory of ours. `owner` gets them, when we are root."""
+    """Makes members below `destination`, an empty directory of ours. `owner` gets them, when we are root.
+
+    `taking` is called with the bytes that the file system needs for the next entry or content, before that
+    is written, and may refuse.
+    """
 
     def __init__(
         self,
@@ -45,9 +55,10 @@ class Unpacker:
         *,
         owner: tuple[int, int] | None = None,
         layer: bool = True,
+        taking: Callable[[int], object] | None = None,
     ) -> None:
         self._root = os.open(destination, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._bounds, self._owner = bounds, owner
+        self._bounds, self._owner, self._taking = bounds, owner, taking
         #: Whether whiteouts and opaque directories mean something here.
         self._layer = layer
         self._bytes = self._entries = 0
@@ -58,6 +69,8 @@ class Unpacker:
         self._entries += 1
         if self._entries > self._bounds.entries:
             raise _refused(f"it contains more than {self._bounds.entries:,} entries")
+        if self._taking is not None:
+            self._taking(_BLOCK if member.kind == "directory" else _INODE)
         parts = path.split("/")
         if len(parts) > self._bounds.depth:
             raise _refused(f"it nests directories deeper than {self._bounds.depth:,}")
@@ -134,6 +147,8 @@ class Unpacker:
 
     def _extent(self, fd: int, at: int, length: int, content: Content) -> None:
         os.lseek(fd, at, os.SEEK_SET)
+        if self._taking is not None and length:
+            self._taking(_BLOCK * ((at + length - 1) // _BLOCK - at // _BLOCK + 1))
         while length and (data := content.read(min(length, _CHUNK))):
             self._bytes += len(data)
             if self._bytes > self._bounds.bytes:

@@ -22,6 +22,7 @@ from ..files.tar import END, Content, Member, members, padding, write
 from ..files.tree import MARKS, OPAQUE, Tree, opacity
 from ..files.unpack import UnpackBounds, Unpacker
 from .merge import prune
+from .store import VARIABLE, no_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ def load(
     owner: tuple[int, int] | None = None,
     progress: Callable[[int, int], object] | None = None,
     whole: Mapping[str, UnpackBounds] | None = None,
+    room: int | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
     """The layers of the archive at `path`, new ones of `store`, and its facts.
 
@@ -257,18 +259,43 @@ def load(
     known: whiteouts of what is not there are left out. `progress` is called with how many of how many
     bytes of the file are read. The layers named in `whole` are directories, without marks, each with
     bounds of its own. ArchiveRefused, with nothing left behind, for anything that `save` does not write.
+    `room` is how many bytes of the store all layers together may take. LayerError, with nothing left behind,
+    when they need more, or when the store is full before.
     """
     made: dict[str, Layer] = {}
+    taking = None if room is None else _Room(store.path, room).take
     try:
         with open(path, "rb") as raw, _decompressing(_with_progress(raw, progress)) as source:
-            facts = _read(source, store, made, bounds or UnpackBounds(), owner=owner, whole=whole or {})
+            facts = _read(
+                source, store, made, bounds or UnpackBounds(), owner=owner, whole=whole or {}, taking=taking
+            )
         for layer in made.values() if bases else ():
             prune(layer.upper, bases)
         return made, facts
-    except BaseException:
+    except BaseException as error:
         for layer in made.values():
             layer.drop()
+        if isinstance(error, OSError):
+            raise no_room(error, store.path) from None
         raise
+
+
+class _Room:
+    """The bytes of a store that an archive may still take, for all its layers."""
+
+    def __init__(self, place: str, size: int) -> None:
+        self._place, self._size, self._left = place, size, size
+
+    def take(self, size: int) -> None:
+        """Count `size` more bytes. LayerError when that is too much."""
+        self._left -= size
+        if self._left < 0:
+            raise LayerError(
+                "the archive does not fit into the store",
+                why=f"it needs more than {self._size:,} bytes in {self._place!r}; the rest of the free space "
+                "is for others",
+                fix=f"make room there, or name another directory in ${VARIABLE}; nothing of it was unpacked",
+            )
 
 
 def _read(
@@ -279,6 +306,7 @@ def _read(
     *,
     owner: tuple[int, int] | None,
     whole: Mapping[str, UnpackBounds],
+    taking: Callable[[int], object] | None,
 ) -> dict[str, object]:
     import json
 
@@ -303,7 +331,7 @@ def _read(
         for name in names:
             made[name] = store.layer().hold()
             most, marks = whole.get(name, bounds), name not in whole
-            unpackings[name] = Unpacker(made[name].upper, most, owner=owner, layer=marks)
+            unpackings[name] = Unpacker(made[name].upper, most, owner=owner, layer=marks, taking=taking)
         _fill(entries, content, counted, unpackings, made)
     finally:
         for unpacking in unpackings.values():

@@ -67,7 +67,13 @@ def default_memory() -> int:
 
 
 def default_disk(store: str) -> int:
-    """A quarter of the room where `store` lies, which is memory in some places; on a disk 10 GB at most."""
+    """`free_share`, on a disk 10 GB at most."""
+    share = free_share(store)
+    return share if in_memory(store) else min(share, MOST_ON_DISK)
+
+
+def free_share(store: str) -> int:
+    """A quarter of the room where `store` lies, which is memory in some places; the rest is for others."""
     try:
         status = os.statvfs(store)
     except OSError:
@@ -75,7 +81,7 @@ def default_disk(store: str) -> int:
     room = status.f_bavail * status.f_frsize
     if in_memory(store):
         return max(LEAST_DISK, min(room, available()) // FILES_PART)
-    return max(LEAST_DISK, min(room // DISK_PART, MOST_ON_DISK))
+    return max(LEAST_DISK, room // DISK_PART)
 
 
 _known: dict[int, int] = {}  # by process

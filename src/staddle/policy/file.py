@@ -55,7 +55,10 @@ if TYPE_CHECKING:
 
     Made = TypeVar("Made", bound=Grants)
 
-LARGEST_FILE = 1 << 20
+LARGEST_FILE = 256 << 10
+#: The most dots in a line, and the most brackets around a value; the longest word or number. The parser takes
+#: time by the square of the first, and a number of thousands of digits cannot even be shown.
+MOST_DOTS, MOST_NESTED, LONGEST_WORD = 16, 16, 256
 #: The file of a project, a protected name (protected_names.py): no sandbox writes it, no commit brings it.
 PROJECT_FILE = "staddle.toml"
 #: The placeholders, and how to give each a value.
@@ -183,7 +186,7 @@ def _content(name: str, real: str, *, is_projects: bool = False) -> str:
             raise _bad(name, "", "another user wrote it, or may", "own it, and chmod g-w it")
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
-        raise _bad(name, "", f"it is larger than {LARGEST_FILE >> 20} MiB")
+        raise _bad(name, "", f"it is larger than {LARGEST_FILE >> 10} KiB")
     if content.startswith(b"\xef\xbb\xbf"):
         raise _bad(name, "", "it starts with a byte order mark", "save it as UTF-8 without one")
     try:
@@ -198,12 +201,34 @@ def _content(name: str, real: str, *, is_projects: bool = False) -> str:
 def _parsed(text: str, name: str) -> dict[str, Any]:
     import tomllib
 
+    if why := _too_much(text):
+        raise _bad(name, "", why, "write it in a simpler way")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one
         raise _bad(name, "", f"it is not TOML: {error}") from None
     except RecursionError:
         raise _bad(name, "", "it is nested too deeply") from None
+
+
+def _too_much(text: str) -> str:
+    """The reason for which the parser would take long, or empty. Strings and comments do not count."""
+    import re
+
+    # None of these alternatives can fail once it has begun, so the time is that of one pass.
+    long_strings = r'"""(?:[^"\\]+|\\.?|"(?!""))*(?:"{3,5}|\Z)|\'{3}(?:[^\']+|\'(?!\'\'))*(?:\'{3,5}|\Z)'
+    strings = r'"(?:[^"\\\n]+|\\[^\n]?)*"?|\'[^\'\n]*\'?|#[^\n]*'
+    bare = re.sub(f"{long_strings}|{strings}", " ", text, flags=re.DOTALL)
+    if any(line.count(".") > MOST_DOTS for line in bare.split("\n")):
+        return f"a line has more than {MOST_DOTS} dots outside of strings"
+    if re.search(rf"[\w+-]{{{LONGEST_WORD + 1}}}", bare):
+        return f"a word or number in it is longer than {LONGEST_WORD} characters"
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", bare):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MOST_NESTED:
+            return f"it is nested deeper than {MOST_NESTED}"
+    return ""
 
 
 def _refuse_wider(data: Mapping[str, Any], name: str) -> None:

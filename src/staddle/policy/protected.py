@@ -1,4 +1,7 @@
-"""The walk that finds protected names below a directory, and the comparison with one name."""
+"""The walk that finds protected names below a directory, and the comparison with one name.
+
+`folded` is the one comparison of names: the walk, the review of a commit and the file tools all use it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import stat
 from ..errors import PolicyError
 from .paths import covers, several, upward
 from .plan import COPY
-from .protected_names import NAMES, REASONS
+from .protected_names import NAMES, POINTERS, REASONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,11 +25,68 @@ if TYPE_CHECKING:
 #: More than this many entries below the write grants is refused, not half searched.
 MOST_ENTRIES = 1_000_000
 
-#: As they are compared: without case, see `_folded`.
+#: Characters that HFS+ (see git's `is_hfs_dotgit`) or a case-folding ext4 leaves out when it compares names:
+#: Unicode's Default_Ignorable_Code_Point. Two more letters are an "i" in some places.
+_IGNORED: dict[int, str | None] = dict.fromkeys(
+    (
+        *(0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFEFF, 0xFFA0),
+        *range(0x180B, 0x1810),
+        *range(0x200B, 0x2010),
+        *range(0x202A, 0x202F),
+        *range(0x2060, 0x2070),
+        *range(0xFE00, 0xFE10),
+        *range(0xFFF0, 0xFFF9),
+        *range(0x1BCA0, 0x1BCA4),
+        *range(0x1D173, 0x1D17B),
+        *range(0xE0000, 0xE1000),
+    )
+) | {0x130: "i", 0x131: "i"}
+
+
+def _short_names(part: str) -> tuple[str, ...]:
+    """The short names that NTFS and FAT give a name that is not 8.3 itself: `git~1` for `.git`."""
+    base, _, end = part.lstrip(".").rpartition(".")
+    base, end = (base, end) if base else (end, "")
+    base = base.replace(".", "")
+    if not part.startswith(".") and len(base) <= 8 and len(end) <= 3:
+        return ()
+    return tuple(f"{base[:6]}~{digit}{'.' if end else ''}{end[:3]}" for digit in range(1, 5))
+
+
+#: `git~1` -> .git, with every part of a protected name that has such a second name.
+_SHORT = {
+    short: part
+    for name in NAMES
+    for part in name.lower().split("/")
+    if "*" not in part
+    for short in _short_names(part)
+} | {f"gi7eba~{digit}": ".gitmodules" for digit in range(1, 10)}  # after the fourth, by a hash
+
+
+def folded(path: str) -> str:
+    """A name or path as the file systems compare it that tell the least.
+
+    They ignore case and invisible characters, a dot or a space at the end, and a stream (`.git::$DATA`); a
+    short name (`git~1`) is the name that it stands for.
+    """
+    low = path.lower() if path.isascii() else path.translate(_IGNORED).casefold() or path
+    if low.endswith((" ", ".")) or ":" in low or "~" in low or " /" in low or "./" in low:
+        return "/".join([_folded_part(part) for part in low.split("/")])
+    return low
+
+
+def _folded_part(part: str) -> str:
+    part = part.partition(":")[0].rstrip(" .") or part
+    return _SHORT.get(part, part)
+
+
+#: As they are compared.
 _NAME_OF = {name.lower(): name for name in NAMES}
-#: The ends of names that may begin in any way.
-_ENDS = tuple(name[1:].lower() for name in NAMES if name[0] == "*")
-_ALONE = {name.lower(): name for name in NAMES if "/" not in name and name != ".git"}
+#: Names with a star, as (beginning, end, name).
+_STARRED = tuple((*name.lower().split("*"), name) for name in NAMES if "*" in name)
+_STAR_BEGINS = tuple(begin for begin, _, _ in _STARRED if begin)
+_STAR_ENDS = tuple(end for begin, end, _ in _STARRED if not begin)
+_ALONE = {name.lower(): name for name in NAMES if "/" not in name and name not in POINTERS}
 #: `.config` -> fish, autostart, ...; `.git` -> config, hooks, info/attributes, ...
 _BELOW: dict[str, tuple[str, ...]] = {
     first: tuple(name[len(first) + 1 :] for name in NAMES if name.startswith(f"{first}/"))
@@ -35,14 +95,13 @@ _BELOW: dict[str, tuple[str, ...]] = {
 #: Directories that are the beginning of a protected name: `.git`, `info`, `repo`, ...
 _MIDDLES = frozenset(part for name in _NAME_OF for part in name.split("/")[:-1])
 _PARTS = frozenset(part for name in _NAME_OF for part in name.split("/"))
+_LAST_PARTS = frozenset(name.rpartition("/")[2] for name in _NAME_OF)
 #: `.config` -> .config/fish; `.jj/repo` -> .jj/repo/config.toml: a name that begins so.
 _BEGINNINGS = {name[:at]: _NAME_OF[name] for name in _NAME_OF for at in range(len(name)) if name[at] == "/"}
 #: Names worth a second look although they have no leading dot.
-_DOTLESS = frozenset({"head", *(name for name in _ALONE if name[0] != ".")})
+_DOTLESS = frozenset({"head", *(name for name in (*_ALONE, *_BELOW) if name[0] != ".")})
 #: Inside a git directory there is nothing to find in these, and they are the large ones.
 _GIT_DATA = frozenset({"objects", "refs", "logs", "lfs"})
-#: Characters that HFS+ leaves out when it compares names.
-_IGNORED = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 
 
 class ProtectedName:
@@ -72,18 +131,29 @@ def checked_names(names: object) -> tuple[str, ...]:
 
 
 def protected_name(path: str) -> str | None:
-    """The protected name that the end of the absolute `path` spells, if any; `.git` itself is none."""
-    parts = _folded(path).rsplit("/", 3)[1:]
+    """The protected name that the end of the absolute `path` spells, if any; a pointer is none."""
+    parts = folded(path).rsplit("/", 3)[1:]
     for count in range(1, len(parts) + 1):
         name = _NAME_OF.get("/".join(parts[-count:]))
-        if name is not None and name != ".git":
+        if name is not None and name not in POINTERS:
             return name
-    return _with_end(parts[-1]) if parts else None
+    return _with_star(parts[-1]) if parts else None
+
+
+def pointer_name(path: str) -> str | None:
+    """The name of a pointer that the end of `path` spells: protected unless a directory is there."""
+    low = folded(path)
+    return next((name for name in POINTERS if low == name or low.endswith(f"/{name}")), None)
+
+
+def can_be_protected(low: str) -> bool:
+    """Whether a path with this last part, folded, can be a protected name, or an alias. Most cannot."""
+    return low in _LAST_PARTS or low in _BELOW or _with_star(low) is not None
 
 
 def begins_protected(path: str) -> str | None:
     """A protected name that the end of the absolute `path` begins: `.config` begins `.config/fish`."""
-    parts = _folded(path).rsplit("/", 2)[1:]
+    parts = folded(path).rsplit("/", 2)[1:]
     for count in range(1, len(parts) + 1):
         if name := _BEGINNINGS.get("/".join(parts[-count:])):
             return name
@@ -92,12 +162,17 @@ def begins_protected(path: str) -> str | None:
 
 def is_alias(name: str) -> bool:
     """Whether a link of this name would give what it leads to a protected name, or the beginning of one."""
-    folded = _folded(name)
-    return folded in _ALONE or folded in _BELOW or _with_end(folded) is not None
+    low = folded(name)
+    return low in _ALONE or low in _BELOW or _with_star(low) is not None
 
 
-def _with_end(folded: str) -> str | None:
-    return f"*{next(end for end in _ENDS if folded.endswith(end))}" if folded.endswith(_ENDS) else None
+def _with_star(low: str) -> str | None:
+    if not low.startswith(_STAR_BEGINS) and not low.endswith(_STAR_ENDS):
+        return None
+    for begin, end, name in _STARRED:
+        if low.startswith(begin) and low.endswith(end) and len(low) > len(begin) + len(end):
+            return name
+    return None
 
 
 def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
@@ -147,7 +222,7 @@ def walk(
     left = MOST_ENTRIES
     done = set(skip)
     for root in roots:
-        if _folded(root[root.rfind("/") + 1 :]) in _PARTS:
+        if folded(root[root.rfind("/") + 1 :]) in _PARTS:
             if protected_name(root):
                 continue
             yield from _new(_beginning(root, names), done)
@@ -164,10 +239,10 @@ def walk(
                     why=f"more than {MOST_ENTRIES:,} files lie below what may be written",
                     fix="grant only the directories that are needed",
                 )
-            is_git = _folded(directory[-4:]) == ".git" and directory[-5:-4] == "/"
+            is_git = folded(directory[directory.rfind("/") + 1 :]) == ".git"
             for entry in entries:
-                name = _folded(entry.name)
-                if name[0] == "." or name in _DOTLESS or name.endswith(_ENDS):
+                name = folded(entry.name)
+                if name[0] == "." or name in _DOTLESS or _with_star(name):
                     is_git = is_git or (name == "head" and _is_git_directory(directory))
                     yield from _new(_protected(entry, name, names), done)
                 if entry.is_dir(follow_symlinks=False) and not (is_git and name in _GIT_DATA):
@@ -186,7 +261,7 @@ def _new(findings: Iterable[ProtectedName], done: set[str]) -> Iterator[Protecte
 
 def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     """The findings at one entry of an ordinary directory."""
-    if alone := _ALONE.get(name) or _with_end(name):
+    if alone := _ALONE.get(name) or _with_star(name):
         if alone in names:
             yield ProtectedName(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
     elif name == ".git":
@@ -200,8 +275,9 @@ def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Ite
             yield from _at(entry.path, [(rest, f"{name}/{rest}") for rest in _BELOW[name]], names)
         else:
             for rest in _BELOW[name]:
-                if f"{name}/{rest}" in names and os.path.lexists(f"{entry.path}/{rest}"):
-                    yield ProtectedName(entry.path, "link", f"{name}/{rest}")
+                path, full = f"{entry.path}/{rest}", f"{name}/{rest}"
+                if full in names and os.path.lexists(path) and not (full in POINTERS and os.path.isdir(path)):
+                    yield ProtectedName(entry.path, "link", full)
 
 
 def _git_directory(directory: str, names: frozenset[str]) -> Iterator[ProtectedName]:
@@ -226,34 +302,41 @@ def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[ProtectedName]:
 
 def _beginning(root: str, names: frozenset[str]) -> Iterator[ProtectedName]:
     """The same for a root inside such a directory: `.git/info` may hold the `attributes` of `.git`."""
-    folded = _folded(root)
-    if folded.rpartition("/")[2] not in _MIDDLES or folded.endswith("/.git"):
+    low = folded(root)
+    if low.rpartition("/")[2] not in _MIDDLES or low.endswith("/.git"):
         return
     for first, rests in _BELOW.items():
         for rest in rests:
             parts = f"{first}/{rest}".split("/")
             for count in range(1, len(parts)):
-                if folded.endswith("/" + "/".join(parts[:count])):
+                if low.endswith("/" + "/".join(parts[:count])):
                     yield from _at(root, [("/".join(parts[count:]), f"{first}/{rest}")], names)
 
 
 def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[ProtectedName]:
-    """Entries of (path below `directory`, protected name) that exist; a link on the way is the finding."""
+    """Entries of (path below `directory`, protected name), in any spelling. A link on the way is one."""
+    listed: dict[str, dict[str, list[os.DirEntry[str]]]] = {}
     for rest, name in places:
-        if name not in names:
-            continue
-        path = directory
-        kind: Kind | None = None
-        for part in rest.split("/"):
-            path = f"{path}/{part}"
-            try:
-                kind = _kind(os.lstat(path).st_mode)
-            except OSError:
-                kind = None
-            if kind != "directory":
-                break
-        if kind is not None and (kind == "link" or path.endswith(f"/{rest}")):
-            yield ProtectedName(path, kind, name)
+        if name in names:
+            yield from _spelled(directory, rest.lower().split("/"), name, listed)
+
+
+def _spelled(
+    directory: str, parts: list[str], name: str, listed: dict[str, dict[str, list[os.DirEntry[str]]]]
+) -> Iterator[ProtectedName]:
+    if directory not in listed:
+        listed[directory] = {}
+        for entry in _entries(directory, strict=False):
+            listed[directory].setdefault(folded(entry.name), []).append(entry)
+    for entry in listed[directory].get(parts[0], ()):
+        try:
+            kind = _kind(entry.stat(follow_symlinks=False).st_mode)
+        except OSError:
+            continue  # gone meanwhile
+        if kind == "directory" and len(parts) > 1:
+            yield from _spelled(entry.path, parts[1:], name, listed)
+        elif kind == "link" or (len(parts) == 1 and not (kind == "directory" and name in POINTERS)):
+            yield ProtectedName(entry.path, kind, name)
 
 
 def _kind(mode: int) -> Kind:
@@ -287,11 +370,6 @@ def _is_ours(path: str) -> bool:
         return os.lstat(path).st_uid == os.geteuid()
     except OSError:
         return True
-
-
-def _folded(name: str) -> str:
-    """A name as a file system that does not tell case compares it."""
-    return name.lower() if name.isascii() else name.translate(_IGNORED).lower() or name
 
 
 def _below_grant(path: str, writable: set[str]) -> Iterator[str]:

@@ -30,7 +30,7 @@ from .emulator.attributes import (
     TRUE_COLOUR,
     UNDERLINE,
 )
-from .emulator.emulator import Emulator
+from .emulator.emulator import FLOOD, Emulator
 from .paint import paint_now
 
 TYPE_CHECKING = False
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two pictures while much is printed, and for which output is collected then.
 _FRAME, _COLLECT = 1 / 40, 0.012
+#: Seconds for which output is taken at a time, and between two times: keys and clicks are handled then.
+_SLICE, _PAUSE = 0.012, 0.003
 #: Bytes that are drawn at once, and how often between two pictures.
 _LITTLE, _LITTLES = 256, 4
 #: Bytes: a lot at once, the most at once, typed or answered ahead of a program that does not read.
@@ -127,6 +129,11 @@ class TerminalPane(Widget, can_focus=True):
         self._drawn_lines: list[CellLine] = []
         self._drawn_cursor = 0
         self._paint_waits = False
+        #: Output that was read and not taken yet, and where its rest begins. No more is read meanwhile.
+        self._unfed, self._fed = b"", 0
+        self._next_slice: asyncio.TimerHandle | None = None
+        self._is_slow = False  # a flood that cannot be skipped: less of it is read ahead
+        self._has_ended = False  # nothing comes after the output that was read
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: int | None = None
         self._writing = False
@@ -151,6 +158,10 @@ class TerminalPane(Widget, can_focus=True):
         if self._loop is not None and self._reading is not None:
             self._loop.remove_reader(self._reading)
             self._loop.remove_writer(self._reading)
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+        self._next_slice, self._unfed, self._fed = None, b"", 0
+        self._is_slow = self._has_ended = False
         self._reading, self._writing, self.terminal = None, False, None
 
     def on_unmount(self) -> None:
@@ -162,9 +173,9 @@ class TerminalPane(Widget, can_focus=True):
         if terminal is None or self._reading is None:
             return
         parts: list[bytes] = []
-        size, until, over = 0, 0.0, False
+        size, until = 0, 0.0
         try:
-            while size < _MOST:
+            while size < (_MUCH if self._is_slow else _MOST):
                 data = terminal.read_some()
                 if data is None:
                     if size < _MUCH:
@@ -175,7 +186,7 @@ class TerminalPane(Widget, can_focus=True):
                         break
                     continue
                 if not data:
-                    over = True
+                    self._has_ended = True
                     break
                 parts.append(data)
                 size += len(data)
@@ -184,19 +195,34 @@ class TerminalPane(Widget, can_focus=True):
                 if until and time.monotonic() > until:
                     break
         except (OSError, StaddleError):
-            over = True
-        if parts:
-            self._feed(b"".join(parts))
-        if over:
-            self._end()
+            self._has_ended = True
+        self._unfed, self._fed = b"".join(parts), 0
+        self._feed()
 
-    def _feed(self, data: bytes) -> None:
-        emulator = self.emulator
-        before = emulator.scrolled
-        emulator.feed(data)
+    def _feed(self) -> None:
+        """Take a slice of the output that was read; read on, or end, when all of it is taken."""
+        loop, emulator, reading = self._loop, self.emulator, self._reading
+        if loop is None or reading is None:
+            return
+        before, start, until = emulator.scrolled, self._fed, time.monotonic() + _SLICE
+        self._fed = emulator.feed(self._unfed, start, lambda: time.monotonic() >= until)
         if self._back:  # the view stays where it is while lines come below it
             self._back = min(self._back + emulator.scrolled - before, len(emulator.history))
-        self._paint(len(data))
+        if self._unfed:
+            self._paint(self._fed - start)
+        size, is_first = len(self._unfed), start == 0
+        if is_first:
+            self._is_slow = (self._is_slow or size >= FLOOD) and self._fed < size // 2
+        if self._fed < size:
+            if is_first:
+                loop.remove_reader(reading)  # the program waits until its output is taken
+            self._next_slice = loop.call_later(_PAUSE, self._feed)
+            return
+        self._next_slice, self._unfed, self._fed = None, b"", 0
+        if self._has_ended:
+            self._end()
+        elif not is_first:
+            loop.add_reader(reading, self._read)
 
     def _paint(self, size: int) -> None:
         """At once after a pause, and for a little, such as an echo; while much is printed, not each piece."""

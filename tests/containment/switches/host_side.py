@@ -288,7 +288,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "links_that_lead_out",
     ),
     "review of links at the beginning of a protected name": HostSwitch(
-        Edit("layers/review.py", "if begun and item.new is not None", "if False and item.new is not None"),
+        Edit("layers/review.py", "if is_link and (begun :=", "if False and (begun :="),
         _COMMIT,
         "beginning_of_a_protected_name",
     ),

@@ -83,7 +83,11 @@ def test_links_are_not_followed_even_inward(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [".git/hooks/pre-commit", "sub/.git/config", ".bashrc", ".git", ".GIT/config"]
+    "path",
+    [
+        *(".git/hooks/pre-commit", "sub/.git/config", ".bashrc", ".git", ".GIT/config"),
+        *(".jj/repo", "git~1", ".git.", ".g\u200cit", ".ba\u017fhrc"),
+    ],
 )
 def test_protected_names_are_protected_from_the_file_tools_too(tmp_path: Path, path: str) -> None:
     for env in (LocalEnvironment(tmp_path), LocalEnvironment(tmp_path, ["**"])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -15,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from staddle.errors import ArchiveRefused
-from staddle.files import tar
+from staddle.errors import ArchiveRefused, LayerError
+from staddle.files import tar, unpack
 from staddle.files.tar import Member
 from staddle.files.unpack import UnpackBounds
 from staddle.layers import archive, store, trash
@@ -340,6 +341,64 @@ class TestHostile:
         (tmp_path / "bomb").write_bytes(out)
         with pytest.raises(ArchiveRefused):
             load(str(tmp_path / "bomb"), room)
+
+    @pytest.mark.same_for_everyone
+    def test_it_takes_no_more_room_than_it_is_given(self, room: Store, tmp_path: Path) -> None:
+        """All layers together, by blocks: small files, and pieces of sparse ones, take more than they say."""
+        names = ["w", "v"]
+        facts = {"format": 1, "layers": names, "facts": {}}
+        half = bytes(1 << 16)
+        pieces = [(at << 12, 1) for at in range(32)]
+        notes = (
+            ("STADDLE.size", str(1 << 20)),
+            ("STADDLE.extents", ",".join(f"{at}+{length}" for at, length in pieces)),
+        )
+        taking: dict[str, Built] = {
+            "content": [file(f"layers/{name}/f", half) for name in names],
+            "small files": [file(f"layers/w/{number}") for number in range(32)],
+            "pieces": [file("layers/w/f", b"x" * 32, notes=notes)],
+            "directories": [of_kind("directory", f"layers/w/{number}") for number in range(32)],
+        }
+        before = sorted(os.listdir(room.path))
+        for case, built in taking.items():
+            path = archive_of([of_kind("directory", "layers/v"), *built], tmp_path, manifest=facts)
+            with pytest.raises(LayerError, match="does not fit") as caught:
+                load(path, room, room=(1 << 17) - 1)
+            assert type(caught.value) is LayerError, case
+            assert store.VARIABLE in caught.value.fix
+            trash.wait()
+            assert sorted(os.listdir(room.path)) == before, case
+            for layer in load(path, room, room=1 << 18)[0].values():
+                layer.drop()
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    def test_a_store_that_is_full_in_the_middle(
+        self, room: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        path = archive_of([file("layers/w/a"), file("layers/w/b", bytes(1 << 20))], tmp_path)
+        before = sorted(os.listdir(room.path))
+
+        def full(fd: int, data: bytes) -> None:
+            if len(data) > 1:
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(unpack, "write_all", full)
+        with pytest.raises(LayerError, match="no room") as caught:
+            load(path, room)
+        assert caught.value.fix
+        trash.wait()
+        assert sorted(os.listdir(room.path)) == before
+
+    def test_a_size_that_no_file_can_have(
+        self, room: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def too_large(fd: int, size: int) -> None:  # some file systems take it
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+        notes = (("STADDLE.size", "9" * 18), ("STADDLE.extents", "0+1"))
+        monkeypatch.setattr(os, "ftruncate", too_large)
+        with pytest.raises(ArchiveRefused, match="cannot be made"):
+            load(archive_of([file("layers/w/f", notes=notes)], tmp_path), room)
 
     def test_sizes_that_lie(self) -> None:
         for field in (b"\x80" + bytes(11), b"-0000000001\0", b"77777777777\0", b"99999999999\0"):

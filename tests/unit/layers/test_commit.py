@@ -27,6 +27,7 @@ from staddle.layers.differences import MOST_DEPTH
 from staddle.layers.merged_view import LayerView
 from staddle.layers.review import Conflict
 from staddle.policy.compiler import compile as compile_policy
+from tests.support.protected_spellings import HARMLESS, SPELLED
 from tests.unit.layers.layer import Ground, whiteout, write
 
 
@@ -272,6 +273,7 @@ class TestSecondLook:
             (".claude/settings.json", ".claude"),
             (".config/fish/config.fish", ".config/fish"),
             (".envrc", ".envrc"),
+            *SPELLED.items(),
         ],
     )
     def test_protected_names_are_held(self, ground: Ground, path: str, name: str) -> None:
@@ -285,6 +287,12 @@ class TestSecondLook:
         commit(ground.view, paths=["harmless"])
         assert os.listdir(ground.host) == ["harmless"]
         commit(ground.view, allow_protected=True)
+        assert (ground.host / path).read_text() == "x"
+
+    @pytest.mark.parametrize("path", HARMLESS)
+    def test_a_harmless_path_is_not_held(self, ground: Ground, path: str) -> None:
+        write(ground.layer / path, "x")
+        commit(ground.view)
         assert (ground.host / path).read_text() == "x"
 
     def test_deleting_one_is_held_too(self, ground: Ground) -> None:

@@ -168,12 +168,52 @@ def test_what_is_wrong_is_named_with_its_key(file: Path, text: str, key: str) ->
         (b"[env]\n[env]", "not TOML"),
         (b'env.A = "1"\nenv.A = "2"', "not TOML"),
         (b"read = " + b"[" * 5000, "nested"),
-        (b"#" * (1 << 20) + b"#", "larger than 1 MiB"),
+        (b"#" * (256 << 10) + b"#", "larger than 256 KiB"),
         (b"read = [\0]", "not TOML"),
     ],
 )
 def test_what_is_no_policy_file_is_refused(file: Path, content: bytes, why: str) -> None:
     assert why in refused(file, content)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = " + "1" * 200_000, "longer than 256"),
+        ("x = 0x" + "f" * 200_000, "longer than 256"),
+        ("x = " + "1_" * 500 + "1", "longer than 256"),
+        ("x = 1e" + "9" * 500, "longer than 256"),
+        ("a" * 300 + " = 1", "longer than 256"),
+        (".".join("a" * 50_000) + " = 1", "more than 16 dots"),
+        (".".join(["'a'", '"b"'] * 20) + " = 1", "more than 16 dots"),
+        ("[" + " . ".join("a" * 100) + "]", "more than 16 dots"),
+        ("x = {" + ",".join(f"a.b{number} = 1" for number in range(100)) + "}", "more than 16 dots"),
+        ("x = " + "[" * 17 + "]" * 17, "nested deeper than 16"),
+        ("x = " + "{a = [" * 9 + "1" + "]}" * 9, "nested deeper than 16"),
+        # No string hides what follows it.
+        ("x = ['''a'''', {" + "a." * 100 + "b = 1}]", "more than 16 dots"),
+        ('x = ["""a"""", {' + "a." * 100 + "b = 1}]", "more than 16 dots"),
+        ('x = ["""\\""""", {' + "a." * 100 + "b = 1}]", "more than 16 dots"),
+        ('x = ["\\"", {' + "a." * 100 + "b = 1}]", "more than 16 dots"),
+        ("x = ['\\', {" + "a." * 100 + "b = 1}]", "more than 16 dots"),
+        ("x = '' # '\n" + "a." * 100 + "b = 1", "more than 16 dots"),
+    ],
+)
+def test_what_would_keep_the_parser_busy_does_not_reach_it(
+    file: Path, text: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tomllib.loads", lambda text: pytest.fail("it was parsed"))
+    assert why in refused(file, text)
+
+
+def test_strings_and_comments_may_have_as_many_dots_and_brackets(file: Path) -> None:
+    lines = [
+        f"# {'a.' * 100} {'[' * 100} {'1' * 1000}",
+        f"pass_env = ['{'a.' * 20}', \"{'[' * 20}\", '''{'b.' * 20}''', \"\"\"{'{' * 20}\"\"\"]",
+        f"env.A = '{'1' * 1000}'",
+    ]
+    file.write_text("\n".join(lines))
+    assert len(Policy.from_file(file).env["A"]) == 1000
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

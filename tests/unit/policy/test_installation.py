@@ -136,9 +136,9 @@ def test_a_file_that_others_may_change_refuses_everything(
 def test_a_policy_of_nobody_is_the_installations(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from staddle.sandbox.open import settings
 
-    assert installation.usual_policy() == Policy.agent()
+    assert installation.default_policy() == Policy.agent()
     write(file, '[defaults]\nredact = false\n[defaults.network]\nallow = ["a.example"]\n')
-    assert installation.usual_policy() == Policy.agent().with_redact(False).with_network(
+    assert installation.default_policy() == Policy.agent().with_redact(False).with_network(
         Network.allow("a.example")
     )
     assert Policy.agent().network == Network.deny()  # who names a policy has that one

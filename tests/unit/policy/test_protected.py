@@ -11,8 +11,9 @@ import pytest
 from staddle import Policy
 from staddle.errors import PathEscape, PolicyError
 from staddle.policy import protected
-from staddle.policy.protected import appeared, find_protected, protected_name
-from staddle.policy.protected_names import NAMES
+from staddle.policy.protected import appeared, find_protected, pointer_name, protected_name
+from staddle.policy.protected_names import NAMES, POINTERS
+from tests.support.protected_spellings import HARMLESS, SPELLED
 from tests.unit.policy.tree import make, names, own, plan
 
 
@@ -44,7 +45,7 @@ def test_what_runs_commands_is_guarded_below_a_write_grant(tmp_path: Path) -> No
     assert {guard.origin for guard in made.guards} >= {"protected .git/config", "protected .vscode"}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != ".git"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in POINTERS])
 def test_every_name_of_the_list_is_found_in_any_depth_and_case(name: str, tmp_path: Path) -> None:
     make(tmp_path, f"ws/{name}", f"ws/a/b/{name}")
     assert guarded(Policy(write=["ws"]), tmp_path) == {f"ws/{name}", f"ws/a/b/{name}"}
@@ -61,6 +62,36 @@ def test_case_and_invisible_characters_hide_nothing(tmp_path: Path) -> None:
         "ws/.claude\u200d",
         "ws/.GIT/config",
     }
+
+
+@pytest.mark.parametrize(("path", "name"), SPELLED.items())
+def test_every_spelling_of_a_name_is_found(path: str, name: str, tmp_path: Path) -> None:
+    make(tmp_path, f"ws/{path}", f"ws/a/{path}")
+    found = guarded(Policy(write=["ws"]), tmp_path)
+    assert len(found) == 2
+    assert all(f"ws/a/{path}".startswith(place) or f"ws/{path}".startswith(place) for place in found)
+    assert {origin for guard in plan(Policy(write=["ws"]), tmp_path).guards if (origin := guard.origin)} == {
+        f"protected {name}"
+    }
+    assert guarded(Policy(write=["ws"], unprotect=[name]), tmp_path) == set()
+    parts = path.split("/")
+    above = ["/x/" + "/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    assert name in [*map(protected_name, above), pointer_name(f"/x/{path}")]
+
+
+@pytest.mark.parametrize("path", HARMLESS)
+def test_a_harmless_path_is_left_alone(path: str, tmp_path: Path) -> None:
+    make(tmp_path, f"ws/{path}")
+    assert guarded(Policy(write=["ws"]), tmp_path) == set()
+    assert protected_name(f"/x/{path}") is None
+
+
+def test_the_repository_of_jj_is_written_and_a_pointer_to_another_one_is_not(tmp_path: Path) -> None:
+    make(tmp_path, "ws/a/.jj/repo/store/x", "ws/a/.jj/repo/config.toml", "ws/b/.jj/repo")
+    assert guarded(Policy(write=["ws"]), tmp_path) == {"ws/a/.jj/repo/config.toml", "ws/b/.jj/repo"}
+    make(tmp_path, "ws/c/.jj/repo -> ../../a/.jj/repo")
+    with pytest.raises(PathEscape):
+        plan(Policy(write=["ws"]), tmp_path)
 
 
 def test_names_that_only_look_alike_are_left_alone(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -252,3 +256,141 @@ def test_mouse_reports() -> None:
     assert keys.mouse(0, 4, 2, pressed=False, sgr=True) == b"\x1b[<0;5;3m"
     assert keys.mouse(0, 4, 2, pressed=True, sgr=False) == b"\x1b[M %#"
     assert keys.mouse(0, 400, 2, pressed=True, sgr=False) == b""
+
+
+def steps(work: Callable[[], object]) -> int:
+    """Instructions of the interpreter that `work` takes: the same number on every machine."""
+    count = 0
+
+    def traced(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+_ROWS, _COLS = 50, 200
+_COUNTS = (
+    "",
+    "1",
+    "2",
+    "3",
+    "65535",
+    str(2**31),
+    str(10**12),
+    "9" * 500,
+    ";".join("9" * 250),
+    "0" * 400 + "9",
+)
+_SEQUENCES = (
+    *(f"\x1b{final}" for final in map(chr, range(0x30, 0x7F)) if final not in "[]PX^_k"),
+    *(f"\x1b{between}{final}" for between in "#()*+ %" for final in "058BFGU"),
+    *(f"\x1b[{mark}{count}{final}" for mark in ("", "?", ">", "=") for count in _COUNTS for final in "hl"),
+    *(f"\x1b[{count}{final}" for count in _COUNTS for final in map(chr, range(0x40, 0x7F))),
+    *(
+        f"\x1b[?{number}{final}"
+        for number in (1, 6, 7, 25, 47, 1000, 1006, 1047, 1048, 1049, 2004)
+        for final in "hl"
+    ),
+    "\x1b[?" + "1049;47;6;" * 20 + "h\x1b[?" + "1049;47;6;" * 20 + "l",
+    "\x1b[!p",
+    *"\n\t\b\r\x0b\x0e\x0f",
+)
+
+
+def test_no_sequence_takes_more_than_one_pass_over_the_screen() -> None:
+    """Whatever its count, and whatever is on the screen: some instructions for each line, none for a cell."""
+    for before in (b"\x1b#8\x1b[H", b"\x1b#8\x1b[50;200H"):
+        for sequence in _SEQUENCES:
+            screen, data = Screen(_ROWS, _COLS), sequence.encode()
+            screen.feed(before)
+            screen.grid.tabs = list(range(_COLS))
+            count = steps(lambda screen=screen, data=data: screen.feed(data))  # type: ignore[misc]
+            assert count < 100 * _ROWS + 60 * len(data), sequence[:20]
+
+
+def test_a_screen_that_is_blank_is_not_made_again() -> None:
+    for sequence in (
+        b"\x1bc",
+        b"\x1b[2J",
+        b"\x1b[J",
+        b"\x1b[999S",
+        b"\x1b[999T",
+        b"\x1b[999L",
+        b"\x1b[999M",
+        b"\n",
+    ):
+        screen = Screen(_ROWS, _COLS)
+        before = {id(line) for line in screen.main.lines}
+        for _ in range(3):
+            screen.feed(b"\x1b[?1049h\x1b[?1049l" + sequence)
+        assert {id(line) for line in screen.main.lines} == before, sequence
+        screen.feed(b"\x1b[41m\x1b[2Jx\x1b[m" + sequence + sequence)
+        assert len({id(line) for line in screen.main.lines}) == _ROWS
+
+
+@pytest.mark.parametrize(
+    ("sequence", "column"),
+    [
+        ("\x1b[I", 8),
+        ("\x1b[2I", 16),
+        ("\x1b[3I", 19),
+        (f"\x1b[{2**31}I", 19),
+        (f"\x1b[{10**12}I", 19),
+        ("\x1b[18G\x1b[Z", 16),
+        ("\x1b[17G\x1b[Z", 8),
+        ("\x1b[18G\x1b[2Z", 8),
+        (f"\x1b[18G\x1b[{2**31}Z", 0),
+        ("\x1b[4G\x1bH\x1bH\r\t", 3),
+        ("\x1b[9G\x1b[g\r\t", 16),
+        ("\x1b[3g\t", 19),
+        (f"\x1b[{2**31}C", 19),
+        ("\x1b[000000000000004C", 4),
+    ],
+)
+def test_tabs_and_large_counts(sequence: str, column: int) -> None:
+    screen = Screen()
+    screen.feed(sequence.encode())
+    assert screen.grid.x == column
+
+
+def test_a_number_that_is_too_large_is_no_other_function() -> None:
+    assert Screen().after("kept\r", f"\x1b[{2**31}J") == "kept"
+
+
+def test_what_is_fed_in_slices_is_as_fed_at_once() -> None:
+    chance = random.Random(11)  # noqa: S311 - the same every time
+    choices = [
+        *(sequence.encode() for sequence in _SEQUENCES),
+        b"abc\r\n" * 30,
+        b"x" * 700,
+        "日本é".encode() * 50,
+    ]
+    for _ in range(20):
+        data = b"".join(chance.choices(choices, k=60))
+        whole, sliced = Screen(), Screen()
+        whole.feed(data)
+        at = calls = 0
+        while at < len(data):
+            before, at = at, sliced.feed(data, at, lambda: True)
+            assert before < at <= before + 256 or data[before:at].count(b"\r\n") > 1, (
+                "more than a piece at once"
+            )
+            calls += 1
+        assert calls >= 3
+        assert (sliced.text(), list(sliced.history)) == (whole.text(), list(whole.history))
+        assert sliced.answers == whole.answers
+
+
+def test_a_flood_of_colours_is_not_carried_out_at_once() -> None:
+    screen = Screen()
+    data = b"\x1b[1m\r\n" * 30_000
+    assert steps(lambda: screen.feed(data, 0, lambda: True)) < 50_000

@@ -21,6 +21,7 @@ from ...layers import archive
 from ...layers.baseline import Baseline
 from ...layers.frozen_base import ASKED
 from ...layers.stack import LayerSnapshot
+from ...limits.default_limits import free_share
 from ...policy.paths import WORKSPACE_PATH
 from ...shell.state import Dump, SavedShell
 from .stores import empty_directory, store_for
@@ -164,10 +165,13 @@ def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
 def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
     """Read the file `path`. ArchiveRefused, with nothing made, for what `save` does not write.
 
+    LayerError, with nothing made, when it needs more than a share of what is free in the store.
     `progress` is called with the bytes read and all bytes.
     """
     bounds = {_BASE: UnpackBounds(ASKED.bytes, ASKED.entries + _MOST_PLACES)}
-    layers, facts = archive.load(path, store_for(None), owner=mounter(), progress=progress, whole=bounds)
+    store = store_for(None)
+    room = free_share(store.path)
+    layers, facts = archive.load(path, store, owner=mounter(), room=room, progress=progress, whole=bounds)
     try:
         return _loaded(layers, facts)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:

@@ -30,7 +30,11 @@ HISTORY = 3000
 #: Largest number that a parameter is taken for, longest sequence that is waited for, longest title.
 _MOST, _LONGEST, _TITLE = 9999, 512, 80
 #: More than this at once is a flood: what could not be seen any more is not looked at line by line.
-_FLOOD = 1 << 17
+FLOOD = 1 << 17
+#: The most sequences in what is skipped of a flood, and the most of these that are carried out.
+_MOST_SKIPPED, _MOST_COLOURS = 1 << 18, 1 << 10
+#: Bytes between two questions whether it is enough: of simple lines, and of everything else.
+_LINES, _PIECE = 1 << 16, 1 << 8
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _CSI = re.compile(r"\x1b\[([0-?]*)([ -/]*)([@-~])")
@@ -76,12 +80,12 @@ class Emulator:
         #: Lines that ever were put to the history: where a viewer is, it stays when more come.
         self.scrolled = 0
         self.main = CellGrid(rows, cols, self._scrolled_out)
+        self.alternate = CellGrid(rows, cols, None)
         self._reset()
 
     def _reset(self) -> None:
-        rows, cols = self.main.rows, self.main.cols
-        self.main = CellGrid(rows, cols, self._scrolled_out)
-        self.alternate = CellGrid(rows, cols, None)
+        self.main.reset()
+        self.alternate.reset()
         self.grid = self.main
         self._drawing = [False, False]  # whether G0 and G1 are line-drawing characters
         self._shift = 0
@@ -103,27 +107,34 @@ class Emulator:
         self.main.resize(rows, cols)
         self.alternate.resize(rows, cols)
 
-    def _scrolled_out(self, line: CellLine) -> None:
-        self.history.append(line.runs())
-        self.scrolled += 1
+    def _scrolled_out(self, lines: list[CellLine]) -> None:
+        self.history.extend([line.runs() for line in lines])
+        self.scrolled += len(lines)
 
     # ------------------------------------------------------------ reading
 
-    def feed(self, data: bytes) -> None:
-        """Take what the program has printed."""
-        if len(data) >= _FLOOD:
-            data = self._skipped(data)
-        at = 0
-        while at < len(data):
-            if (end := self._simple_lines(data, at)) > at:
-                at = end
-                continue
-            # To the end of this line, after which simple ones may come; of others, many at once.
-            is_within = self.grid.x or self.grid.y < self.grid.bottom
-            step = data.find(b"\n", at if is_within else at + 4096)
-            step = len(data) if step < 0 else step + 1
-            self._feed_text(self._decoder.decode(data[at:step]))
-            at = step
+    def feed(self, data: bytes, start: int = 0, enough: Callable[[], bool] | None = None) -> int:
+        """Take what the program has printed, from `start` on; where it stopped.
+
+        It stops at the end, or soon after `enough` answers yes. Then the rest is to be fed, with the same
+        `data`. Each call takes at least one piece.
+        """
+        at, size = start, len(data)
+        if at == 0 and size >= FLOOD:
+            at = self._skip(data)
+        while at < size:
+            end = self._simple_lines(data, at)
+            if end == at:
+                # To the end of this line, after which simple ones may come; of others, many at once.
+                is_within = self.grid.x or self.grid.y < self.grid.bottom
+                most = min(size, at + _PIECE)
+                end = data.find(b"\n", at, most) + 1 if is_within else 0
+                end = end or most
+                self._feed_text(self._decoder.decode(data[at:end]))
+            at = end
+            if enough is not None and at < size and enough():
+                break
+        return at
 
     def _feed_text(self, text: str) -> None:
         text, self._rest = self._rest + text, ""
@@ -152,13 +163,12 @@ class Emulator:
         is_usual = is_usual and grid.top == 0 and grid.y == grid.bottom == grid.rows - 1
         if not is_usual or grid.x or self._drawing[self._shift] or self._decoder.getstate()[0]:
             return at
-        found = _simple_lines(grid.cols).match(data, at)
+        found = _simple_lines(grid.cols).match(data, at, at + _LINES)
         if found is None or grid.lines[-1].runs():
             return at
         texts = found[0].decode("ascii").split("\r\n")[:-1]
         count, rows, attributes = len(texts), grid.rows, grid.attributes
-        for line in grid.lines[: min(count, rows - 1)]:
-            self._scrolled_out(line)
+        self._scrolled_out(grid.lines[: min(count, rows - 1)])
         gone = max(0, count - rows + 1)  # lines that do not even stay on the screen
         self.scrolled += gone
         self.history.extend(((text, attributes),) for text in islice(texts, max(0, gone - HISTORY), gone))
@@ -166,36 +176,43 @@ class Emulator:
         for line, text in zip(fresh, texts[gone:], strict=False):
             line.chars[: len(text)] = text
             line.attributes[: len(text)] = [attributes] * len(text)
+            line.blank = None
         grid.lines[:] = [*grid.lines[:-1], *fresh][-rows:]
         return found.end()
 
-    def _skipped(self, data: bytes) -> bytes:
-        """`data` without what would have left the history again, when that is only text and colours."""
+    def _skip(self, data: bytes) -> int:
+        """Skip what would have left the history again, when that is only text and colours; where it ends."""
         grid = self.grid
         keep = HISTORY + grid.rows + 1
         if grid is not self.main or self._rest or self._string or grid.top or grid.bottom != grid.rows - 1:
-            return data
+            return 0
         end = len(data)
         count = data.count(b"\n")
         if count <= 2 * keep:
-            return data
+            return 0
         # Cut so that `keep` lines or more are left: by size first, for there are many.
         cut = data.rfind(b"\r\n", 0, end - end // count * keep)
         while cut > 0 and data.count(b"\n", cut + 2) < keep:
             cut = data.rfind(b"\r\n", 0, cut - (1 << 16)) if cut > 1 << 16 else -1
         if cut <= 0:
-            return data
+            return 0
         gone = data[: cut + 2]
-        if b"\x0e" in gone or b"\x0f" in gone or len(_SGR_BYTES.findall(gone)) != gone.count(b"\x1b"):
-            return data
-        for sequence in _SGR_BYTES.findall(gone, max(0, gone.rfind(b"\x1b[0m"), gone.rfind(b"\x1b[m"))):
+        escapes = gone.count(b"\x1b")
+        if b"\x0e" in gone or b"\x0f" in gone or escapes > _MOST_SKIPPED:
+            return 0
+        if len(_SGR_BYTES.findall(gone)) != escapes:
+            return 0
+        colours = _SGR_BYTES.findall(gone, max(0, gone.rfind(b"\x1b[0m"), gone.rfind(b"\x1b[m")))
+        if len(colours) > _MOST_COLOURS:
+            return 0
+        for sequence in colours:
             grid.attributes = selected(grid.attributes, sequence[2:-1].decode("ascii"))
         self._decoder.reset()
         self.scrolled += gone.count(b"\n")
         self.history.clear()
         grid.lines[:] = [grid._blank() for _ in grid.lines]
         grid.x, grid.y, grid.is_full = 0, grid.rows - 1, False
-        return data[cut + 2 :]
+        return cut + 2
 
     # ------------------------------------------------------------ characters
 
@@ -298,9 +315,7 @@ class Emulator:
         if between in ("(", ")"):
             self._drawing[between == ")"] = final == "0"
         elif between == "#" and final == "8":
-            for line in grid.lines:
-                line.chars[:] = "E" * len(line.chars)
-                line.drawn = None
+            grid.fill("E")
         elif between:
             return
         elif final == "7":
@@ -313,7 +328,7 @@ class Emulator:
             grid.x = 0
             grid.line_feed()
         elif final == "H":
-            grid.tabs.add(grid.x)
+            grid.set_tab(True)
         elif final == "M":
             grid.reverse_line_feed()
         elif final == "c":
@@ -325,8 +340,7 @@ class Emulator:
             return
         mark = parameters[0] if parameters[:1] in ("<", "=", ">", "?") else ""
         numbers = [
-            min(int(part), _MOST) if part.isdecimal() and len(part) < 9 else 0
-            for part in parameters[len(mark) :].split(";")
+            min(int(part), _MOST) if part.isdecimal() else 0 for part in parameters[len(mark) :].split(";")
         ][:32]
         if between:
             if between == "!" and final == "p":  # DECSTR: modes, not the screen
@@ -391,9 +405,12 @@ class Emulator:
             case "T":
                 grid.scroll_down(one)
             case "b":
-                grid.put(self._last * min(one, grid.cols * grid.rows))
+                grid.put(self._last * min(one, grid.cols))  # a line at most: no library asks for more
             case "g":
-                grid.tabs = set() if first == 3 else grid.tabs - {grid.x}
+                if first == 3:
+                    grid.tabs = []
+                else:
+                    grid.set_tab(False)
             case "r":
                 grid.set_region(one - 1, (second or grid.rows) - 1)
             case "s":
@@ -444,9 +461,9 @@ class Emulator:
         if on:
             if saves:
                 self.main.save()
-            fresh = CellGrid(self.main.rows, self.main.cols, None)
-            fresh.x, fresh.y, fresh.attributes = self.main.x, self.main.y, self.main.attributes
-            self.grid = self.alternate = fresh
+            self.alternate.reset()
+            self.grid = self.alternate
+            self.grid.x, self.grid.y, self.grid.attributes = self.main.x, self.main.y, self.main.attributes
             return
         self.grid = self.main
         if saves:

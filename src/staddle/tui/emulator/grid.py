@@ -1,12 +1,18 @@
-"""The cells of one screen, and what control functions do to them. Knows nothing of bytes or colours."""
+"""The cells of one screen, and what control functions do to them. Knows nothing of bytes or colours.
+
+A program chooses every count here. Each function clips a count to the screen before it loops, and lines that
+are blank already are used again, so the work of a function is at most one pass over the screen.
+"""
 
 from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
 
 from .attributes import PLAIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from .attributes import Attributes
@@ -18,11 +24,13 @@ if TYPE_CHECKING:
 class CellLine:
     """One line: a character (or none, behind a wide one) and attributes for each cell."""
 
-    __slots__ = ("attributes", "chars", "drawn")
+    __slots__ = ("attributes", "blank", "chars", "drawn")
 
     def __init__(self, cols: int, attributes: Attributes = PLAIN) -> None:
         self.chars = [" "] * cols
         self.attributes = [attributes] * cols
+        #: The attributes of every cell as long as nothing was written to the line, else None.
+        self.blank: Attributes | None = attributes
         #: What a viewer has made of it; None after every change.
         self.drawn: Any = None
 
@@ -30,6 +38,8 @@ class CellLine:
         """The same as runs, without the blanks at its end."""
         chars, attributes = self.chars, self.attributes
         end = len(chars)
+        if self.blank is not None:
+            return ((" " * end, self.blank),) if self.blank != PLAIN else ()
         if attributes.count(attributes[0]) == end:
             text = "".join(chars)
             text = text.rstrip(" ") if attributes[0] == PLAIN else text
@@ -48,33 +58,38 @@ class CellLine:
 
 
 class CellGrid:
-    """A screen of lines with a cursor. `scrolled_out` is called with each line that leaves at the top."""
+    """A screen of lines with a cursor. `scrolled_out` is called with the lines that leave at the top."""
 
-    def __init__(self, rows: int, cols: int, scrolled_out: Callable[[CellLine], object] | None) -> None:
+    def __init__(self, rows: int, cols: int, scrolled_out: Callable[[list[CellLine]], object] | None) -> None:
         self.rows, self.cols = rows, cols
         self.lines = [CellLine(cols) for _ in range(rows)]
+        self._scrolled_out = scrolled_out
+        self.reset()
+
+    def reset(self) -> None:
+        """Be blank, with the cursor at the top and every mode as at the start."""
         self.x = self.y = 0
         self.attributes = PLAIN
         self.wraps = True
         self.inserts = False
         #: The last column was written: the next character goes to the next line.
         self.is_full = False
-        self.top, self.bottom = 0, rows - 1
+        self.top, self.bottom = 0, self.rows - 1
         self.is_relative = False  # origin mode: the cursor stays in the scroll region
-        self.tabs = set(range(0, cols, 8))
+        self.tabs = list(range(0, self.cols, 8))  # in order
         self.saved: tuple[int, int, Attributes, bool] = (0, 0, PLAIN, False)
-        self._scrolled_out = scrolled_out
+        self.lines[:] = self._blanked(self.lines)
 
     # ------------------------------------------------------------ text
 
     def put(self, text: str) -> None:
         """Write characters that take one cell each."""
-        while text:
+        at, size = 0, len(text)
+        while at < size:
             if self.is_full:
                 self._next_line()
             line = self.lines[self.y]
-            room = self.cols - self.x
-            part = text[:room]
+            part = text[at : at + self.cols - self.x]
             count = len(part)
             if self.inserts:
                 self._make_room(line, count)
@@ -82,17 +97,16 @@ class CellGrid:
                 self._split_wide(line, self.x, self.x + count)
             line.chars[self.x : self.x + count] = part
             line.attributes[self.x : self.x + count] = [self.attributes] * count
-            line.drawn = None
-            text = text[count:]
+            line.drawn = line.blank = None
+            at += count
             if self.x + count < self.cols:
                 self.x += count
             elif self.wraps:
                 self.x, self.is_full = self.cols - 1, True
             else:
                 self.x = self.cols - 1
-                if text:  # everything else is written over the last cell
-                    text = text[-1]
-                    line.chars[self.x] = text
+                if at < size:  # everything else is written over the last cell
+                    line.chars[self.x] = text[-1]
                     return
 
     def put_wide(self, char: str) -> None:
@@ -109,7 +123,7 @@ class CellGrid:
         self._split_wide(line, self.x, self.x + 2)
         line.chars[self.x : self.x + 2] = (char, "")
         line.attributes[self.x : self.x + 2] = [self.attributes] * 2
-        line.drawn = None
+        line.drawn = line.blank = None
         self.x += 2
         if self.x >= self.cols:
             self.x, self.is_full = self.cols - 1, self.wraps
@@ -122,7 +136,7 @@ class CellGrid:
             at -= 1
         if at >= 0 and len(line.chars[at]) < 4:
             line.chars[at] += mark
-            line.drawn = None
+            line.drawn = line.blank = None
 
     def _next_line(self) -> None:
         self.x, self.is_full = 0, False
@@ -176,15 +190,22 @@ class CellGrid:
         self.is_full = False
 
     def tab(self, count: int = 1) -> None:
-        """To the next tab stop."""
-        for _ in range(min(count, self.cols)):
-            self.x = min((stop for stop in self.tabs if stop > self.x), default=self.cols - 1)
-            self.x = min(self.x, self.cols - 1)
+        """To the next tab stop, or to that many further."""
+        at = bisect_right(self.tabs, self.x) + count - 1
+        self.x = min(self.tabs[at], self.cols - 1) if at < len(self.tabs) else self.cols - 1
 
     def back_tab(self, count: int) -> None:
-        """To the tab stop before."""
-        for _ in range(min(count, self.cols)):
-            self.x = max((stop for stop in self.tabs if stop < self.x), default=0)
+        """To the tab stop before, or to that many before."""
+        at = bisect_left(self.tabs, self.x) - count
+        self.x = self.tabs[at] if at >= 0 else 0
+
+    def set_tab(self, on: bool) -> None:
+        """Set a tab stop where the cursor is, or remove it."""
+        at = bisect_left(self.tabs, self.x)
+        if self.tabs[at : at + 1] == [self.x]:
+            del self.tabs[at]
+        if on:
+            self.tabs.insert(at, self.x)
 
     def save(self) -> None:
         """Keep the cursor and its attributes for `load`."""
@@ -227,36 +248,45 @@ class CellGrid:
     def _blank(self) -> CellLine:
         return CellLine(self.cols, (None, self.attributes[1], 0))
 
+    def _blanked(self, lines: Iterable[CellLine]) -> list[CellLine]:
+        """As many blank lines: those of `lines` that are blank already, and new ones for the others."""
+        cols, blank = self.cols, (None, self.attributes[1], 0)
+        return [line if line.blank == blank else CellLine(cols, blank) for line in lines]
+
     def _remove(self, at: int, count: int, *, keep: bool) -> None:
-        count = min(count, self.bottom - at + 1)
+        end = self.bottom + 1
+        gone = self.lines[at : min(at + count, end)]
         if keep and self._scrolled_out is not None:
-            for line in self.lines[at : at + count]:
-                self._scrolled_out(line)
-        self.lines[self.bottom + 1 : self.bottom + 1] = [self._blank() for _ in range(count)]
-        del self.lines[at : at + count]
+            self._scrolled_out(gone)
+        self.lines[at:end] = self.lines[at + len(gone) : end] + self._blanked(gone)
 
     def _add(self, at: int, count: int) -> None:
-        count = min(count, self.bottom - at + 1)
-        del self.lines[self.bottom - count + 1 : self.bottom + 1]
-        self.lines[at:at] = [self._blank() for _ in range(count)]
+        end = self.bottom + 1
+        gone = self.lines[max(at, end - count) : end]
+        self.lines[at:end] = self._blanked(gone) + self.lines[at : end - len(gone)]
 
     def erase_in_display(self, how: int) -> None:
         """0: from the cursor on, 1: up to the cursor, 2: everything."""
         if how == 0:
             self.erase_in_line(0)
-            rows = range(self.y + 1, self.rows)
+            rows = slice(self.y + 1, self.rows)
         elif how == 1:
             self.erase_in_line(1)
-            rows = range(self.y)
+            rows = slice(0, self.y)
         else:
-            rows = range(self.rows)
-        for row in rows:
-            self.lines[row] = self._blank()
+            rows = slice(0, self.rows)
+        self.lines[rows] = self._blanked(self.lines[rows])
+
+    def fill(self, char: str) -> None:
+        """Write one character to every cell."""
+        for line in self.lines:
+            line.chars = [char] * len(line.chars)
+            line.drawn = line.blank = None
 
     def erase_in_line(self, how: int) -> None:
         """0: from the cursor on, 1: up to the cursor, 2: the whole line."""
         if how == 2:
-            self.lines[self.y] = self._blank()
+            self.lines[self.y : self.y + 1] = self._blanked(self.lines[self.y : self.y + 1])
         elif how == 1:
             self.erase(0, self.x + 1)
         else:
@@ -266,19 +296,21 @@ class CellGrid:
     def erase(self, start: int, end: int) -> None:
         """Blank cells of the line with the cursor."""
         line = self.lines[self.y]
-        end = min(end, len(line.chars))
-        if start < end:
+        end, blank = min(end, len(line.chars)), (None, self.attributes[1], 0)
+        if start < end and line.blank != blank:
             self._split_wide(line, start, end)
             line.chars[start:end] = [" "] * (end - start)
-            line.attributes[start:end] = [(None, self.attributes[1], 0)] * (end - start)
-            line.drawn = None
+            line.attributes[start:end] = [blank] * (end - start)
+            line.drawn = line.blank = None
+            if end - start == len(line.chars):
+                line.blank = blank
 
     def insert_blanks(self, count: int) -> None:
         """Move what is right of the cursor to the right."""
         line = self.lines[self.y]
         self._split_wide(line, self.x, self.x)
         self._make_room(line, min(count, self.cols - self.x))
-        line.drawn = None
+        line.drawn = line.blank = None
 
     def delete_chars(self, count: int) -> None:
         """Remove cells at the cursor; what is right of them moves to the left."""
@@ -289,7 +321,7 @@ class CellGrid:
         del line.attributes[self.x : self.x + count]
         line.chars += [" "] * count
         line.attributes += [(None, self.attributes[1], 0)] * count
-        line.drawn = None
+        line.drawn = line.blank = None
 
     # ------------------------------------------------------------ the whole
 
@@ -299,6 +331,7 @@ class CellGrid:
             if (missing := cols - len(line.chars)) > 0:
                 line.chars += [" "] * missing
                 line.attributes += [PLAIN] * missing
+                line.blank = PLAIN if line.blank == PLAIN else None
             line.drawn = None
         self.cols = cols
         while len(self.lines) > rows:
@@ -308,9 +341,9 @@ class CellGrid:
             gone = self.lines.pop(0)
             self.y = max(0, self.y - 1)
             if self._scrolled_out is not None:
-                self._scrolled_out(gone)
+                self._scrolled_out([gone])
         self.lines += [CellLine(cols) for _ in range(rows - len(self.lines))]
         self.rows = rows
         self.top, self.bottom = 0, rows - 1
-        self.tabs |= set(range(0, cols, 8))
+        self.tabs = sorted({*self.tabs, *range(0, cols, 8)})
         self.x, self.y, self.is_full = min(self.x, cols - 1), min(self.y, rows - 1), False
