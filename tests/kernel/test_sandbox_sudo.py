@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from staddle import Identity, Policy, Sandbox
+from staddle.linux.process import parent_of
 from tests.support.waiting import until
 
 
@@ -169,3 +172,43 @@ def test_without_a_network_there_is_no_name_and_nothing_is_tried_for_long(sb: Sa
     assert "retries = 1\n" in sb.run("cat /etc/pip.conf").stdout
     assert "fetch-retries=0\n" in sb.run("cat ~/.npmrc").stdout
     assert sb.run("getent hosts localhost").ok
+
+
+def test_a_script_that_root_runs_may_use_sudo(sb: Sandbox) -> None:
+    sb.files.write("script.sh", "id -u; sudo id -u; su -c 'id -un'\n")
+    assert sb.run("sudo bash script.sh").stdout == "0\n0\nroot\n"
+    assert sb.run("bash script.sh", user="root").stdout == "0\n0\nroot\n"
+
+
+def test_a_denied_directory_of_the_system_does_not_keep_root_away() -> None:
+    with Sandbox(policy=Policy.agent().with_deny("/opt"), backend="namespaces") as sandbox:
+        assert sandbox.run("id -u; ls -A /opt", user="root").stdout == "0\n"
+        assert sandbox.run("sudo id -u").stdout == "0\n"
+
+
+#: Asks without end, with the descriptor that the script of sudo has.
+_ASKING = """
+import os, time
+pipe = os.open("/dev/.staddle/sudo", os.O_WRONLY)
+mine, end = b"%d\\n" % os.getpid(), time.monotonic() + 3
+while time.monotonic() < end:
+    os.write(pipe, mine * 20)
+"""
+
+
+def test_requests_without_end_do_not_have_the_agent_work_without_end() -> None:
+    with Sandbox(backend="namespaces") as sandbox:
+        assert sandbox.run("sudo id -u").stdout == "0\n"
+        sandbox.files.write("asking.py", _ASKING)
+        agent = parent_of(sandbox._now().main._shell._state.bash.host_pid)
+
+        def worked() -> float:
+            with open(f"/proc/{agent}/stat") as file:
+                words = file.read().rpartition(")")[2].split()
+            return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+        before, began = worked(), time.monotonic()
+        sandbox.run("python3 asking.py 9<>/dev/null; : sudo", timeout=60)
+        took = time.monotonic() - began
+        assert worked() - before < 1.0 + 0.35 * took
+        assert sandbox.run("sudo id -u", timeout=30).stdout == "0\n"

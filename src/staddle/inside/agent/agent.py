@@ -179,6 +179,8 @@ class SandboxAgent:
             self._poll.register(fd, select.POLLIN)
         while True:
             wait = _IDLE if self._later else self._starter.patience()
+            if self._sudo is not None:
+                wait = self._sudo.patience(wait)
             ready = self._poll.poll(wait if self.watch is None else self.watch.patience(wait))
             if self._later and (not ready or len(self._later) > _MOST_LATER):
                 self._tidy()

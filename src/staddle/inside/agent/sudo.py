@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import select
 import stat
+import time
 
 from ...ipc import agent_messages
 from ...ipc.wire import Malformed
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 PIPE, REPLY = "sudo", 9
 #: What a process may have of arguments and variables, and how many may run at once.
 _LONGEST, _MOST = 4 << 20, 256
+#: CPU seconds that requests may cost at once, and then in each second. The agent is in no cgroup of the
+#: sandbox: without this, a process inside has it work without end, past `limits.cpu`.
+_BURST, _SHARE = 0.25, 0.2
+#: As much is read at once: a few dozen requests.
+_PIECE = 128
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROOT = {b"HOME": b"/root", b"USER": b"root", b"LOGNAME": b"root", b"PATH": _PATH}
 
@@ -175,6 +181,8 @@ class SudoRequests:
         os.chmod(PIPE, 0o222, dir_fd=directory)  # noqa: S103
         self._poll, self._start, self._is_ours = poll, start, is_ours
         self._rest = b""
+        #: CPU seconds that requests have cost beyond their share, as of a moment; whether none is heard now.
+        self._debt, self._since, self._is_full = 0.0, time.monotonic(), False
         #: By its descriptors, each twice: the socket of the command, and the process that asked.
         self._running: dict[int, _Running] = {}
         poll.register(self._pipe, select.POLLIN)
@@ -182,16 +190,39 @@ class SudoRequests:
     def serve(self, fd: int) -> bool:
         """Do what there is to do about a descriptor; False if it is none of ours."""
         if fd == self._pipe:
+            began = time.process_time()
             self._hear()
+            self._charge(time.process_time() - began)
         elif fd in self._running:
             self._end(self._running[fd])
         else:
             return False
         return True
 
+    def patience(self, wait: int | None) -> int | None:
+        """Milliseconds to wait for the next event, if `wait` is what others would wait."""
+        if not self._is_full:
+            return wait
+        self._charge(0.0)
+        if self._debt < _BURST:
+            self._is_full = False
+            self._poll.register(self._pipe, select.POLLIN)
+            return wait
+        left = int((self._debt - _BURST) / _SHARE * 1000) + 1
+        return left if wait is None or wait < 0 else min(wait, left)
+
+    def _charge(self, cost: float) -> None:
+        """Note what requests have cost. Beyond their share they wait in the pipe, and then their writers."""
+        now = time.monotonic()
+        self._debt = max(0.0, self._debt - (now - self._since) * _SHARE) + cost
+        self._since = now
+        if self._debt > 2 * _BURST and not self._is_full:
+            self._is_full = True
+            self._poll.unregister(self._pipe)
+
     def _hear(self) -> None:
         try:
-            lines = (self._rest + os.read(self._pipe, 4096)).split(b"\n")
+            lines = (self._rest + os.read(self._pipe, _PIECE)).split(b"\n")
         except BlockingIOError:
             return
         self._rest = lines.pop()[-16:]
@@ -238,7 +269,11 @@ class SudoRequests:
             return
         env = dict(item.split(b"=", 1) for item in variables if b"=" in item)
         asks = {b"SUDO_USER": env.get(b"USER", b""), **self._asks}
-        env = {**env, **_ROOT, **asks, **command.variables}
+        env = {**env, **_ROOT, **asks}
+        # A script that root runs finds this sudo, not that of the host, which is of no use here.
+        if (place := os.path.dirname(words[1])).startswith(b"/"):
+            env[b"PATH"] = place + b":" + _PATH
+        env |= command.variables
         spec = SpawnSpec(
             command.argv,
             tuple(b"%b=%b" % pair for pair in env.items()),

@@ -43,7 +43,11 @@ class Account(Value):
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
         """Its environment: the variables that the session exports, and its own."""
         own = {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
-        return {**env, **own, **({} if self.uid else {"PATH": PATH})}
+        if self.uid == 0:
+            # With the sudo of the session before that of the host, which is of no use here.
+            place = f"{env.get('HOME', '')}/.local/bin"
+            own["PATH"] = f"{place}:{PATH}" if place in env.get("PATH", "").split(":") else PATH
+        return {**env, **own}
 
 
 ROOT = Account("root", 0, 0, (), ROOT_HOME)

@@ -114,7 +114,9 @@ def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
     return {
         part.root: [part.skeleton, *([part.host] if part.host else [])]
         for part in parts
-        if (part.host not in closed or not part.host) and part.root not in {plan.identity.home, *links}
+        if (part.host not in closed or not part.host)
+        and part.root not in {plan.identity.home, *links}
+        and (not part.host or os.path.dirname(part.root) != "/" or plan.shows(part.root))  # not if denied
     }
 
 
