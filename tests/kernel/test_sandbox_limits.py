@@ -785,3 +785,30 @@ def test_a_native_sandbox_without_a_workspace_works_in_a_directory_of_its_own(
     assert until(lambda: not os.path.exists(where))
     with Sandbox(tmp_path, backend="native", mode="bind") as sb:
         assert sb.run("pwd").stdout.strip() == str(tmp_path)
+
+
+def test_open_snapshots_count(tmp_path: Path) -> None:
+    """What only a snapshot has takes room as well: no number of them gets around the limit."""
+    kept = []
+    with Sandbox(policy=Policy.agent().with_limits(disk="20M")) as sandbox:
+        for number in range(40):
+            sandbox.run(f"rm -f f*; head -c 8M /dev/urandom > f{number}")
+            time.sleep(0.3)
+            try:
+                kept.append(sandbox.snapshot(f"s{number}"))
+            except LayerError as error:
+                assert "limits.disk" in error.why
+                break
+        assert len(kept) < 8
+        for snapshot in kept:
+            snapshot.close()
+        sandbox.run("rm -f f*")
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                sandbox.snapshot().close()
+                break
+            except LayerError:
+                assert time.monotonic() < deadline, "there is room again"
+                time.sleep(0.1)
+        assert sandbox.run("head -c 8M /dev/urandom > g; ls").stdout == "g\n"

@@ -191,6 +191,14 @@ def stream_sockets_within_the_family_work() -> None:
         assert theirs.recv(1) == b"x"
         with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX, kind) as server:
             server.bind(f"{name}/s")
+
+
+@works(with_network, with_namespaces)
+def unix_sockets_listen() -> None:
+    """Not with landlock and a list of hosts: there the supervisor has them listen."""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with tempfile.TemporaryDirectory() as name, socket.socket(socket.AF_UNIX, kind) as server:
+            server.bind(f"{name}/s")
             server.listen(1)
 
 

@@ -107,7 +107,7 @@ def question(review: Review, sandbox: str, where: str, *, overwrite: bool) -> st
 
 
 def _kind_of(host: str) -> str:
-    """What to know about an entry that is an address."""
+    """A remark for an entry that is an address: which kind it is."""
     found = Network.allow(host).rules[0].host
     try:
         address = ip_network(found, strict=False)

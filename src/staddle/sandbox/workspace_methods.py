@@ -198,8 +198,14 @@ class WorkspaceMethods:
         Waits for commands that run. The newest with each `label` is kept until the sandbox is closed, one
         without a label as long as you have it.
         """
-        taken = self._at_rest(partial(take, label=label))
         inside = self._now()
+        if inside.enforced_limits is not None and inside.enforced_limits.is_disk_full:
+            raise LayerError(
+                "no snapshot can be taken",
+                why="the sandbox and its snapshots take more than limits.disk",
+                fix="close snapshots, remove files, or open the sandbox with a higher limit",
+            )
+        taken = self._at_rest(partial(take, label=label))
         if label:
             inside.labelled[label] = taken
         inside.record("snapshot", label=label, method=taken.method)

@@ -11,6 +11,7 @@ from staddle.cli import kept
 from staddle.cli.diff import text_of
 from staddle.cli.kept import GREEN, Paint
 from staddle.cli.options import Option, parse_among
+from staddle.display import counted
 from staddle.errors import UsageError
 from staddle.layers.changes import Change, diff
 from staddle.layers.merged_view import LayerView
@@ -62,7 +63,7 @@ def test_sizes_and_ages_are_for_people() -> None:
     assert sizes == ["0B", "1023B", "1.0K", "1.5K", "20K", "3.0G"]
     now = time.time()
     assert [kept.age(now - seconds) for seconds in (-5, 90, 7300, 200_000)] == ["0s", "1m", "2h", "2d"]
-    assert [kept.counted(count, "path") for count in (0, 1, 2000)] == ["0 paths", "1 path", "2,000 paths"]
+    assert [counted(count, "path") for count in (0, 1, 2000)] == ["0 paths", "1 path", "2,000 paths"]
 
 
 def test_there_are_colours_only_where_they_are_wanted() -> None:

@@ -14,6 +14,7 @@ from ...errors import StaddleError
 from ...limits import disk, unnamed_files
 from ...mounts.operations import inodes
 from ...policy.limits import LARGEST
+from ..workspace.snapshot import snapshot_layers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class DiskQuota:
         self._taken = disk.DiskUsage(0, 0)
         self._not_before = 0.0
         self._at_end: disk.DiskUsage | None = None  # what was there when everything was ended for it
+        self._frozen: dict[str, disk.DiskUsage] = {}  # of layers that only snapshots have: they never change
         #: How often everything was ended for it.
         self.ended = 0
 
@@ -140,6 +142,8 @@ class DiskQuota:
             total, count = total + found.bytes, count + found.inodes
             if not found.whole:
                 break
+        kept = self._of_snapshots()
+        total, count = total + kept.bytes, count + kept.inodes
         taken = disk.DiskUsage(max(0, total - self._at_first.bytes), max(0, count - self._at_first.inodes))
         if self._workspace is None or self._is_apart:
             return taken
@@ -147,8 +151,21 @@ class DiskQuota:
         # Files in frozen layers that were removed since take room until the next snapshot merges them.
         if self._workspace.is_crowded and any(tree.stack.frozen for tree in self._workspace.trees.values()):
             shown = self._workspace.shown(self._most if most is not None else LARGEST)
-            return shown.replace(bytes=shown.bytes + deleted[0], inodes=shown.inodes + deleted[1])
+            size, files = shown.bytes + deleted[0] + kept.bytes, shown.inodes + deleted[1] + kept.inodes
+            return shown.replace(bytes=size, inodes=files)
         return taken
+
+    def _of_snapshots(self) -> disk.DiskUsage:
+        """The space of layers that only open snapshots of the sandbox have."""
+        workspace = self._workspace
+        if workspace is None:
+            return disk.DiskUsage(0, 0)
+        places = snapshot_layers(workspace).difference(workspace.written())
+        self._frozen = {
+            path: self._frozen.get(path) or disk.occupied(path) for path in places if os.path.isdir(path)
+        }
+        sizes = self._frozen.values()
+        return disk.DiskUsage(sum(size.bytes for size in sizes), sum(size.inodes for size in sizes))
 
     def _deleted(self) -> tuple[int, int]:
         """Bytes and number of files in layers that were deleted, and are still open or in flight."""

@@ -122,6 +122,11 @@ class SandboxLimits:
         """The number of times that everything was ended because too much was written."""
         return 0 if self._disk_quota is None else self._disk_quota.ended
 
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the sandbox and its snapshots take more than limits.disk, as far as that was counted."""
+        return self._disk_quota is not None and self._disk_quota.is_over
+
     def tally(self) -> tuple[int, int]:
         """Processes that were ended for their memory, times that as many were seen as there may be."""
         ended, full, _ = _read_tally(self._tally)

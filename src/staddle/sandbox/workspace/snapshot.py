@@ -418,6 +418,14 @@ def history(workspace: SandboxWorkspace) -> History:
     return _histories.setdefault(workspace, History())
 
 
+def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
+    """The directories of the layers that the open snapshots of a workspace have."""
+    known = _histories.get(workspace)
+    found = () if known is None else known.listed()
+    trees = [tree for snapshot in found for tree in list(snapshot._trees.values())]
+    return {layer.upper for tree in trees for layer in tree.layers}
+
+
 def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
     """A snapshot of a sandbox whose `sessions` are at rest."""
     if not isinstance(label, str):
