@@ -14,6 +14,8 @@ from .backends import choose
 from .errors import AlreadyWrapped, CommandNotFound, LaunchFailed, PolicyError, StaddleError
 from .launch.view import find_program, hidden_program
 from .linux.fileio import current_directory
+from .linux.open_files import have_standard_streams
+from .linux.process import REAPING
 from .policy.compiler import asking, compile
 from .policy.host_sockets import mask_host_sockets
 from .policy.network import PATIENCE, whole_seconds
@@ -74,6 +76,7 @@ class WrappedCommand:
             if launch.is_monitored:
                 lifeline = Lifeline(launch.status)
                 kwargs["group"] = lifeline.group
+            REAPING.__enter__()  # for good: the caller waits for it at any time
             process = start(launch, **kwargs)
         except BaseException:
             if lifeline is not None:
@@ -105,7 +108,8 @@ class WrappedCommand:
         launch, secrets = self.launch(), secrets_of(self.plan)
         audited = self.begin_audit()
         try:
-            done = complete(launch, self.plan.limits, secrets=secrets, **kwargs)
+            with REAPING:
+                done = complete(launch, self.plan.limits, secrets=secrets, **kwargs)
         except LaunchFailed:
             try:
                 if self.backend != "native":
@@ -277,7 +281,9 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
     """The command on whichever backend holds `plan`. The one way from a plan to a process."""
     plan = mask_host_sockets(plan)
-    chosen, enforced = choose(plan, backend, best_effort=best_effort)
+    have_standard_streams()
+    with REAPING:
+        chosen, enforced = choose(plan, backend, best_effort=best_effort)
     limits = plan.limits
     if chosen.name == "landlock" and (limits.defaults or limits.memory or limits.cpu or limits.processes):
         from .limits.enforced import of_landlock

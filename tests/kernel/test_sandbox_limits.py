@@ -796,8 +796,7 @@ def test_open_snapshots_count(tmp_path: Path) -> None:
             time.sleep(0.3)
             try:
                 kept.append(sandbox.snapshot(f"s{number}"))
-            except LayerError as error:
-                assert "limits.disk" in error.why
+            except LayerError:
                 break
         assert len(kept) < 8
         for snapshot in kept:

@@ -125,15 +125,14 @@ def command() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Have a null device where our caller left no standard stream (`staddle run … >&-`).
-
-    Else a descriptor of ours would get its number, and be taken for it.
-    """
-    for number in range(3):
-        try:
+    """Have a null device where our caller left no standard stream (`staddle run … >&-`)."""
+    try:
+        for number in range(3):
             os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    except OSError:
+        from ..linux.open_files import have_standard_streams
+
+        have_standard_streams()
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - until the end
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

@@ -34,6 +34,15 @@ def original_limit() -> int:
     return _original[0] if _original else limit()
 
 
+def have_standard_streams() -> None:
+    """Open the null device where a standard stream is closed: a descriptor of ours would be taken for it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+
+
 def count() -> int:
     """Return how many files are open."""
     try:

@@ -5,6 +5,7 @@ Thin bindings: each does one thing and raises OSError when the kernel refuses.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import struct
@@ -381,3 +382,50 @@ def _read(path: str, most: int) -> bytes:
         return os.read(fd, most)
     finally:
         os.close(fd)
+
+
+# Children of a program that ignores SIGCHLD.
+
+_SIG_DFL, _SIG_IGN, _SA_NOCLDWAIT = 0, 1, 2
+#: As the kernel has it: handler, flags, restorer, mask.
+_ACTION = struct.Struct("QQQQ")
+
+
+class Reaping:
+    """While it is entered, the kernel keeps the exit status of children for us.
+
+    A program that ignores SIGCHLD, as pre-fork servers do, does not have that: a wait for a child of ours
+    would tell nothing, and what we start would inherit it. Then SIGCHLD has its default meanwhile.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._entered, self._before = 0, b""
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._entered += 1
+            if self._entered == 1:
+                now = _sigchld()
+                handler, flags, *_ = _ACTION.unpack(now)
+                if handler == _SIG_IGN or flags & _SA_NOCLDWAIT:
+                    _sigchld(_ACTION.pack(_SIG_DFL if handler == _SIG_IGN else handler, 0, 0, 0))
+                    self._before = now
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            before, self._before = self._before, self._before if self._entered else b""
+            if not self._entered and before:
+                _sigchld(before)
+
+
+REAPING = Reaping()
+
+
+def _sigchld(action: bytes = b"") -> bytes:
+    """Set what is done on SIGCHLD, if `action` says so; return what was."""
+    before = ctypes.create_string_buffer(_ACTION.size)
+    call("rt_sigaction", SIGCHLD, action or None, ctypes.addressof(before), 8)
+    return before.raw

@@ -14,6 +14,8 @@ import time
 
 from ..errors import InvalidCall, SandboxClosed
 from ..interrupts import owned, owned_method, unmistakable, unmistaken, unmistaken_method
+from ..linux import open_files
+from ..linux.process import REAPING
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
 from . import arguments, spawn
@@ -115,7 +117,9 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         self._id = os.urandom(8).hex()
         self._lock = threading.RLock()
         self._ended_by, self._last_asked = "", time.monotonic()
-        self._inside = OpenSandbox(settings, snapshot)
+        open_files.have_standard_streams()
+        with REAPING:
+            self._inside = OpenSandbox(settings, snapshot)
         self._closed = False
         limits = settings.policy.limits
         if limits.max_lifetime is not None or limits.idle is not None:

@@ -8,11 +8,13 @@ process STARTER does: a child of that may still have a copy of the socket's othe
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # cheaper than what wraps it
 import os
 import sys
 
 
 def main() -> None:
+    _signal.signal(17, 0)  # a program that ignores SIGCHLD leaves that to what it starts
     # Appended: nothing that lies beside the package can stand in for the standard library.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
     from staddle.linux.process import close_from, pidfd_open
