@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,3 +250,24 @@ def test_nothing_is_left_of_copies(project: Path, backend: str) -> None:
         assert until(lambda path=store.path, known=known: set(os.listdir(path)) <= known), os.listdir(
             store.path
         )
+
+
+def test_a_copy_is_gone_soon_after_a_kill(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "file").write_text("x")
+    for up in (tmp_path, *tmp_path.parents[:2]):
+        up.chmod(0o755)
+    code = f"""
+import time
+from staddle import Sandbox
+sandbox = Sandbox({str(tmp_path)!r}, mode="copy", backend={backend!r})
+sandbox.run("mkdir -p a/b; chmod 0 a/b")
+print(sandbox._now().workspace.copy, flush=True)
+time.sleep(100)
+"""
+    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    place = program.stdout.readline().strip()
+    assert os.path.isdir(place)
+    program.kill()
+    program.wait()
+    until(lambda: not os.path.exists(place))

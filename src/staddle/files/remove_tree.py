@@ -26,6 +26,10 @@ def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
             raise
 
 
+#: The file that is removed after all others in a directory.
+LOCK = "lock"
+
+
 def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = None) -> None:
     """Remove the first of them with everything below. Never raises; never follows a link.
 
@@ -59,7 +63,10 @@ def _empty(top: int, rest: Callable[[], object]) -> None:
     # Names that the command cannot have taken: it is dead by now.
     prefix, serial = os.urandom(8).hex(), 0
     stuck: dict[str, OSError] = {}
-    while names := [name for name in os.listdir(top) if name not in stuck]:
+    # The lock of a store goes last: without it, what is left when we are killed now looks like a new store.
+    while names := [name for name in os.listdir(top) if name not in stuck and name != LOCK] or (
+        [LOCK] if not stuck and LOCK in os.listdir(top) else []
+    ):
         for name in names:
             rest()
             try:

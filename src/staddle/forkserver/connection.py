@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LONGEST_ANSWER = 4096
 #: Seconds for a fork server to start on a loaded machine.
 _PATIENCE = 60.0
+#: For an answer, which takes a few milliseconds: one that was stopped does not keep its caller for long.
+_ANSWER_PATIENCE = 20.0
 #: Seconds for it to end once its socket is closed.
 _LAST_PATIENCE = 5.0
 
@@ -92,6 +94,7 @@ class ForkServerClient:
             if config.base >= 0:
                 self._set_up_as_root(config)
             self._expect(records.READY)
+            self._socket.settimeout(_ANSWER_PATIENCE)
             if config.cgroup_fds:
                 self.cgroups = _groups(config, self._process.pid)
         except BaseException as error:
@@ -195,7 +198,7 @@ class ForkServerClient:
                         self._resynchronize()
                     self._is_out_of_step = True
                     send(self._socket, records.encode(request), [*borrowed, *extra_fds])
-                    wait_readable(self._socket.fileno(), _PATIENCE)
+                    wait_readable(self._socket.fileno(), _ANSWER_PATIENCE)
                     found = receive(self._socket, _LONGEST_ANSWER)
                     self._is_out_of_step = False
                     return found

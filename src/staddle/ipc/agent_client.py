@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
 PATIENCE = 10.0
-_STARTING_PATIENCE = 60.0
+_STARTING_PATIENCE = 20.0
 #: Trees are exchanged in milliseconds; nothing can interrupt the wait for that.
 _SWAP_PATIENCE = 20.0
 #: When the sandbox ends anyway, it is not waited for so long.

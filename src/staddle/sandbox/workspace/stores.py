@@ -22,6 +22,9 @@ _giving: set[str] = set()
 #: The owners of directories for copies that have not been made yet.
 _given_ahead: dict[str, tuple[int, int]] = {}
 _making = threading.Lock()
+#: For each store of copies, the shell that removes it if we are killed, and our end of its pipe.
+_removers: list[tuple[int, int]] = []
+_REMOVE = 'read -r _; [ -d "$1" ] || exit 0; chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"'
 #: The name of the empty directory in a store.
 EMPTY = "empty"
 _CAP_CHOWN, _CAP_SYS_ADMIN = 0, 21
@@ -79,10 +82,30 @@ def copy_store_for(directory: str) -> Store:
             recover()
             owner = (os.geteuid(), os.getegid()) if os.geteuid() == 0 else None
             _copy_stores[home] = made = Store(home, owner=owner)
+            _removers.append(_remover(made.path))
             if gives:
                 os.chmod(made.path, 0o711)  # noqa: S103 - others pass to what is theirs
                 _giving.add(home)
         return _copy_stores[home]
+
+
+def _remover(path: str) -> tuple[int, int]:
+    """Start a shell that removes a store of copies when this process is killed.
+
+    Its number, and our end of its pipe. No fork server knows of copies. It is in a session of its own: Ctrl-C
+    is not for it.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((reader, null, null))]
+        words = ["/bin/sh", "-c", _REMOVE, "staddle-copies", path]
+        return os.posix_spawn(
+            "/bin/sh", words, {"PATH": os.defpath}, file_actions=streams, setsid=True
+        ), writer
+    finally:
+        os.close(reader)
+        os.close(null)
 
 
 def prewarmed_copy(store: Store) -> str:
@@ -138,6 +161,13 @@ def close_stores() -> None:
     while _copy_stores:
         _copy_stores.popitem()[1].close()
     trash.wait()  # nothing else waits when the interpreter ends
+    while _removers:
+        process, writer = _removers.pop()
+        os.close(writer)
+        try:
+            os.waitpid(process, 0)
+        except ChildProcessError:
+            pass  # the program ignores SIGCHLD
 
 
 def _after_fork() -> None:
@@ -146,6 +176,8 @@ def _after_fork() -> None:
         _stores.pop().leave()
     while _copy_stores:
         _copy_stores.popitem()[1].leave()
+    while _removers:
+        os.close(_removers.pop()[1])
 
 
 atexit.register(close_stores)
