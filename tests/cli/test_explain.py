@@ -56,7 +56,7 @@ def test_every_part_of_the_plan_is_there_with_its_origin(place: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
 def test_every_filtered_call_is_listed(backend: str, place: Path) -> None:
-    done = staddle("explain", "--backend", backend, "--read", "data", "--", "true", cwd=place)
+    done = staddle("explain", "--verbose", "--backend", backend, "--read", "data", "--", "true", cwd=place)
     profile = "landlock" if backend == "landlock" else "namespaces"
     for row in describe(profile):
         assert ", ".join(row.calls) in done.stdout
@@ -102,3 +102,14 @@ def test_hostile_names_are_shown_harmless(place: Path) -> None:
 def test_host_variables_do_not_show(place: Path) -> None:
     done = staddle("explain", "--", "true", cwd=place, env={**environment(), "HOST_SECRET": "hunter2"})
     assert "hunter2" not in done.stdout
+
+
+def test_it_fits_on_a_screen_and_limits_have_values(place: Path) -> None:
+    done = staddle("explain", "--audit", "/var/tmp/log", "--output-cap", "5K", "--", "true", cwd=place)
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 45
+    for said in ("timeout 120", "memory ", "processes ", "output 5.0K", "audit log: /var/tmp/log"):
+        assert any(line.strip().startswith(said) for line in lines), said
+    everything = staddle("explain", "--verbose", "--", "true", cwd=place).stdout
+    assert "/etc/passwd" in everything
+    assert "/etc/passwd" not in done.stdout

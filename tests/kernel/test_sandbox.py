@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -725,3 +726,17 @@ def test_a_user_who_may_have_no_more_processes_is_told(
     monkeypatch.setattr("staddle.sandbox.open_sandbox.open_agent", refuse)
     with pytest.raises(LaunchFailed, match="no more processes and threads"):
         Sandbox()
+
+
+def test_its_repr_names_it_and_its_workspace(tmp_path: Path) -> None:
+    with Sandbox(tmp_path, name="mine") as sandbox:
+        assert all(part in repr(sandbox) for part in (sandbox.id, "'mine'", str(tmp_path), "namespaces"))
+
+
+def test_a_text_counts_all_that_it_leaves_out_and_says_a_timeout_once() -> None:
+    with Sandbox() as sandbox:
+        text = sandbox.run(r"head -c 3000000 /dev/zero | tr '\0' x").text(limit=300)
+        (count,) = re.findall(r"([\d,]+) characters left out", text)
+        assert abs(int(count.replace(",", "")) - 3_000_000) < 400
+        ended = sandbox.run("sleep 5", timeout=0.2).text()
+        assert ended.count("seconds") == 1

@@ -6,6 +6,7 @@ import os
 import sys
 
 from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
+from ..display import counted
 from ..errors import CommandNotFound, UsageError
 from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
 from .report import attended, say, say_error, say_gaps, say_violations
@@ -13,12 +14,13 @@ from .report import attended, say, say_error, say_gaps, say_violations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from ..agents.table import CodingAgent
     from ..policy import Policy
     from ..sandbox.sandbox import Sandbox
 
-_LEFT_OUT = ("json", "output-cap", "timeout")
+_LEFT_OUT = ("json", "output-cap", "timeout", "workdir")
 _DOING = ("install", "remove", "print", "check")
 _OPTIONS = (
     Option("way", "WAY", "what is confined: shell, mcp (its tools) or inside (all of it)"),
@@ -83,6 +85,12 @@ def main(words: Sequence[str]) -> int:
     way = parsed.one("way") or agent.default
     if way not in agent.ways:
         raise UsageError(f"{agent.title} has no way {way!r}", fix=f"choose {', '.join(agent.ways)}")
+    if way == MCP and parsed.on("audit"):
+        raise UsageError(
+            "--audit is not for --way mcp",
+            why="the server opens several sandboxes, and a log is of one",
+            fix="use --way shell or inside",
+        )
     doing = [each for each in (*_DOING, "serve") if parsed.on(each)]
     if len(doing) > 1 or (doing and parsed.words):
         raise UsageError(f"--{doing[0]} stands alone", fix=f"staddle agent {name} --{doing[0]}")
@@ -165,9 +173,9 @@ def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
     if parsed.one("mode") == "overlay" or parsed.on("keep"):
         count, name = len(sandbox.diff()), parsed.one("keep")
         if name:
-            say(f"{count} changes are kept: `staddle diff {name}`, then `staddle commit {name}`")
+            say(f"{counted(count, 'change')} kept: `staddle diff {name}`, then `staddle commit {name}`")
         elif count:
-            say(f"{count} changes are dropped; --keep NAME keeps them")
+            say(f"{counted(count, 'change')} dropped; --keep NAME keeps them")
 
 
 #: Options of the sandbox; `staddle mcp` has them, too.
@@ -216,18 +224,22 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
     codex = codex_program()
     if codex is not None:
         policy = policy.with_read(codex)
-    best_effort, backend = parsed.on("best-effort"), parsed.one("backend") or "auto"
+    options: dict[str, Any] = {
+        "best_effort": parsed.on("best-effort"),
+        "backend": parsed.one("backend") or "auto",
+        "audit": parsed.one("audit"),
+    }
     if parsed.on("keep") and parsed.one("mode") not in (None, "overlay"):
         raise UsageError(
             "--keep needs --mode overlay", why="there is no layer to keep", fix="leave --mode out"
         )
     if mode == "overlay" or parsed.on("keep"):
         kept = parsed.one("keep")
-        return Sandbox(place, policy, backend=backend, best_effort=best_effort, keep=kept, workspace_at=place)  # type: ignore[arg-type]
+        return Sandbox(place, policy, keep=kept, workspace_at=place, **options)
     if mode not in ("bind", "readonly"):
         raise UsageError(f"there is no mode {mode!r}", fix="choose bind, readonly or overlay")
     granted = policy.with_write(place) if mode == "bind" else policy.with_read(place)
-    return Sandbox(None, granted, backend=backend, best_effort=best_effort)  # type: ignore[arg-type]
+    return Sandbox(None, granted, **options)
 
 
 def _inside(agent: CodingAgent, parsed: Parsed) -> int:
@@ -270,6 +282,8 @@ def _inside(agent: CodingAgent, parsed: Parsed) -> int:
     wrapped = prepare(
         argv, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
     )
+    if (log := parsed.one("audit")) is not None:
+        wrapped.audit_to(log)
     say_gaps(wrapped.enforced)
     outcome = attended(wrapped, seconds=None, cap=None)
     say_violations(wrapped.violations())

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from ..backends.base import Backend
     from ..enforcement import Gap
     from ..policy.plan import Plan
+    from .options import Parsed
 
 _OPTIONS = (
     Option("command", "SCRIPT", "explain this line of shell", short="c"),
+    Option("verbose", "", "also list what every sandbox has, the steps and the filter", short="v"),
     *reworded(
         RUNNING,
         json="print the same as JSON",
@@ -75,14 +77,15 @@ def main(words: Sequence[str]) -> int:
             gaps = backend.gaps(plan)
     if parsed.on("json"):
         return _print_json(plan, backend, gaps, verdict, command)
-    _print_text(plan, backend, gaps, verdict, command)
+    sections = _sections(plan, backend, gaps) if parsed.on("verbose") else _short(plan, gaps, parsed)
+    _print_text(sections, verdict, command)
     return 0
 
 
 def _print_text(
-    plan: Plan, backend: Backend | None, gaps: Iterable[Gap], verdict: str, command: list[str]
+    sections: Iterable[tuple[str, list[tuple[str, str]]]], verdict: str, command: list[str]
 ) -> None:
-    for heading, rows in _sections(plan, backend, gaps):
+    for heading, rows in sections:
         if rows:
             print(f"{heading}:")
             width = min(56, max(len(left) for left, _ in rows))
@@ -92,6 +95,46 @@ def _print_text(
     if command:
         print(f"command: {' '.join(shown(word) for word in command)}")
     print(f"backend: {shown(verdict)}")
+
+
+#: Sections with what every sandbox has.
+_USUAL = ("made for the inside", "private, with nothing of the host")
+
+
+def _short(plan: Plan, gaps: Iterable[Gap], parsed: Parsed) -> Iterable[tuple[str, list[tuple[str, str]]]]:
+    """The sections on one screen: what every sandbox has is counted, and the rest is listed."""
+    usual = []
+    for heading, rows in plan.explain():
+        mine = [row for row in rows if row[1] not in ("system", "default")]
+        if heading in _USUAL:
+            usual.append(f"{heading}: {len(rows)}")
+        elif heading == "limits":
+            yield heading, _limits(plan)
+        else:
+            if len(mine) < len(rows):
+                usual.append(f"{heading}, as in every sandbox: {len(rows) - len(mine)}")
+            yield heading, mine
+    about = (("audit", "audit log"), ("workdir", "starts in"))
+    given = [(name, what, value) for name, what in about if (value := parsed.one(name))]
+    yield "this run", [(f"{what}: {shown(value)}", f"--{name}") for name, what, value in given]
+    yield "cannot be enforced here", [(f"{gap.protection}: {gap.why}", gap.fix) for gap in gaps]
+    heading = "not listed (--verbose lists all, with the steps and the system call filter)"
+    yield heading, [(row, "") for row in usual]
+
+
+def _limits(plan: Plan) -> list[tuple[str, str]]:
+    """Each limit with its value; those that the policy leaves to this host, as they are now."""
+    from ..limits.default_limits import fill_in
+    from .kept import human_size
+
+    sizes = ("memory", "disk", "file_size", "output")
+    rows = []
+    for name, value in fill_in(plan.limits).as_dict().items():
+        if name == "defaults" or value is None:
+            continue
+        said = human_size(value) if name in sizes else f"{value:g}" if isinstance(value, float) else value
+        rows.append((f"{name} {said}", "by default, of this host" if name in plan.limits.defaults else ""))
+    return rows
 
 
 def _sections(

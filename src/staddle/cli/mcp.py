@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_LEFT_OUT = ("json", "output-cap")
+_LEFT_OUT = ("json", "output-cap", "audit", "workdir")
 _OPTIONS = (
     Option("http", "PORT", "serve HTTP on 127.0.0.1:PORT instead of standard input; 0 is any free port"),
     Option("yes", "TOOL", "do this without asking: commit or allow_host (repeatable)", many=True),

@@ -173,6 +173,8 @@ async def restore(
     """Go back to a snapshot: files and shells are as they were then, background processes are ended."""
     handle = await handle_of(ctx, sandbox)
     found = handle.snapshots.get(snapshot)
+    if found is None:  # the newest that was given this label
+        found = next((one for one in reversed(handle.snapshots.values()) if one.label == snapshot), None)
     if found is None:
         raise StaddleError(
             f"there is no snapshot {snapshot!r} of {handle.id!r}",

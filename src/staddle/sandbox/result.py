@@ -95,10 +95,12 @@ class Result(Value):
         Standard output, standard error, and unless it succeeded its exit code and why. What is too long is
         left out in the middle, at line ends, and a line says how much. Each None is no limit.
         """
-        ending = "" if self.ok else f"[{_ending(self)}{f': {self.why}' if self.why else ''}]"
+        why = "" if self.reason is Reason.timeout else self.why  # which says the same
+        ending = "" if self.ok else f"[{_ending(self)}{f': {why}' if why else ''}]"
         room = None if limit is None else max(limit - len(ending) - 1, 0)
         printed = [part for part in (self.stdout, self.stderr) if part]
-        said = shortened("\n".join(part.rstrip("\n") for part in printed), room, lines)
+        dropped = self.stdout_bytes_dropped + self.stderr_bytes_dropped
+        said = shortened("\n".join(part.rstrip("\n") for part in printed), room, lines, dropped)
         return "\n".join(part for part in (said, ending) if part)
 
     def __str__(self) -> str:
@@ -195,8 +197,11 @@ def text_of(data: bytes, dropped: int, cut: int) -> str:
     return f"{before}{newline}[… {left_out:,} bytes left out …]\n{after}"
 
 
-def shortened(text: str, limit: int | None, lines: int | None) -> str:
-    """The beginning and the end of a text, within so many characters and lines."""
+def shortened(text: str, limit: int | None, lines: int | None, dropped: int = 0) -> str:
+    """The beginning and the end of a text, within so many characters and lines.
+
+    `dropped` bytes of it were left out before.
+    """
     if lines is not None:
         rows = text.split("\n")
         if len(rows) > lines:
@@ -208,7 +213,7 @@ def shortened(text: str, limit: int | None, lines: int | None) -> str:
     head, tail = text[: (room + 1) // 2], text[len(text) - room // 2 :] if room > 1 else ""
     head = head[: head.rfind("\n") + 1] or head
     tail = tail[tail.find("\n") + 1 :] or tail
-    left_out = len(text) - len(head) - len(tail)
+    left_out = len(text) - len(head) - len(tail) + dropped
     newline = "" if head.endswith("\n") or not head else "\n"
     return f"{head}{newline}[… {left_out:,} characters left out …]\n{tail}"
 

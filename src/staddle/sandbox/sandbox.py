@@ -458,7 +458,9 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
-        return f"<Sandbox{name} on {self.enforced.backend}{' (closed)' if self._closed else ''}>"
+        where = f" of {str(self._settings.workspace)!r}" if self._settings.workspace else ""
+        closed = " (closed)" if self._closed else ""
+        return f"<Sandbox {self.id}{name}{where} on {self.enforced.backend}{closed}>"
 
     # ------------------------------------------------------------ for the clock
 
