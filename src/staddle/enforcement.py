@@ -19,7 +19,7 @@ PROTECTIONS: dict[str, str] = {
     "read": "only granted paths can be read",
     "write": "only granted paths can be written, created, removed or renamed",
     "metadata": "mode, owner, times and attributes of other files cannot be changed or listed",
-    "deny": "denied paths do not exist inside, also below a grant",
+    "deny": "denied paths cannot be read, listed or changed, even below a grant; their names can be seen",
     "guard": "protected names below a writable path cannot be changed",
     "tmp": "/tmp, /dev/shm and the home directory are private and deleted afterwards",
     "network": "the network is exactly what the policy allows",

@@ -70,7 +70,7 @@ def test_a_backend_without_a_gateway_says_what_it_cannot_hold(tmp_path: Path) ->
 
 @pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
 def test_explain_lists_what_is_made(tmp_path: Path, backend: str) -> None:
-    words = ("explain", "--backend", backend, "--allow", "allowed.example:443", "--", "true")
+    words = ("explain", "--verbose", "--backend", backend, "--allow", "allowed.example:443", "--", "true")
     done = staddle(*words, cwd=tmp_path)
     assert "start the network gateway" in done.stdout
     assert "route to the gateway: allowed.example:443" in done.stdout

@@ -113,9 +113,8 @@ def run(program: str, source: str, soft: int, hard: int) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     first, *said = done.stdout.splitlines()
-    error, count = map(int, first.split())
+    error, _ = map(int, first.split())
     assert error == errno.ETOOMANYREFS, "the attack is none"
-    assert count > 0
     return said
 
 

@@ -67,7 +67,7 @@ def test_an_alias_of_a_refused_name_is_refused() -> None:
             assert inside.run("curl", "-sS", "http://hidden.example/")[0] in (7, 52, 56)
             refused = [(a.host, a.port, a.why) for a in inside.attempts() if a.outcome == "refused"]
             rule = "it is an alias of bad.example, refused by !bad.example"
-            assert refused == [("hidden.example", 80, rule)]
+            assert set(refused) == {("hidden.example", 80, rule)}
             time.sleep(1)  # the same within a second is told once
         send = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('hidden.example', 53))"
         inside.python(f"import socket; {send}")

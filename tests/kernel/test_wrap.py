@@ -21,6 +21,7 @@ from staddle.errors import (
     UnknownBackend,
 )
 from staddle.wrapping import is_wrapped
+from tests.support.in_a_child import python
 from tests.support.waiting import until
 
 BACKENDS = ["namespaces", "bwrap", "landlock"]
@@ -273,3 +274,17 @@ def test_a_bare_name_that_is_hidden_or_missing_is_told_as_staddle_run_tells_it(
 def test_every_error_is_one_tree() -> None:
     for error in (AlreadyWrapped, BackendUnavailable, PolicyError, PolicyNotEnforceable, UnknownBackend):
         assert issubclass(error, StaddleError)
+
+
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
+def test_the_umask_of_the_caller_is_that_of_the_command(backend: str) -> None:
+    said = python(
+        f"""
+from staddle import Policy, wrap
+for mask in (0o077, 0o022, 0o002):
+    os.umask(mask)
+    wrapped = wrap(["sh", "-c", "umask"], Policy.agent(), backend={backend!r})
+    print(wrapped.run(capture_output=True).stdout.decode(), end="")
+"""
+    )
+    assert said == "0077\n0022\n0002"

@@ -45,6 +45,7 @@ def instructions(
         # Nothing outside can be named from inside; these hold where the network is shared.
         scoped=landlock.bits(scopes, "scope"),
         filter=program(filter_profile(plan), keeps_processors=keeps_processors),
+        umask=process.umask(),
     )
 
 

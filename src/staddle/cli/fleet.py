@@ -28,7 +28,7 @@ _RUN = (
     Option("unordered", "", "print results as they come, not in the order of the items"),
     *reworded(
         tuple(option for option in RUNNING if option.name not in _LEFT_OUT),
-        timeout="of each command: 90, 2m, none (default: the policy's, 30)",
+        timeout="of each command: 90, 2m, none (default: the policy's, 120)",
         mode="the workspace: overlay (default, changes are dropped) or readonly",
     ),
     JSON,

@@ -118,7 +118,7 @@ def confine(
         process.death_signal(process.SIGKILL)
         if os.getppid() != guardian:
             raise NotStarted(CONFINEMENT, "the supervisor has exited")
-    os.umask(0o022)
+    os.umask(spec.umask & 0o777)
     _enter_directory(spec.directory)
     limits = {resource: (soft, hard) for resource, soft, hard in spec.rlimits}
     open_files = limits.pop(process.RLIMIT_NOFILE, None)

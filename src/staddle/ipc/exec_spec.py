@@ -90,6 +90,8 @@ class ExecSpec(Value):
     #: to it that it does not make itself. 0: none.
     proxy_port: int = 0
     proxy_word: bytes = b""
+    #: The permissions that files of the command do not get by themselves.
+    umask: int = 0o022
 
 
 _SHAPES = wire.shapes(ExecSpec)

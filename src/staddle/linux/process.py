@@ -384,6 +384,15 @@ def _read(path: str, most: int) -> bytes:
         os.close(fd)
 
 
+def umask() -> int:
+    """The umask of this process, read without changing it: another thread may be making a file."""
+    try:
+        with open("/proc/self/status", "rb") as file:
+            return int(next(line.split()[1] for line in file if line.startswith(b"Umask:")), 8)
+    except (OSError, StopIteration):
+        return 0o022
+
+
 # Children of a program that ignores SIGCHLD.
 
 _SIG_DFL, _SIG_IGN, _SA_NOCLDWAIT = 0, 1, 2

@@ -22,6 +22,7 @@ import os
 import stat
 
 from .._value import Value
+from ..linux import process
 from ..mounts.operations import Bind, Directory, File, Mask, Symlink
 from ..policy.base import OWN as BASE_OWN
 from ..policy.paths import ROOT_HOME, ROOT_TREE, above
@@ -238,7 +239,7 @@ class _Skeleton:
         self._whole = whole
         self._counting: set[int] = set()  # devices on which links of directories are counted
         self._room = _MOST
-        self._umask = _umask()
+        self._umask = process.umask()
 
     def directory(self, path: str, mode: int = 0o755) -> None:
         """A directory of the sandbox's own; one that is there stays as it is."""
@@ -407,12 +408,6 @@ def _releases(lists: str) -> list[str]:
         return [name for name in os.listdir(lists) if name.endswith("Release")]
     except OSError:
         return []
-
-
-def _umask() -> int:
-    """The umask of this process, read without changing it."""
-    with open("/proc/self/status") as file:
-        return int(next((line.split()[1] for line in file if line.startswith("Umask:")), "777"), 8)
 
 
 def _everything(source: str) -> Iterator[tuple[str, str]]:

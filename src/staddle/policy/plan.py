@@ -57,7 +57,7 @@ class Layered(Value):
 
 
 class Hidden(Value):
-    """`path` and all below it does not exist inside, whatever is granted above it.
+    """`path` and all below it cannot be read or changed inside, whatever is granted above it.
 
     `missing` means it was not there when the plan was made.
     """

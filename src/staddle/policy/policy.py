@@ -213,7 +213,7 @@ class Policy(Value):
         return self.replace(write=(*self.write, *paths))
 
     def with_deny(self, *paths: AnyPath) -> Policy:
-        """The same, and `paths` do not exist inside."""
+        """The same, and `paths` cannot be read, listed or changed inside, even below a grant."""
         return self.replace(deny=(*self.deny, *paths))
 
     def with_sockets(self, *paths: AnyPath) -> Policy:

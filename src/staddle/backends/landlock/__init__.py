@@ -133,6 +133,7 @@ class Landlock:
                 for rule in granted
             ),
             processors=cpu_count(plan.limits.cpu),
+            umask=process.umask(),
             filter=seccomp.program(landlock_profile(plan), keeps_processors=_keeps_processors(plan)),
             brokered=1,
             sockets=_sockets(plan, layout, mounted),
