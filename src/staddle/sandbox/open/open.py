@@ -12,6 +12,7 @@ from functools import partial
 from ...background import do_later
 from ...enforcement import Gap
 from ...errors import LaunchFailed, StaddleError
+from ...interrupts import uninterrupted
 from ...layers.store import no_room
 from ...linux import process_tree
 from ...linux.process import parent_of
@@ -132,13 +133,18 @@ def _open_with(
         # Nothing is private there by itself, and the caller's directory is not for the sandbox.
         plan, after = _in_private_directory(plan)
         decided = decided.replace(plan=plan)
-    try:
+
+    def launched() -> tuple[
+        AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None
+    ]:
         opened = None
         if decided.backend.name == "landlock" and settings.on_connect is None:
             opened = _with_spare(decided, bash, workspace, after)
-        agent, shell, uid, network, limits = opened or launch_agent(
-            decided.backend, plan, bash, settings.on_connect, after
-        )
+        return opened or launch_agent(decided.backend, plan, bash, settings.on_connect, after)
+
+    try:
+        # Not interrupted while it waits: what a backend has prepared has no owner until its agent answers.
+        agent, shell, uid, network, limits = uninterrupted(launched)
     except BaseException:
         if workspace is None and after is not None:
             after()
