@@ -19,7 +19,14 @@ from .package_sources.config_files import configuration
 from .paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolution import HostPaths, PathContext, ResolvedPath
-from .resolve_rules import ResolvedRule, must_be_grantable, preset_denies, refuse_planted_links, resolve
+from .resolve_rules import (
+    ResolvedRule,
+    denied,
+    must_be_grantable,
+    preset_denies,
+    refuse_planted_links,
+    resolve,
+)
 from .tools import Tools
 from .tools import tools as find_tools
 
@@ -203,10 +210,8 @@ def compile_directory(
     if not covers("/dev/shm", place.path) or access == "write":
         # Elsewhere as for any grant. A sandbox has its own /dev, but there the directory is not shown.
         must_be_grantable(access, path, place)
-    by_itself = policy.replace(system=False, base=None, sockets=(), read=(), write=())
     grant = ResolvedRule(access, place, f"{access} {path!r}", asked=True)
-    rules = [rule for rule in resolve(by_itself, context, host) if rule.field == "deny"]
-    rules += [*preset_denies(policy, context, host, [grant]), grant]
+    rules = [*denied(policy, context, host), *preset_denies(policy, context, host, [grant]), grant]
     refuse_planted_links(rules, {place.path} if access == "write" else set())
     denies = outermost(_denies(rules))
     grants, _ = without_dead(strongest(_grants(rules)), denies)

@@ -41,10 +41,10 @@ def own_paths(grants: Mapping[str, Grant], host: HostPaths) -> dict[str, str]:
                 fix="work in another directory",
             )
     for name, place in known.items():
-        if any(covers(path, link) for path in written for link, _ in place.links):
-            link = next(link for path in written for link, _ in place.links if covers(path, link))
+        links = [link for link, _ in place.links if any(covers(path, link) for path in written)]
+        if links:
             raise PathEscape(
-                f"{link!r} is a link, and leads to {place.path!r}, which is staddle's own",
+                f"{links[0]!r} is a link, and leads to {place.path!r}, which is staddle's own",
                 why="the sandbox could replace the link",
                 fix="put the real directory there, or grant less",
             )

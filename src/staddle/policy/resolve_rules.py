@@ -62,6 +62,20 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
             place = host.find(context.at(path))
             must_be_grantable(field, path, place)
             yield ResolvedRule(field, place, f"{field} {path!r}", asked=True)
+    yield from denied(policy, context, host)
+    for path in policy.sockets:
+        place = host.find(context.at(path))
+        if reason := not_for("sockets", place.path):
+            raise _refused("sockets", path, place, reason)
+        if place.kind not in ("socket", "missing", "unreadable"):
+            raise PolicyError(
+                f"sockets names {path!r}", why="it is not a socket", fix="use read or write for files"
+            )
+        yield ResolvedRule("sockets", place, f"sockets {path!r}", asked=True)
+
+
+def denied(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
+    """The denies of `policy`, and those of the installation, which hold for every policy."""
     for path in policy.deny:
         place = host.find(context.at(path))
         if place.path == "/":
@@ -75,15 +89,6 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
         yield ResolvedRule(
             "deny", place, f"{installation.PATH} denies {path!r}", asked=True, link=_itself(at, place, host)
         )
-    for path in policy.sockets:
-        place = host.find(context.at(path))
-        if reason := not_for("sockets", place.path):
-            raise _refused("sockets", path, place, reason)
-        if place.kind not in ("socket", "missing", "unreadable"):
-            raise PolicyError(
-                f"sockets names {path!r}", why="it is not a socket", fix="use read or write for files"
-            )
-        yield ResolvedRule("sockets", place, f"sockets {path!r}", asked=True)
 
 
 def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
