@@ -1,4 +1,9 @@
-"""Write what `make test-agents` found into docs/coding-agents.md: agent_results.py DIRECTORY PACKAGE..."""
+"""Write what `make test-agents` found into the documentation: agent_results.py DIRECTORY PACKAGE...
+
+The table of whole runs goes into docs/coding-agents.md. The counts of the conformance package, and the
+scenarios that staddle does not offer, go into docs/mcp.md. With `conformance` as the first package, the
+script writes only these counts.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,71 @@ import platform
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "coding-agents.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- results: begin, written by make test-agents -->", "<!-- results: end -->"
 
 
 def main() -> None:
     top, packages = Path(sys.argv[1]), sys.argv[2:]
-    found: dict[tuple[str, str, str], bool] = {}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for name, who in (("results.json", ""), ("results-user.json", ", as an ordinary user")):
         lines = (top / name).read_text().splitlines() if (top / name).exists() else []
         for row in map(json.loads, lines):
             key = (row["agent"], row["way"], row["what"] + who)
-            found[key] = found.get(key, True) and row["passed"]
+            passed = row["passed"] and rows.get(key, row)["passed"]
+            rows[key] = {**row, "passed": passed}
+    if packages[:1] != ["conformance"]:
+        write("coding-agents.md", whole_run(rows, packages))
+    counted = {key: row["found"] for key, row in rows.items() if "scenarios" in row.get("found", {})}
+    if counted:
+        version = next(word for word in packages if "conformance@" in word).rpartition("@")[2]
+        write("mcp.md", conformance(counted, version))
+
+
+def whole_run(rows: dict[tuple[str, str, str], dict[str, Any]], packages: list[str]) -> list[str]:
+    """The machine and the versions, and a table with a row for each result that has no counts."""
     today = datetime.datetime.now(datetime.UTC).date()
     kernel = ".".join(platform.release().split(".")[:2])
     names = ", ".join(
         package.replace("==", " ").replace("@", " ").strip().replace(" ", "@", 0) for package in packages
     )
-    lines = [BEGIN, "", f"On {today}, Linux {kernel}, Python {platform.python_version()}, with {names}.", ""]
+    lines = [f"On {today}, Linux {kernel}, Python {platform.python_version()}, with {names}.", ""]
     lines += ["| agent | way | what | result |", "| --- | --- | --- | --- |"]
-    for (agent, way, what), passed in sorted(found.items()):
-        lines.append(f"| {agent} | {way} | {what} | {'passed' if passed else '**failed**'} |")
-    text = PAGE.read_text()
+    for key, row in sorted(rows.items()):
+        if "found" not in row or not row["passed"]:
+            lines.append(f"| {' | '.join(key)} | {'passed' if row['passed'] else '**failed**'} |")
+    return lines
+
+
+def conformance(found: dict[tuple[str, str, str], dict[str, Any]], version: str) -> list[str]:
+    """Tables of the counts, and of the scenarios that ask for something that staddle does not offer."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    lines = [f"On {today}, with version {version} of the package:", ""]
+    lines += ["| revision | fixtures | scenarios | passed | not offered | failed |"]
+    lines += ["| --- | --- | --- | --- | --- | --- |"]
+    reasons: dict[str, list[str]] = {}
+    for (agent, _, what), counts in sorted(found.items()):
+        total, passed, missing = counts["scenarios"], counts["passed"], counts["not offered"]
+        revision, fixtures = agent.split()[-1], what.split()[1]
+        others = total - passed - len(missing)
+        lines += [f"| {revision} | {fixtures} | {total} | {passed} | {len(missing)} | {others} |"]
+        for scenario, reason in missing.items():
+            if revision not in reasons.setdefault(f"| `{scenario}` | {reason} |", []):
+                reasons[f"| `{scenario}` | {reason} |"].append(revision)
+    lines += ["", "| scenario that is not offered | reason | revisions |", "| --- | --- | --- |"]
+    return [*lines, *(f"{row} {', '.join(where)} |" for row, where in sorted(reasons.items()))]
+
+
+def write(name: str, lines: list[str]) -> None:
+    """Put the lines between the marks of a page."""
+    page = DOCS / name
+    text = page.read_text()
     if BEGIN not in text:
-        sys.exit(f"{PAGE} has no place for results")
+        sys.exit(f"{page} has no place for results")
     part = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    PAGE.write_text(part.sub(lambda _: "\n".join([*lines, "", END]), text))
+    page.write_text(part.sub(lambda _: "\n".join([BEGIN, "", *lines, "", END]), text))
 
 
 main()

@@ -137,6 +137,10 @@ ADVICE = {
         "The program that uses staddle has as many files open as it may (also a `LayerError`).",
         "Raise the limit (`ulimit -n`), or close files and sandboxes. The sandbox is not affected.",
     ),
+    "ThreadUnavailable": (
+        "The program that uses staddle has no room for a thread that the call needs.",
+        "Raise the limits that it runs under (`ulimit -u`, `ulimit -v`).",
+    ),
     "CommitRefused": (
         "Nothing was written. `conflicts` changed on the host; `held` needs a review.",
         "Review them, then pass `on_conflict=` or `allow_protected=True`, or commit other paths.",
@@ -258,7 +262,7 @@ def signature(function: Any, skip_first: bool) -> str:
     parts: list[str] = []
     starred = False
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
-        if index == 0 and skip_first:
+        if (index == 0 and skip_first) or parameter.annotation == "Never":
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             parts.append("*")

@@ -26,6 +26,7 @@ from typing import Any
 
 import cancellations
 import cycles
+import interruptions
 import kills
 import load
 import on_systemd
@@ -36,7 +37,7 @@ from part import Run
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-PARTS = (*cycles.PARTS, *load.PARTS, *kills.PARTS, *cancellations.PARTS)
+PARTS = (*cycles.PARTS, *load.PARTS, *kills.PARTS, *cancellations.PARTS, *interruptions.PARTS)
 _BY_NAME = {part.name: part for part in PARTS}
 _RESULT = "RESULT "
 

@@ -12,10 +12,11 @@ import os
 import sys
 import time
 
-from .errors import is_full
+from .errors import ThreadUnavailable, is_full, thread_unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
 #: Delay before the first of some jobs, so that it does not compete with the caller that queued it.
@@ -71,6 +72,9 @@ class Worker:
                     bell.acquire()
                     self._is_running = True
                     _thread.start_new_thread(self._loop, (bell,))
+            except RuntimeError as error:
+                self._is_running = False
+                raise thread_unavailable() from error
             except BaseException:
                 self._is_running = False
                 raise
@@ -158,7 +162,7 @@ class JobQueue:
     def _wake(self) -> None:
         try:
             self._worker.wake()
-        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+        except ThreadUnavailable:  # the interpreter is ending, or has no room for a thread
             self._work()
 
     def _work(self) -> None:
@@ -190,12 +194,26 @@ class JobQueue:
 def _do(job: Callable[[], object]) -> None:
     try:
         job()
+    except ThreadUnavailable:
+        return  # a job that needs another thread, and there is no room for one
     except Exception:
         # A bug of ours: reported as any thread's is, and the next job is done.
         import threading
 
         report = (*sys.exc_info(), threading.current_thread())
         threading.excepthook(threading.ExceptHookArgs(report))
+
+
+def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
+    """Start a daemon thread for `work`; ThreadUnavailable if there is no room for one."""
+    import threading
+
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise thread_unavailable() from error
+    return thread
 
 
 _jobs = JobQueue()

@@ -123,7 +123,8 @@ def _gaps(backend: Backend, plan: Plan) -> tuple[Gap, ...]:
     from .limits.enforced import of_command, of_landlock
 
     if backend.name == "landlock":
-        return (*backend.gaps(plan), *of_landlock(plan.limits)[1])
+        gaps = backend.gaps(plan)
+        return (*gaps, *of_landlock(plan.limits, as_root=any(gap.protection == "root" for gap in gaps))[1])
     writes = any(grant.access == "write" for grant in plan.grants)
     _, more = of_command(plan.limits, inside=backend.name == "namespaces", writes=writes)
     return (*backend.gaps(plan), *more)

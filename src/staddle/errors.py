@@ -9,7 +9,8 @@
     │   ├── BackendUnavailable     it exists, but cannot confine anything here
     │   │   └── LandlockUnavailable this kernel has no Landlock, or too old a one
     │   └── LaunchFailed           the confinement could not be set up; the command did not start
-    │       └── TooManyOpenFiles   this process has as many as it may (a LayerError, too)
+    │       ├── TooManyOpenFiles   this process has as many as it may (a LayerError, too)
+    │       └── ThreadUnavailable  this process has no room for a thread that the call needs
     ├── AuditFailed                a line of an audit log could not be written
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
     ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
@@ -54,6 +55,7 @@ them on lines of their own, with its options in place of Python's words.
 from __future__ import annotations
 
 import errno
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -277,6 +279,28 @@ class WorkspaceBusy(WorkspaceError):
 
 class LayerError(StaddleError):
     """Something with what a sandbox changed, or with where that is kept."""
+
+
+def resource_fix(why: str, otherwise: str) -> str:
+    """The fix for a start that the kernel refused for the reason `why`, if a limit of this process is it."""
+    if os.strerror(errno.EAGAIN) in why:
+        return "raise the limit on processes that this program runs under (ulimit -u, pids.max)"
+    if os.strerror(errno.ENOMEM) in why:
+        return "raise the limit on memory that this program runs under (ulimit -v, memory.max)"
+    return otherwise
+
+
+class ThreadUnavailable(LaunchFailed, RuntimeError):
+    """No thread could be started that a call needs."""
+
+
+def thread_unavailable() -> ThreadUnavailable:
+    """The error for Python's `can't start new thread`."""
+    return ThreadUnavailable(
+        "staddle could not start a thread",
+        why="this process may have no more threads or memory, or it is ending",
+        fix="raise the limits that it runs under (ulimit -u, ulimit -v)",
+    )
 
 
 def is_full(error: BaseException) -> bool:

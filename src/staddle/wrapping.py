@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from .backends import choose
-from .errors import AlreadyWrapped, CommandNotFound, LaunchFailed, PolicyError, StaddleError
+from .errors import AlreadyWrapped, CommandNotFound, InvalidCall, LaunchFailed, PolicyError, StaddleError
 from .launch.view import find_program, hidden_program
 from .linux.fileio import current_directory
 from .linux.open_files import have_standard_streams
@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping, Sequence
+    from socket import socket
     from typing import Any
 
     from .enforcement import BackendName, Enforcement
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .launch.command_audit import AuditedCommand, CommandAudit
     from .launch.completed import Completed
     from .launch.contract import Launch
+    from .launch.forwarding import CommandForwarding
     from .network.host.approval_calls import ApprovalCalls
     from .policy import Policy
     from .policy.plan import Plan
@@ -51,6 +53,8 @@ class WrappedCommand:
         self._launch = launch
         self._started = False
         self._audit: CommandAudit | None = None
+        self._process: subprocess.Popen[Any] | None = None
+        self._forwarding: CommandForwarding | None = None
         self._command: tuple[str, ...] = ()
         self.plan = plan
         self.enforced = enforced
@@ -92,6 +96,7 @@ class WrappedCommand:
                 launch.gateway_log.attend()  # on_connect is asked, and refusals can be listed afterwards
             else:
                 launch.gateway_log.close()
+        self._process = process
         return process
 
     def run(self, **kwargs: Any) -> Completed:
@@ -123,6 +128,51 @@ class WrappedCommand:
             raise
         self.end_audit(audited, done.returncode, done.reason, why=done.why)
         return done
+
+    def connect(self, port: int) -> socket:
+        """A connection to a server in the command, at `port` of its 127.0.0.1 or ::1. After `popen()`.
+
+        ConnectionError while nothing listens there. InvalidCall on backends that have no way into its
+        network: namespaces and bwrap have, and any backend where the network is open.
+        """
+        from socket import create_connection
+
+        if self._has_hosts_network():
+            return create_connection(("localhost", port))
+        return self._forwarded().connect(port)
+
+    def expose(self, port: int, host_port: int = 0) -> int:
+        """A port of the host's 127.0.0.1 that leads to `port` of the command, until it ends. After `popen()`.
+
+        Every user of this host can connect to it. Where the network is the host's, it is `port` itself.
+        """
+        if self._has_hosts_network():
+            from .network.host.forward import same_port
+
+            return same_port(port, host_port)
+        return self._forwarded().expose(port, host_port)
+
+    def _has_hosts_network(self) -> bool:
+        return self.plan.network.mode == "open" or self.backend in ("native", "seatbelt")
+
+    def _forwarded(self) -> CommandForwarding:
+        if self.backend not in ("namespaces", "bwrap"):
+            raise InvalidCall(
+                "this command accepts no connections",
+                why=f"{self.backend} has no way into its network",
+                fix="use the namespaces or bwrap backend",
+            )
+        if self._process is None:
+            raise InvalidCall(
+                "this command cannot be connected to",
+                why="it was not started by popen()",
+                fix="call popen() first, and connect to it while it runs",
+            )
+        if self._forwarding is None:
+            from .launch.forwarding import CommandForwarding
+
+            self._forwarding = CommandForwarding(self._process)
+        return self._forwarding
 
     def audit_to(self, target: AuditTarget) -> None:
         """Write an audit log of this command to `target`: a file, a stream or a function."""
@@ -288,7 +338,7 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     if chosen.name == "landlock" and (limits.defaults or limits.memory or limits.cpu or limits.processes):
         from .limits.enforced import of_landlock
 
-        held, gaps = of_landlock(limits)
+        held, gaps = of_landlock(limits, as_root=any(gap.protection == "root" for gap in enforced.gaps))
         enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
     elif limits.defaults or (
         chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes)

@@ -134,6 +134,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     given = dict(parameters.params) if parameters is not None else {}
     agent, way, what = (str(word).format(**given) for word in row.args)
     result = {"agent": agent, "way": way, "what": what, "passed": report.passed}
+    if item.user_properties:
+        result["found"] = dict(item.user_properties)
     with open(RESULTS, "a") as file:
         file.write(json.dumps(result) + "\n")
 

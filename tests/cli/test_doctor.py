@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from staddle import backends, doctor
+from staddle.display import counted
 from staddle.enforcement import PROTECTIONS
 from tests.support.staddle_command import staddle
 
@@ -18,6 +19,15 @@ def test_it_names_every_backend_and_the_one_a_run_uses(tmp_path: Path) -> None:
     for name in backends.NAMES:
         assert name in done.stdout
     assert "`staddle run` uses namespaces" in done.stdout
+
+
+def test_a_backend_that_enforces_all_protections_says_which_limits_it_does_not(tmp_path: Path) -> None:
+    text = staddle("doctor", cwd=tmp_path).stdout
+    _, _, bwrap = text.partition("yes  bwrap")
+    heading, *rows = bwrap.partition("\n\n")[0].splitlines()
+    assert rows
+    assert all(row.strip().startswith("not limits.") for row in rows)
+    assert heading.endswith(f"19 of 19 protections, but not {counted(len(rows), 'default limit')}")
 
 
 @pytest.mark.slow

@@ -263,6 +263,30 @@ def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -
     assert state(name) == "stopped"
 
 
+def test_a_shell_on_a_terminal_has_a_name_for_it_and_no_other_run_has(name: str) -> None:
+    look = "tty; echo to-it > $(tty)"
+    done = subprocess.run(
+        [sys.executable, str(TYPIST), "[]", *COMMAND, "jail", "shell", name, "--", "sh", "-c", look],
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"/dev/console" in done.stdout, done
+    assert b"to-it" in done.stdout
+    # The user's own terminal is no file of a command that does not have it.
+    looks = json.dumps([*COMMAND, "jail", "run", name, "--", "sh", "-c", "test -e /dev/console || echo none"])
+    script = f"import subprocess; subprocess.run({looks})"
+    done = subprocess.run(
+        [sys.executable, str(TYPIST), "[]", sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"none" in done.stdout, done
+
+
 @pytest.mark.slow
 def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     mark = f"mark-{os.urandom(6).hex()}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.git_plants import World
 from tests.support.staddle_command import environment, staddle
+from tests.support.waiting import until
 
 #: Tasks, files and options. What a jail is for which user: test_jail.py, and tests/kernel/test_jail.py.
 pytestmark = pytest.mark.same_for_everyone
@@ -80,7 +83,9 @@ def test_a_task_is_kept_run_resumed_and_told(world: World) -> None:
 
 @pytest.mark.slow
 def test_there_is_nothing_to_attach_to_before_a_run(world: World) -> None:
-    assert "no conversation" in jail("attach", create(), status=125).stderr
+    name = create()
+    assert f"no agent was run in {name}" in jail("attach", name, status=125).stderr
+    assert f"claude was not run in {name}" in jail("attach", name, "--agent", "claude", status=125).stderr
     wrong = jail("run", create(), "--model", "m", "--", "true", status=125).stderr
     assert "--model needs --agent" in wrong
 
@@ -178,8 +183,67 @@ def test_a_file_holds_options_and_the_command_line_wins(world: World) -> None:
     assert world.git("log", "-1", "--format=%an", f"staddle/{name}", where=world.repository) == b"Ann\n"
 
 
+def test_a_file_says_how_long_workspaces_are_kept(world: World) -> None:
+    (world.top / "jail.toml").write_text('author = "Ann <a@x>"\n[reap]\nprepared = 0.001\nfailed = "never"\n')
+    env = {**environment(), "STADDLE_JAIL_CONFIG": str(world.top / "jail.toml")}
+    name = create()
+    assert jail("reap", "--dry-run").stdout == ""
+    assert name in jail("reap", "--dry-run", env=env).stdout
+    assert jail("reap", "--dry-run", "--prepared", "never", env=env).stdout == ""
+    jail("run", name, "--", "true", env=env)  # the table belongs to `reap` only
+
+
+def test_a_commit_is_refused_as_that_of_a_kept_sandbox(world: World) -> None:
+    name = create()
+    script = "echo evil > .envrc; echo x > tool; chmod +x tool"
+    left = jail("run", name, "--commit", "all", "--", "sh", "-c", script)
+    assert "not committed" in left.stderr
+    refused = jail("commit", name, "-m", "all", status=125).stderr
+    assert "  .envrc: .envrc is a protected name\n  tool: it is a new executable\n" in refused
+    assert "2 paths would have to be reviewed first" in refused
+    assert f"see `staddle jail diff {name}`; --allow NAME takes one over, --allow-protected all" in refused
+    assert ".envrc" in jail("commit", name, "-m", "all", "--allow", "tool", status=125).stderr
+    assert len(jail("commit", name, "-m", "all", "--allow", "tool", "--allow-protected").stdout.strip()) == 40
+
+
+def test_git_inside_has_the_author(world: World) -> None:
+    asked = ("sh", "-c", "git config user.name; git config user.email")
+    name = create()
+    assert jail("run", name, "--author", "Ann <ann@x>", "--", *asked).stdout == "Ann\nann@x\n"
+    assert jail("run", name, "--", *asked).stdout == "staddle agent\nagent@staddle.invalid\n"
+
+
+def test_a_run_that_was_killed_has_an_end_in_the_journal(world: World) -> None:
+    name = create()
+    argv = [sys.executable, "-m", "staddle", "jail", "run", name, "--", "sh", "-c", "echo up; sleep 1000"]
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment())
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"up\n"
+    assert [entry["what"] for entry in _journal(name)] == ["created", "began"]
+    running.kill()
+    running.wait()
+    running.stdout.close()
+    assert until(lambda: [entry["what"] for entry in _journal(name)] == ["created", "began", "ended"])
+    assert _journal(name)[-1]["reason"] == "killed"
+
+
+def _journal(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(jail("status", name, "--json").stdout)["journal"]
+    return found
+
+
 @pytest.mark.parametrize(
-    "text", ['remote = "origin"', 'prompt = "x"', "colour = true", "verbose = 1", "[run]", "= 1"]
+    "text",
+    [
+        'remote = "origin"',
+        'prompt = "x"',
+        "colour = true",
+        "verbose = 1",
+        "[run]",
+        "= 1",
+        "reap = 1",
+        "[reap]\nrunning = 1",
+    ],
 )
 def test_a_file_that_says_what_it_cannot_is_an_error(world: World, text: str) -> None:
     name = create()

@@ -233,6 +233,29 @@ def test_at_the_prompt_of_a_terminal(project: Path) -> None:
         assert part in done.stdout
     assert "this list" not in done.stdout
     assert (project / "n").read_text() == "one\n"
+    # It looks like a command of the shell: the prompt before it, its output on the next line, and no more.
+    assert "builtin" not in done.stdout
+    assert "$ %snapshot s\nsnapshot s\n" in done.stdout.replace("\r", "")
+    assert "is a copy: changes end with the shell" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "is read-only"),
+        (("--mode", "bind"), "is written directly"),
+        (("--network", "open"), "network: open"),
+    ],
+)
+def test_a_shell_on_a_terminal_says_what_may_be_changed(options: tuple[str, ...], told: str) -> None:
+    done = typed("exit", words=options)
+    assert told in done.stdout
+
+
+def test_a_label_is_not_taken_for_a_file() -> None:
+    done = shell("%snapshot /tmp/base\necho on\n", "--mode", "overlay")
+    assert "is no label" in done.stderr
+    assert done.stdout == "on\n"
 
 
 @pytest.mark.same_for_everyone

@@ -10,6 +10,7 @@ import pytest
 from staddle import Policy
 from staddle.mcp.command_tools import OUTPUT_LIMIT, bash, write_stdin
 from staddle.mcp.resources import TEMPLATES
+from staddle.mcp.sandboxes import DEFAULT_TOOLS
 from staddle.mcp.server import TOOLS
 from tests.docs.test_facts import code, rows, text
 
@@ -41,3 +42,25 @@ def test_numbers_and_names() -> None:
 def test_the_setting_to_paste_is_json() -> None:
     [setting] = re.findall(r"```json\n(.*?)```", text("mcp.md"), re.DOTALL)
     assert json.loads(setting)["mcpServers"]["staddle"]["args"][0] == "mcp"
+
+
+def test_the_tools_of_a_default_server() -> None:
+    [sentence] = re.findall(
+        r"a server has (\d+) by default: (.*?)\. `--tools all` offers all (\d+)", text("mcp.md"), re.DOTALL
+    )
+    assert (int(sentence[0]), set(code(sentence[1])), int(sentence[2])) == (
+        len(DEFAULT_TOOLS),
+        DEFAULT_TOOLS,
+        len(TOOLS),
+    )
+
+
+def test_the_counts_of_the_conformance_package_add_up() -> None:
+    listed = [row[2].split(", ") for row in rows("mcp.md", "scenario that is not offered")]
+    table = rows("mcp.md", "revision")
+    assert len(table) == 4
+    for revision, fixtures, *numbers in table:
+        scenarios, passed, not_offered, failed = map(int, numbers)
+        assert scenarios == passed + not_offered + failed
+        assert not_offered == sum(revision in where for where in listed)
+        assert fixtures == "without" or not failed

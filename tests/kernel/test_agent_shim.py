@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import signal
@@ -10,10 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from staddle import Policy, Sandbox
+from staddle.agents import relay
 from staddle.agents.broker import ShellBroker
 from staddle.agents.install import brokers_of, home_of, install, plan, remove
 from staddle.agents.relay import RelayedCommand
@@ -43,7 +46,7 @@ def bash(broker: ShellBroker, *words: str, name: str = "bash", **given: object) 
         text=True,
         timeout=PATIENCE,
         check=False,
-        **{"stdin": subprocess.DEVNULL, **given},  # type: ignore[call-overload]
+        **{k: v for k, v in {"stdin": subprocess.DEVNULL, **given}.items() if v is not None},  # type: ignore[call-overload]
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -325,3 +328,27 @@ def test_an_installed_shim_opens_its_sandbox_and_the_broker_ends_with_the_agent(
     assert (project / "made").exists()
     assert remove(CLAUDE) == [f"{tmp_path}/home/.claude/settings.json is as it was"]
     assert not (tmp_path / "home/.claude/settings.json").exists()
+
+
+def test_an_output_file_keeps_what_is_written_before_and_after(
+    broker: ShellBroker, workspace: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    script = f"echo before; {broker.home}/bash -c 'echo inside; echo error >&2'; echo after"
+    with log.open("wb") as file:  # not opened for appending, as `agent > log` does it
+        subprocess.run(["sh", "-c", script], stdout=file, stderr=file, cwd=workspace, check=True)
+    assert log.read_text().splitlines() == ["before", "inside", "error", "after"]
+
+
+def test_pipes_of_another_user_are_used(
+    broker: ShellBroker, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in `sudo -u agent … | tee log`: whoever did not make a pipe cannot open it anew.
+    def refused(path: str, *_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(relay, "os", SimpleNamespace(**{**vars(os), "open": refused}))
+    command = "cat; head -c 300000 /dev/zero | tr '\\0' x; echo error >&2; exit 6"
+    given = {"stdin": None, "input": "in"}
+    status, output, errors = bash(broker, "-c", command, cwd=workspace, **given)
+    assert (status, output, errors) == (6, "in" + "x" * 300_000, "error\n")

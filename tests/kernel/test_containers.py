@@ -579,9 +579,10 @@ def test_a_proc_with_covers_opens_no_launcher() -> None:
         (USER, "docker", ["filter", "memory", "processes"], ["seccomp=staddle.json", "--user 1000"]),
         (ROOT, "docker", ["filter", "memory", "processes", "user"], ["systempaths=unconfined", "--shm-size"]),
         (NAMELESS, "podman", ["filter", "memory"], ["podman run"]),
+        (Container(uid=1000, profile=PROFILE), "docker", ["memory", "processes"], ["systempaths=unconfined"]),
         (Container(uid=1000, profile=PROFILE, masked=False, shm="1g"), "docker", [], []),
     ],
-    ids=["user", "root", "podman", "prepared"],
+    ids=["user", "root", "podman", "filter", "prepared"],
 )
 def test_doctor_names_the_container_and_its_options(
     container: Container, kind: str, needs: list[str], words: list[str]
@@ -591,3 +592,4 @@ def test_doctor_names_the_container_and_its_options(
     assert sorted(name for name, is_needed in said["needs"].items() if is_needed) == needs
     for word in words:
         assert word in said["options"][-1]
+    assert ("seccomp" in "".join(said["options"])) == ("filter" in needs)

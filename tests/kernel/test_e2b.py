@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
+import subprocess
 import threading
+import venv
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+import staddle
 from staddle import Network
 from staddle.compat.e2b import (
+    ALL_TRAFFIC,
     AsyncSandbox,
+    AuthenticationException,
     CommandExitException,
     FileNotFoundException,
     FilesystemEventType,
     FileType,
     InvalidArgumentException,
     PtySize,
+    RateLimitException,
     Sandbox,
+    SandboxException,
     SandboxNotFoundException,
+    SandboxNotRunningException,
     SandboxQuery,
     SandboxState,
+    TemplateException,
     TimeoutException,
     WriteEntry,
 )
@@ -63,6 +74,120 @@ def test_commands_in_the_background(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException):
         forever.wait()
     assert not sandbox.commands.kill(forever.pid)
+    for _ in range(20):
+        killed = sandbox.commands.run("sleep 600", background=True)
+        assert sandbox.commands.kill(killed.pid)
+        with pytest.raises(CommandExitException):  # it is gone when `kill` returns
+            sandbox.commands.run(f"kill -0 {killed.pid}")
+
+
+def test_input_in_pieces(sandbox: Sandbox) -> None:
+    handle = sandbox.commands.run("read a b; echo $b $a", background=True, stdin=True)
+    with pytest.raises(InvalidArgumentException, match="one piece"):
+        sandbox.commands.stream_input(handle.pid, "text")
+    sandbox.commands.stream_input(handle.pid, iter(["one ", b"two\n"]))
+    assert handle.wait().stdout == "two one\n"
+    terminal = sandbox.pty.create(PtySize(24, 80))
+    sandbox.pty.stream_input(terminal.pid, ["exit ", b"4\n"])
+    assert terminal.wait().exit_code == 4
+
+
+def test_output_that_is_not_kept(sandbox: Sandbox) -> None:
+    heard: list[str] = []
+    result = sandbox.commands.run("echo out", on_stdout=heard.append, retain_output=False)
+    assert (result.stdout, result.stderr, heard) == (None, None, ["out\n"])
+    with pytest.raises(CommandExitException) as raised:
+        sandbox.commands.run("echo out; exit 3", background=True, retain_output=False).wait()
+    assert (raised.value.stdout, raised.value.exit_code) == (None, 3)
+
+
+def test_a_connection_has_a_time_and_the_program_runs_on(sandbox: Sandbox) -> None:
+    program = sandbox.commands.run("sleep 600", background=True, timeout=0)
+    with pytest.raises(TimeoutException, match="runs on"):
+        sandbox.commands.connect(program.pid, timeout=0.2).wait()
+    with pytest.raises(TimeoutException, match="runs on"):
+        list(sandbox.commands.connect(program.pid, timeout=0.2))
+    assert program.kill()
+    terminal = sandbox.pty.create(PtySize(24, 80))
+    with pytest.raises(TimeoutException, match="runs on"):
+        sandbox.pty.connect(terminal.pid, timeout=0.2).wait()
+    assert terminal.kill()
+
+
+def test_names_that_programs_catch() -> None:
+    assert issubclass(RateLimitException, SandboxException)
+    assert issubclass(TemplateException, SandboxException)
+    assert not issubclass(AuthenticationException, SandboxException)
+    ended = Sandbox.create()
+    ended.kill()
+    with pytest.raises(SandboxNotRunningException):
+        ended.commands.run("true")
+    with Sandbox.create(network={"deny_out": [ALL_TRAFFIC]}, allow_internet_access=True) as denied:
+        assert denied.sandbox.policy.network == Network.deny()
+
+
+PROGRAM = """
+import sys
+from staddle import Policy
+from staddle.compat.e2b import Sandbox
+denied = Policy.agent().with_deny(sys.prefix)
+for given in ({}, {"policy": denied}, {"workspace": sys.argv[1]}, {"python": "/usr/bin/python3"}):
+    with Sandbox.create(**given) as sandbox:
+        cell = sandbox.run_code("import tabular; tabular.word")
+        script = sandbox.commands.run("python3 -c 'import tabular; print(tabular.word)' || true").stdout
+        print(cell.text, script.strip() or None)
+with Sandbox.create() as sandbox:
+    (fork,) = sandbox.fork()
+    print(fork.run_code("import tabular; tabular.word").text)
+    fork.kill()
+    sandbox.files.write("/tmp/wheel.py", sys.argv[2])
+    made = sandbox.run_code("%cd /tmp\\n!python3 wheel.py; pip install -q --no-index greeter*.whl")
+    print(sandbox.run_code("import greeter; greeter.word").text or made)
+"""
+WHEEL = """
+import zipfile
+with zipfile.ZipFile("greeter-1.0-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("greeter.py", "word = 'hello'")
+    about = "greeter-1.0.dist-info/"
+    wheel.writestr(about + "METADATA", "Metadata-Version: 2.1\\nName: greeter\\nVersion: 1.0\\n")
+    wheel.writestr(about + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+    wheel.writestr(about + "RECORD", "")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment, in a directory of its own, with a package and with staddle."""
+    root = tmp_path_factory.mktemp("project") / ".venv"
+    venv.create(root, with_pip=True, symlinks=True)
+    (packages,) = root.glob("lib/python*/site-packages")
+    (packages / "tabular.py").write_text("word = 'rows'")
+    (packages / "staddle.pth").write_text(f"{Path(staddle.__file__).parent.parent}\n")
+    return root
+
+
+@pytest.mark.parametrize("search", ["/usr/bin:/bin", "{root}/bin:/usr/bin:/bin"], ids=["named", "activated"])
+def test_code_has_the_packages_of_the_callers_virtual_environment(environment: Path, search: str) -> None:
+    argv = [environment / "bin" / "python", "-c", PROGRAM, environment.parent, WHEEL]
+    env = {"PATH": search.format(root=environment), "HOME": os.environ["HOME"]}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["rows rows", "None None", "rows rows", "None None", "rows", "hello"]
+
+
+def test_another_interpreter_can_be_named() -> None:
+    with Sandbox.create(python="/usr/bin/python3") as sandbox:
+        assert sandbox.run_code("import sys; sys.executable").text == "/usr/bin/python3"
+    missing = pytest.raises(SandboxException, match="/no/such/python did not start")
+    with Sandbox.create(python="/no/such/python") as sandbox, missing:
+        sandbox.run_code("1")
+
+
+def test_cells_of_a_notebook(sandbox: Sandbox) -> None:
+    execution = sandbox.run_code("!echo from a program\nimport asyncio\nawait asyncio.sleep(0, 'awaited')")
+    assert (execution.logs.stdout, execution.text) == (["from a program\n"], "awaited")
+    failed = sandbox.run_code("%nosuch").error
+    assert failed is not None
+    assert (failed.name, "there is no %nosuch" in failed.value) == ("MagicError", True)
 
 
 def test_files(sandbox: Sandbox) -> None:
@@ -279,7 +404,10 @@ def test_metadata_of_files(sandbox: Sandbox) -> None:
 def test_snapshots_and_forks(sandbox: Sandbox) -> None:
     sandbox.files.write("state.txt", "before")
     point = sandbox.create_snapshot("point")
-    (fork,) = sandbox.fork()
+    fork, another = sandbox.fork(60, 2)  # a lifetime first, as in E2B
+    another.kill()
+    with pytest.raises(InvalidArgumentException, match="count"):
+        Sandbox.fork("no-such-sandbox", count=0)
     fork.files.write("state.txt", "forked")
     sandbox.files.write("state.txt", "after")
     with Sandbox.create(point.snapshot_id) as again:
@@ -288,6 +416,8 @@ def test_snapshots_and_forks(sandbox: Sandbox) -> None:
     fork.kill()
     listed = Sandbox.list_snapshots(sandbox_id=sandbox.sandbox_id, name="point").next_items()
     assert [info.snapshot_id for info in listed] == [point.snapshot_id]
+    assert [info.names for info in sandbox.list_snapshots().next_items()] == [["point"]]
+    assert fork.list_snapshots().next_items() == []
     assert Sandbox.delete_snapshot(point.snapshot_id)
     with pytest.raises(InvalidArgumentException):
         Sandbox.create("no-such-template")
@@ -322,6 +452,13 @@ def test_awaited() -> None:
             assert (await AsyncSandbox.get_info(sandbox.sandbox_id)).sandbox_id == sandbox.sandbox_id
             handle = await sandbox.commands.run("echo bye", background=True)
             assert (await handle.wait()).stdout == "bye\n"
+            told = await sandbox.commands.run("read a b; echo $b $a", background=True, stdin=True)
+            async with sandbox.commands.stream_input(told.pid) as piped:
+                await piped.send("one ")
+                await piped.send(b"two\n")
+            assert (await told.wait()).stdout == "two one\n"
+            with pytest.raises(SandboxException, match="closed"):
+                await piped.send("more")
             await sandbox.files.write("a", "1")
             assert (await sandbox.run_code("open('a').read()")).text == "1"
             assert await sandbox.is_running()

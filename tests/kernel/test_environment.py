@@ -556,10 +556,12 @@ def test_forgers_who_swap_directories_and_links_get_nothing(place: Path) -> None
         (place / name / "sub").mkdir(parents=True)
         command = [sys.executable, "-I", "-S", "-c", FORGER, place, name, outside, stop]
         forgers.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        (place / f"to-{name}").symlink_to(name)
     attempts = [
         lambda d: env.write_file(f"{d}/sub/victim", "ours"),
         lambda d: env.write_file(f"{d}/victim", "ours"),
         lambda d: _is_ours(env.read_file(f"{d}/victim")),
+        lambda d: _is_ours(env.read_file(f"to-{d}/victim")),
         lambda d: env.remove_file(f"{d}/victim"),
         lambda d: safe_mkdir_all(place, f"{d}/sub/deep/er"),
         lambda d: _written(place, f"{d}/new/x"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.errors import CommandCancelled, CommandFailed
+from staddle.errors import CommandCancelled, CommandFailed, CommitRefused
 from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
@@ -89,7 +89,9 @@ def test_what_it_does_leave_is_reported_and_does_not_run(world: World, backend: 
     new_jail(backend).run(opts)
     workspace = opts.workspace
     assert {".gitattributes", ".vscode/tasks.json"} <= set(workspace.changed_paths())
-    workspace.commit_all("x")
+    with pytest.raises(CommitRefused, match=r"\.vscode is a protected name"):
+        workspace.commit_all("x")
+    workspace.commit_all("x", allow_protected=True)
     assert not world.fired.exists()
     found = {planted.path.removeprefix(f"{workspace.path}/") for planted in workspace.inspect()}
     assert ".vscode" in found

@@ -22,7 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitResult
 
 from staddle.mcp.sandboxes import SandboxRegistry, ServerSettings
-from staddle.mcp.server import make_server
+from staddle.mcp.server import TOOLS, make_server
 from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.same_for_everyone
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.same_for_everyone
 #: How the SDK's client names the stateless revision and the one before it.
 ERAS = {"auto": "2026-07-28", "legacy": "2025-11-25"}
 SERVER = [sys.executable, "-m", "staddle", "mcp"]
+ALL = frozenset(TOOLS)
 
 
 class Person:
@@ -45,9 +46,12 @@ class Person:
 
 
 @contextlib.asynccontextmanager
-async def served(workspace: Path, *options: str, **given: Any) -> AsyncIterator[Client]:
-    """A client of a server of its own, over stdio."""
+async def served(
+    workspace: Path, *options: str, tools: str | None = "all", **given: Any
+) -> AsyncIterator[Client]:
+    """A client of a server of its own, over stdio; `tools` None: it has those of no option."""
     variables = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    options = (*options, *(("--tools", tools) if tools is not None else ()))
     server = StdioServerParameters(
         command=SERVER[0], args=[*SERVER[1:], *options, str(workspace)], env=variables
     )
@@ -61,6 +65,13 @@ async def call(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
     assert not done.is_error, done.content
     assert done.structured_content is not None
     return done.structured_content
+
+
+async def said(client: Client, tool: str, **arguments: Any) -> str:
+    """The words of a tool that succeeds."""
+    done = await client.call_tool(tool, arguments)
+    assert not done.is_error, done.content
+    return done.content[0].text  # type: ignore[union-attr]
 
 
 async def refused(client: Client, tool: str, **arguments: Any) -> str:
@@ -90,8 +101,7 @@ def test_a_task_from_the_first_command_to_the_commit(era: str, tmp_path: Path) -
             await call(client, "restore", snapshot=saved["snapshot"])
             [fork] = (await call(client, "fork", name="try"))["sandboxes"]
             await call(client, "bash", command="rm a.txt", sandbox=fork)
-            changes = (await call(client, "diff"))["changes"]
-            assert [(row["kind"], row["path"]) for row in changes] == [("modified", "/workspace/a.txt")]
+            assert await said(client, "diff", text=False) == "modified /workspace/a.txt\n"
             shown = await client.read_resource("staddle://default/diff")
             assert "+three" in shown.contents[0].text  # type: ignore[union-attr]
             assert (tmp_path / "a.txt").read_text() == "one\n"
@@ -108,7 +118,7 @@ def test_a_task_from_the_first_command_to_the_commit(era: str, tmp_path: Path) -
 @pytest.mark.parametrize("era", ERAS)
 def test_who_says_no_or_cannot_be_asked_gets_no_commit_and_no_host(era: str, tmp_path: Path) -> None:
     async def task(**given: Any) -> list[str]:
-        async with Client(make_server(ServerSettings(str(tmp_path))), mode=era, **given) as client:
+        async with Client(make_server(ServerSettings(str(tmp_path), tools=ALL)), mode=era, **given) as client:
             await call(client, "bash", command="touch /workspace/made")
             return [await refused(client, "commit"), await refused(client, "allow_host", host="a.example")]
 
@@ -138,10 +148,10 @@ def test_background_processes_errors_and_repeated_calls(tmp_path: Path) -> None:
             twice = [await call(client, "bash", command="echo x >> /tmp/f; cat /tmp/f", call_id="1")] * 2
             assert [ran["output"] for ran in twice] == ["x\n", "x\n"]
             assert "No such file or directory: /nope" in await refused(client, "read_file", path="/nope")
-            assert "open_sandbox" in await refused(client, "bash", command="true", sandbox="other")
+            assert "open are: default" in await refused(client, "bash", command="true", sandbox="other")
             await call(client, "open_sandbox", name="second")
             assert (await call(client, "close_sandbox", sandbox="second"))["was_open"]
-            assert "open_sandbox" in await refused(client, "bash", command="true", sandbox="second")
+            assert "open are: default" in await refused(client, "bash", command="true", sandbox="second")
             many = [call(client, "bash", command=f"echo {n}", session=f"s{n % 4}") for n in range(100)]
             assert [ran["output"] for ran in await asyncio.gather(*many)] == [f"{n}\n" for n in range(100)]
 
@@ -169,7 +179,9 @@ def test_a_cancelled_call_kills_its_command_and_a_client_that_is_gone_its_sandbo
 def http(tmp_path: Path) -> Any:
     """(address, headers) of a server over HTTP."""
     server = subprocess.Popen(
-        [*SERVER, "--http", "0", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*SERVER, "--tools", "all", "--http", "0", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     assert server.stdout is not None
     try:

@@ -108,13 +108,13 @@ def test_paths_that_lead_out_or_through_links_are_refused(world: World) -> None:
     secret = world.directory.parent / "outside" / "secret"
     secret.write_text("of the host")
     world.here(f"mkdir d; echo x > d/f; ln -s '{secret}' l; ln -s d dl; ln -s '{secret.parent}' out")
-    for path in ("/etc/passwd", "../outside/secret", "d/../../outside/secret", "l", "dl/f", "out/secret"):
+    for path in ("/etc/passwd", "../outside/secret", "d/../../outside/secret", "l", "out/secret"):
         with pytest.raises(PathEscape):
             env.read_file(path)
         if path != "l":
             with pytest.raises(PathEscape):
                 env.write_file(path, "x")
-    for path in ("l", "dl/new", "out/new/x"):
+    for path in ("l", "dl/f", "dl/new", "out/new/x"):
         with pytest.raises(PathEscape):
             env.write_file(path, "x")
     with pytest.raises(PathEscape):
@@ -127,6 +127,37 @@ def test_paths_that_lead_out_or_through_links_are_refused(world: World) -> None:
             env.glob(pattern)
     assert secret.read_text() == "of the host"
     assert os.listdir(secret.parent) == ["secret"]
+
+
+def test_links_are_listed_and_read_if_they_stay_inside(world: World) -> None:
+    env = world.environment()
+    (world.directory.parent / "outside" / "secret").write_text("of the host")
+    world.here(
+        "mkdir d; echo rules > d/AGENTS.md; mkfifo pipe; "
+        "ln -s d/AGENTS.md CLAUDE.md; ln -s d dl; ln -s ../CLAUDE.md d/again; ln -s . here; "
+        "ln -s nothing broken; ln -s loop loop; ln -s pipe to-pipe; ln -s $PWD/d/AGENTS.md absolute; "
+        'ln -s ../outside/secret out; ln -s d/../../outside/secret by; ln -s "../${PWD##*/}/CLAUDE.md" back; '
+        "ln -s /proc/self/root/etc/passwd magic"
+    )
+    for path in ("CLAUDE.md", "d/again", "dl/AGENTS.md", "dl/again", "here/here/CLAUDE.md"):
+        assert env.read_file(path) == "rules\n", path
+    links = ["CLAUDE.md", "absolute", "back", "broken", "by", "dl", "here", "loop", "magic", "out", "to-pipe"]
+    assert env.glob("*") == sorted([*links, "d"]), "links, but nothing that no tool would open"
+    assert env.glob("**/A*") == ["d/AGENTS.md"], "no link is followed"
+    for path in ("out", "by", "back", "absolute", "magic", "loop"):
+        with pytest.raises(PathEscape):
+            env.read_file(path)
+    with pytest.raises(FileNotFoundError):
+        env.read_file("broken")
+    with pytest.raises(PathNotAllowed):
+        env.read_file("to-pipe")
+    for path in ("dl", "here"):
+        with pytest.raises(IsADirectoryError):
+            env.read_file(path)
+    for path in ("CLAUDE.md", "dl/AGENTS.md", "broken"):
+        with pytest.raises(PathEscape):
+            env.write_file(path, "x")
+    assert env.read_file("d/AGENTS.md") == "rules\n"
 
 
 def test_what_is_no_file_is_refused_without_waiting(world: World) -> None:

@@ -72,6 +72,83 @@ def test_the_language_can_be_named(sb: Sandbox) -> None:
         sb.code("r", "1")  # type: ignore[arg-type]
 
 
+def test_lines_of_a_notebook_run_programs(sb: Sandbox) -> None:
+    code = """
+words = 'two words'
+text = '''
+!not a command
+'''
+!echo '{words}' $words $HOME | tr a-z A-Z; \\
+   echo more
+for number in range(2):
+    !echo {number}
+names = !printf 'a\\nb'
+(text.strip(), names)
+"""
+    got = sb.python(code)
+    assert got.stdout == "TWO WORDS TWO WORDS /HOME/USER\nmore\n0\n1\n", got
+    assert got.text == "('!not a command', ['a', 'b'])"
+    assert sb.python("!awk 'BEGIN {print}'; exit 3\n_exit_code").text == "3"
+    assert sb.python("%%bash\nx=1\necho $x").stdout == "1\n"
+    assert sb.python("%%bash\nexit 3").error["name"] == "CalledProcessError"  # type: ignore[index]
+    stopped = sb.python("!sleep 1000 | cat", timeout=1, session="stopped")
+    assert (stopped.timed_out, stopped.lost) == (True, False)
+    assert not [each for each in sb.ps() if "sleep" in each.command]
+
+
+def test_magics_of_a_notebook(sb: Sandbox) -> None:
+    assert sb.python("%cd /tmp\n%env PLACE=here\n%pwd").text == "'/tmp'"
+    assert sb.python("!echo $PLACE $PWD").stdout == "here /tmp\n"
+    assert sb.python("%matplotlib inline\n%env PLACE").text == "'here'"
+    assert "per loop" in sb.python("%timeit sum(range(3))").stdout
+    assert sb.python("%pip --version").stdout.startswith("pip ")
+    for unknown in ("%nosuch x", "%%html\n<b>", "%matplotlib qt"):
+        error = sb.python(unknown).error
+        assert error is not None
+        assert error["name"] == "MagicError"
+    assert "use %cd, %env" in sb.python("%nosuch").error["value"]  # type: ignore[index]
+    wrong = sb.python("x = (1\ny = 2")
+    assert wrong.error is not None
+    assert wrong.error["name"] == "SyntaxError"
+
+
+def test_a_package_that_a_cell_installs_can_be_imported(sb: Sandbox) -> None:
+    project = "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    backend = """
+import zipfile
+def build_wheel(directory, *_, **__):
+    name = "greeter-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(directory + "/" + name, "w") as wheel:
+        wheel.writestr("greeter.py", "word = 'hello'")
+        about = "greeter-1.0.dist-info/"
+        wheel.writestr(about + "METADATA", "Metadata-Version: 2.1\\nName: greeter\\nVersion: 1.0\\n")
+        wheel.writestr(about + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(about + "RECORD", "")
+    return name
+"""
+    sb.files.write("/tmp/greeter/pyproject.toml", project, parents=True)
+    sb.files.write("/tmp/greeter/backend.py", backend)
+    sb.python("1", session="installing")  # the directory of the user's packages does not exist yet
+    got = sb.python(
+        "%pip install -q --no-index --no-build-isolation /tmp/greeter\nimport greeter; greeter.word",
+        session="installing",
+    )
+    assert got.text == "'hello'", got
+
+
+def test_cells_can_await(sb: Sandbox) -> None:
+    begin = "import asyncio\nfound = []\nasync def later(): await asyncio.sleep(0.01); found.append(1)"
+    assert sb.python(begin + "\ntask = asyncio.ensure_future(later()); await asyncio.sleep(0)").ok
+    assert sb.python("await task\nfound").text == "[1]"  # the loop is that of the cell before
+    assert sb.python("[x async for x in (y async for y in agen())]").error is not None
+    failed = sb.python("await asyncio.sleep(0)\n1 / 0")
+    assert failed.error is not None
+    assert "run_until_complete" not in failed.error["traceback"]
+    stopped = sb.python("await asyncio.sleep(1000)", timeout=1)
+    assert (stopped.timed_out, stopped.lost) == (True, False)
+    assert sb.python("await asyncio.sleep(0, 'after')").text == "'after'"
+
+
 def test_what_is_no_code_is_refused(sb: Sandbox) -> None:
     with pytest.raises(InvalidCall):
         sb.python(3)  # type: ignore[arg-type]

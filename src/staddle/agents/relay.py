@@ -15,6 +15,7 @@ import tty
 
 from .._value import Value
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
+from ..linux.syscalls import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ _RESIZE_EVERY = 0.5
 
 
 class ShimStreams(Value):
-    """Descriptors of ours for the standard streams of a shim, and one for the answer. Opened anew: the flags
-    of these are not those of the agent.
+    """Descriptors of ours for the standard streams of a shim, and one for the answer.
+
+    Opened anew where they can be: their flags are not those of the agent then.
     """
 
     stdin: int
@@ -71,13 +73,13 @@ def open_streams(pid: int, numbers: tuple[int, int, int, int]) -> ShimStreams:
     try:
         opened.append(os.pidfd_open(pid))
         stdin, stdout, stderr, reply = (f"/proc/{pid}/fd/{number}" for number in numbers)
-        opened.append(_open(stdin, os.O_RDONLY))
+        opened.append(_open(stdin, os.O_RDONLY, opened[0]))
         if _is_regular(opened[-1]):
             os.lseek(opened[-1], _position(pid, numbers[0]), os.SEEK_SET)
-        opened.append(_open(stdout, os.O_WRONLY))
+        opened.append(_open(stdout, os.O_WRONLY, opened[0]))
         same = os.path.samestat(os.stat(stdout), os.stat(stderr))
-        opened.append(opened[-1] if same else _open(stderr, os.O_WRONLY))
-        opened.append(_open(reply, os.O_WRONLY))
+        opened.append(opened[-1] if same else _open(stderr, os.O_WRONLY, opened[0]))
+        opened.append(_open(reply, os.O_WRONLY, opened[0]))
     except BaseException:
         for descriptor in set(opened):
             os.close(descriptor)
@@ -86,15 +88,29 @@ def open_streams(pid: int, numbers: tuple[int, int, int, int]) -> ShimStreams:
     return ShimStreams(theirs_in, theirs_out, theirs_err, answer, shim)
 
 
-def _open(path: str, mode: int) -> int:
+def _open(path: str, mode: int, shim: int) -> int:
     kind = os.stat(path).st_mode
     if stat.S_ISDIR(kind) or stat.S_ISBLK(kind):
         raise OSError(errno.EINVAL, "a standard stream is a directory or a disk")
     if stat.S_ISCHR(kind) and mode != os.O_RDONLY:
         mode = os.O_RDWR if path.endswith("/0") else mode
-    # At the end of a file: where the agent's own descriptor is, unless it reads what it wrote.
-    appended = os.O_APPEND if stat.S_ISREG(kind) and mode == os.O_WRONLY else 0
-    return os.open(path, mode | appended | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    to_file = stat.S_ISREG(kind) and mode == os.O_WRONLY
+    if to_file:
+        # The agent's own descriptor, and so its position: what the agent writes next comes after our output.
+        try:
+            return _shared(shim, path)
+        except OSError:
+            pass  # the kernel lets us have no descriptor of that process: write at the end of the file
+    try:
+        appended = os.O_APPEND if to_file else 0
+        return os.open(path, mode | appended | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except PermissionError:
+        return _shared(shim, path)  # a pipe that another user has made, as in `sudo -u agent … | tee log`
+
+
+def _shared(shim: int, path: str) -> int:
+    """The open file itself that a process has under a number; its flags are those of the agent."""
+    return call("pidfd_getfd", shim, int(path.rpartition("/")[2]), 0)
 
 
 def _is_regular(descriptor: int) -> bool:
@@ -115,6 +131,8 @@ class StreamFlow:
         self.source, self.target = source, target
         self._owned = [*([source] if owns_source else ()), *([target] if owns_target else ())]
         self._rest = memoryview(b"")
+        #: A pipe that can be written has room for so much; more could wait.
+        self._piece = select.PIPE_BUF if os.get_blocking(target) else _PIECE
         self.open = True
 
     def interest(self) -> tuple[int, int]:
@@ -132,7 +150,7 @@ class StreamFlow:
                     self.close()
                     return False
                 self._rest = memoryview(data)
-            self._rest = self._rest[os.write(self.target, self._rest) :]
+            self._rest = self._rest[os.write(self.target, self._rest[: self._piece]) :]
         except BlockingIOError:
             return False
         except OSError:  # nothing reads there any more, or a terminal was closed

@@ -6,8 +6,9 @@ import os
 import sys
 
 from ..enforcement import Enforcement, Gap, Probe
-from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend
+from ..errors import BackendUnavailable, PolicyNotEnforceable, UnknownBackend, resource_fix
 from ..policy import own_places
+from ..policy.environment import INSIDE
 from ..policy.installation import NOTHING, installation
 from .base import Backend
 
@@ -61,6 +62,12 @@ def doubt(name: str) -> bool:
     return doubted is not None and doubted()
 
 
+def needs_copy(plan: Plan) -> bool:
+    """Whether Landlock's command could not write all that `plan` lets it write, as root in a container."""
+    needs = getattr(get("landlock"), "needs_copy", None)
+    return needs is not None and bool(needs(plan))
+
+
 def candidates() -> tuple[str, ...]:
     """The names that `auto` may choose from, strongest first. Never `native`, which confines nothing."""
     return (
@@ -89,6 +96,8 @@ def choose(
         name = "auto" if name == "auto" else only
     host = installation()
     is_nested = plan.nested or os.environ.get(NESTED) == "1"
+    if is_nested and not plan.nested:
+        plan = plan.replace(nested=True)  # a backend may accept a gap only then
     if host is not NOTHING:
         _refuse(host, plan, name, best_effort or (is_nested and name == "auto"))
     if name != "auto":
@@ -118,11 +127,17 @@ def choose(
             return backend, Enforcement.of(candidate, (), f"{why} ({'; '.join(refused)})" if refused else why)
         usable.append((backend, gaps))
         refused.append(f"{candidate}: {gaps[0].why}" + (f" (and {len(gaps) - 1} more)" if gaps[1:] else ""))
+    if not usable and os.environ.get(INSIDE):
+        raise BackendUnavailable(
+            "this program runs in a sandbox of staddle already, and cannot open another one in it",
+            why="; ".join(refused),
+            fix="run the command without staddle: it has the limits of the sandbox around it",
+        )
     if not usable:
         raise BackendUnavailable(
             "nothing on this host can confine a command",
             why="; ".join(refused),
-            fix=next((fix for fix in fixes if fix), "see `staddle doctor`"),
+            fix=resource_fix("; ".join(refused), next((fix for fix in fixes if fix), "see `staddle doctor`")),
         )
     documented = [pair for pair in usable if all(gap.documented for gap in pair[1])]
     if best_effort or (is_nested and documented):

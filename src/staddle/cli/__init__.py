@@ -34,6 +34,7 @@ _COMMANDS = {
     "agent": "start a coding agent whose commands are confined, or change its settings so",
     "jail": "let a coding agent work on a git worktree, and review what it did",
     "docs": "print a page of the documentation",
+    "completion": "print a script that completes these commands in bash, zsh or fish",
 }
 
 #: Commands that are in another one's file, each as a function of its name.

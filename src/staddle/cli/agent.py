@@ -8,7 +8,7 @@ import sys
 from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
 from ..display import counted
 from ..errors import CommandNotFound, UsageError
-from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded
+from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded, working_directory
 from .report import attended, say, say_error, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ _OPTIONS = (
     Option("check", "", "drive the agent with a scripted model, and prove that its shell is confined"),
     Option("yes", "", "with --install: do not ask"),
     KEEP,
-    Option("serve", "PID", "internal: open the sandbox for the agent above this process"),
+    Option("serve", "PID", "open the sandbox for the agent above this process", hidden=True),
     *reworded(
         tuple(option for option in RUNNING if option.name not in _LEFT_OUT),
         mode="the workspace: bind (default, written directly), readonly or overlay (a layer)",
@@ -199,7 +199,7 @@ def _option_words(parsed: Parsed) -> list[str]:
 
 
 def _workspace(parsed: Parsed) -> str:
-    workspace = os.path.realpath(parsed.one("workspace") or os.getcwd())
+    workspace = os.path.realpath(parsed.one("workspace") or working_directory())
     if not os.path.isdir(workspace):
         raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
     return workspace
@@ -269,10 +269,10 @@ def _inside(agent: CodingAgent, parsed: Parsed) -> int:
     path = dict.fromkeys(
         os.path.dirname(found) for name in (program, "node") if (found := shutil.which(name))
     )
-    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    plan = compile(policy, cwd=workspace, base=working_directory())
     inside = plan.environment().get("PATH", os.defpath)
     policy = policy.with_env(PATH=":".join((*path, inside)))
-    plan = compile(policy, cwd=workspace, base=os.getcwd())
+    plan = compile(policy, cwd=workspace, base=working_directory())
     try:
         find_program(plan, program)
     except CommandNotFound as error:

@@ -7,7 +7,7 @@ import sys
 from ..display import shown
 from ..errors import UsageError
 from .kept import JSON, age, begin, print_json
-from .options import HELP
+from .options import HELP, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,11 @@ $XDG_DATA_HOME/staddle/bases (~/.local/share), or in $STADDLE_BASES.
   staddle base import debian.tar
   staddle run --base debian -- cat /etc/os-release
 """
+
+
+def verbs() -> dict[str, tuple[Option, ...]]:
+    """Return the options of each of its commands."""
+    return {"ls": _OPTIONS, "import": _OPTIONS, "rm": (HELP,)}
 
 
 def main(words: Sequence[str]) -> int:

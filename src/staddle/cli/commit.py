@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..layers.review import Review
 
+ALLOW = (
+    Option("allow", "NAME", "also commit this protected name or executable: a path, or a glob", many=True),
+    Option("allow-protected", "", "also commit protected names (.git/hooks, .bashrc, ...), new executables"),
+)
 _OPTIONS = (
     Option("yes", "", "do not ask", short="y"),
     Option("on-conflict", "HOW", "refuse (default), or overwrite what changed on the host since"),
-    Option("allow", "NAME", "also commit this protected name or executable: a path, or a glob", many=True),
-    Option("allow-protected", "", "also commit protected names (.git/hooks, .bashrc, ...), new executables"),
+    *ALLOW,
     Option("json", "", "what was done, as JSON; needs --yes"),
     HELP,
 )
@@ -49,6 +52,7 @@ was refused.
   staddle commit fix --allow tool.sh             with this new executable, and no other
 """
 _CHOICES = ("refuse", "overwrite")
+HOW_TO_ALLOW = "--allow NAME takes one over, --allow-protected all"
 
 
 def main(words: Sequence[str]) -> int:
@@ -171,18 +175,23 @@ def _refuse(
 
 def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
     """The same, with all of it on standard error, and in the words of the command line."""
-    print_refused(refused)
     ways = [
         *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),
-        *(["--allow NAME takes one over, --allow-protected all"] if refused.held else []),
+        *([HOW_TO_ALLOW] if refused.held else []),
         "naming other PATHs leaves them out",
     ]
+    return refusal(refused, f"see `staddle diff {kept.record.name}`; {', '.join(ways)}")
+
+
+def refusal(refused: CommitRefused, fix: str) -> CommitRefused:
+    """The same error with every path on standard error, and with another `fix`."""
+    print_refused(refused)
     paths = {item.path for item in refused.conflicts} | {item.path for item in refused.held}
     what = counted(len(paths), "path")
     return CommitRefused(
         "nothing was written",
         why=f"{what} would have to be reviewed first",
-        fix=f"see `staddle diff {kept.record.name}`; {', '.join(ways)}",
+        fix=fix,
         conflicts=refused.conflicts,
         held=refused.held,
     )

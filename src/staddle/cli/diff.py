@@ -8,6 +8,7 @@ from math import ceil
 from ..display import counted, shown
 from ..errors import UsageError
 from ..packages.installed import fold
+from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.workspace import kept_record, persistent
 from .kept import (
     BOLD,
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
     from ..layers.changes import Change
     from ..packages.installed import Package
+    from .options import Parsed
 
 _OPTIONS = (
     Option("all", "", "also in the home, in /tmp and elsewhere, not only in the workspace"),
     Option("stat", "", "only how much of each file"),
     Option("names", "", "only which files"),
+    Option("patch", "", "a patch for `git apply` in the workspace, written to a file or a pipe"),
     JSON,
     HELP,
 )
@@ -60,6 +63,7 @@ and text come from inside: terminal control sequences are shown escaped.
   staddle diff fix
   staddle diff fix --stat src
   staddle diff fix --all --names
+  staddle diff fix --patch | git -C elsewhere apply
 """
 #: As much of one line is shown.
 _LONGEST = 2000
@@ -78,6 +82,8 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
     refuse_unknown(paths, found, record.workspace)
+    if parsed.on("patch"):
+        return _patch(found, parsed)
     if parsed.on("json"):
         print_json([change.as_dict() for change in found])
         return 0
@@ -87,6 +93,26 @@ def main(words: Sequence[str]) -> int:
     else:
         lines = _stat(found, Paint()) if parsed.on("stat") else _texts(found, Paint())
     print_paged(chain(map(_folded, packages), lines))
+    return 0
+
+
+def _patch(found: Sequence[Change], parsed: Parsed) -> int:
+    """Write the changes of the workspace as git would, byte for byte."""
+    import sys
+
+    from ..layers.git_patch import git_patch
+
+    if sys.stdout.isatty():
+        raise UsageError(
+            "--patch is not for a terminal",
+            why="it has names and content as they are, with any control sequence in them",
+            fix="write it to a file: staddle diff NAME --patch > FILE",
+        )
+    if other := next((name for name in ("all", "stat", "names", "json") if parsed.on(name)), ""):
+        raise UsageError(f"--patch and --{other} contradict each other", fix="leave one of them out")
+    for part in git_patch((change for change in found if not change.elsewhere), WORKSPACE_PATH):
+        sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..display import counted
 from ..enforcement import PROTECTIONS
 from ..errors import UsageError
 from .options import HELP, Option, help_rows, parse
@@ -99,7 +100,7 @@ def _container(as_json: bool) -> int:
     for words in lacks:
         print(f"  {words}")
     if found.options:
-        print("\nwith these options they have everything:\n")
+        print("\nwith these options, besides those that it has, they have everything:\n")
         for line in found.options:
             print(f"  {line}")
         print("\nwithout any, what is left is accepted by: export STADDLE_NESTED=1")
@@ -149,9 +150,10 @@ def _print_finding(finding: BackendReport, verbose: bool) -> None:
         print("--   native: no confinement at all; only ever used when you name it")
     else:
         version = f" {probe.version}" if probe.version else ""
-        print(
-            f"yes  {probe.backend}{version}: enforces {len(finding.held)} of {len(PROTECTIONS)} protections"
-        )
+        limits = sum(gap.protection not in PROTECTIONS for gap in finding.gaps)
+        less = f", but not {counted(limits, 'default limit')}" if limits else ""
+        count = f"{len(finding.held)} of {len(PROTECTIONS)} protections"
+        print(f"yes  {probe.backend}{version}: enforces {count}{less}")
         for gap in finding.gaps:
             print(f"       not {gap.protection}: {gap.why}" + (f"; {gap.fix}" if gap.fix else ""))
     if verbose and probe.usable and probe.backend != "native":

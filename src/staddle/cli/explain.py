@@ -5,7 +5,17 @@ from __future__ import annotations
 from .. import backends
 from ..display import shown
 from ..errors import StaddleError
-from .options import RUNNING, Option, command_from, help_rows, parse, policy_from, reworded, sandbox_from
+from .options import (
+    RUNNING,
+    Option,
+    command_from,
+    help_rows,
+    parse,
+    policy_from,
+    reworded,
+    sandbox_from,
+    working_directory,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +31,7 @@ _OPTIONS = (
     Option("verbose", "", "also list what every sandbox has, the steps and the filter", short="v"),
     *reworded(
         RUNNING,
-        json="print the same as JSON",
+        json="print JSON",
         mode="the workspace: readonly (default), bind (written directly), overlay (in a layer)",
     ),
 )
@@ -38,7 +48,6 @@ usage: staddle explain [options] [-- COMMAND [ARGUMENTS]]
 
 def main(words: Sequence[str]) -> int:
     """Compile, choose as a run would, print."""
-    import os
 
     from ..policy.compiler import compile
     from ..policy.host_sockets import mask_host_sockets
@@ -63,7 +72,7 @@ def main(words: Sequence[str]) -> int:
         moved = parsed.one("backend") not in ("landlock", "native", "seatbelt")
         plan = mask_host_sockets(compile_session(policy, place, access="read", moved=moved)[0])
     else:
-        plan = mask_host_sockets(compile(policy, cwd=workspace, base=os.getcwd()))
+        plan = mask_host_sockets(compile(policy, cwd=workspace, base=working_directory()))
     name = parsed.one("backend") or "auto"
     backend: Backend | None = None
     gaps: tuple[Gap, ...] = ()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..fleet import TaskOutcome
 
 _ADDRESS = Option("address", "HOST:PORT", "the cluster (default: $RAY_ADDRESS, or a Ray on this machine)")
-_STATUS = (_ADDRESS, JSON, HELP)
+_STATUS_OPTIONS = (_ADDRESS, JSON, HELP)
 _LEFT_OUT = ("output-cap", "audit", "no-redact", "pass-env", "help", "json")
-_RUN = (
+_RUN_OPTIONS = (
     _ADDRESS,
     Option("concurrency", "N", "run so many at a time (default: two for each CPU of the cluster)"),
     Option("retries", "N", "run a command again, at most N times, when its node is lost (default: 0)"),
@@ -52,11 +52,16 @@ Options of run:
 """
 
 
+def verbs() -> dict[str, tuple[Option, ...]]:
+    """Return the options of each of its commands."""
+    return {"run": _RUN_OPTIONS, "status": _STATUS_OPTIONS}
+
+
 def main(words: Sequence[str]) -> int:
     """Run, or show the status."""
     verb, *rest = words or ("--help",)
     if verb in ("--help", "-h"):
-        print(_HELP.format(options=help_rows(_RUN)), end="")
+        print(_HELP.format(options=help_rows(_RUN_OPTIONS)), end="")
         return 0
     if verb == "status":
         return _status(rest)
@@ -66,7 +71,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _status(words: Sequence[str]) -> int:
-    parsed = begin(words, _STATUS, "fleet status", _HELP.replace("{options}", "{options}"))
+    parsed = begin(words, _STATUS_OPTIONS, "fleet status", _HELP)
     if parsed is None:
         return 0
     from ..fleet.cluster import survey
@@ -89,9 +94,9 @@ def _status(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    parsed = parse(words, _RUN, "fleet run")
+    parsed = parse(words, _RUN_OPTIONS, "fleet run")
     if parsed.on("help"):
-        print(_HELP.format(options=help_rows(_RUN)), end="")
+        print(_HELP.format(options=help_rows(_RUN_OPTIONS)), end="")
         return 0
     if not parsed.words:
         raise UsageError("there is no command", fix="staddle fleet run -- 'COMMAND with $ITEM' ITEM...")

@@ -7,10 +7,11 @@ import sys
 import time
 
 from ..display import shown, shown_block
-from ..errors import UsageError
+from ..errors import CommitRefused, UsageError
 from ..jail.task import Task
 from ..jail.workspace import Workspace
 from ..policy.limits import parse_duration
+from .commit import ALLOW, HOW_TO_ALLOW, refusal
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of, with_defaults
 from .options import HELP, Option, Parsed, help_rows, parse
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 
 _JSON = Option("json", "", "the same as JSON")
 
+RETENTION_OPTIONS = (
+    Option("published", "TIME", "keep published ones this long: 24h (default), 3d, never"),
+    Option("failed", "TIME", "keep failed ones this long (default: 72h)"),
+    Option("stopped", "TIME", "also remove stopped ones after this long (default: never)"),
+    Option("prepared", "TIME", "also remove unused ones after this long (default: never)"),
+)
 _HELP = """\
 Let a coding agent work on a git worktree of its own, with your home hidden, and review what it did.
 
@@ -36,8 +43,8 @@ WS is a workspace: its name, the start of it, its branch, its path, or its refer
   staddle jail run WS -- make test
   staddle jail diff WS                                           then commit, publish, rm
 
-`staddle jail COMMAND --help` lists the options of each. Those of run, shell, attach and commit can be in a
-file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
+`staddle jail COMMAND --help` lists the options of each. Those of run, shell, attach, commit and reap can be
+in a file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
 """
 
 
@@ -59,7 +66,19 @@ def main(words: Sequence[str]) -> int:
     if parsed.on("help"):
         print(f"{text[0].upper()}{text[1:]}.\n\nusage: staddle jail {form}\n\n{help_rows(options)}")
         return 0
-    return function(_configured(parsed, options) if name == "commit" else parsed)
+    return function(_configured(parsed, options) if name in ("commit", "reap") else parsed)
+
+
+def verbs() -> dict[str, tuple[Option, ...]]:
+    """Return the options of each of its commands."""
+    from . import jail_run
+
+    inside = {
+        "run": jail_run.RUN_OPTIONS,
+        "shell": jail_run.SHELL_OPTIONS,
+        "attach": jail_run.ATTACH_OPTIONS,
+    }
+    return {**inside, **{name: tuple(row[2]) for name, row in _COMMANDS.items()}}
 
 
 def _go_in(name: str, words: Sequence[str]) -> int:
@@ -82,7 +101,8 @@ def _go_in(name: str, words: Sequence[str]) -> int:
 def _configured(parsed: Parsed, options: Sequence[Option]) -> Parsed:
     from .jail_run import RUN_OPTIONS
 
-    return with_defaults(parsed, options, RUN_OPTIONS)
+    tables = {"": RUN_OPTIONS, "reap": RETENTION_OPTIONS}
+    return with_defaults(parsed, options, tables, "reap" if options is _COMMANDS["reap"][2] else "")
 
 
 def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
@@ -181,8 +201,16 @@ def _commit(parsed: Parsed) -> int:
     message = parsed.one("message")
     if not message:
         raise UsageError("--message is missing", fix="describe what was done: --message TEXT")
-    with workspace.claim():
-        commit = workspace.commit_all(message, author=parsed.one("author"))
+    try:
+        with workspace.claim():
+            commit = workspace.commit_all(
+                message,
+                author=parsed.one("author"),
+                allow=parsed.many("allow"),
+                allow_protected=parsed.on("allow-protected"),
+            )
+    except CommitRefused as refused:
+        raise refusal(refused, f"see `staddle jail diff {workspace.name}`; {HOW_TO_ALLOW}") from None
     print(commit if commit else "nothing to commit")
     return 0
 
@@ -227,7 +255,7 @@ def _reap(parsed: Parsed) -> int:
     if parsed.words:
         raise UsageError(f"staddle jail reap takes no argument {parsed.words[0]!r}", fix="leave it out")
     retention = dict(RETENTION)
-    for state in ("published", "failed", "stopped", "prepared"):
+    for state in (option.name for option in RETENTION_OPTIONS):
         given = parsed.one(state)
         if given == "never":
             retention.pop(state, None)
@@ -351,7 +379,7 @@ _COMMANDS: dict[str, _Row] = {
     "commit": (
         "commit WS",
         "commit the files of the tree; runs no hook and no filter",
-        (Option("message", "TEXT", "what was done", short="m"), AUTHOR, HELP),
+        (Option("message", "TEXT", "what was done", short="m"), *ALLOW, AUTHOR, HELP),
         _commit,
     ),
     "publish": (
@@ -372,10 +400,7 @@ _COMMANDS: dict[str, _Row] = {
         "reap",
         "remove what was published a day ago, or failed three days ago",
         (
-            Option("published", "TIME", "keep published ones this long: 24h (default), 3d, never"),
-            Option("failed", "TIME", "keep failed ones this long (default: 72h)"),
-            Option("stopped", "TIME", "also remove stopped ones after this long (default: never)"),
-            Option("prepared", "TIME", "also remove unused ones after this long (default: never)"),
+            *RETENTION_OPTIONS,
             Option("dry-run", "", "only print which"),
             HELP,
         ),

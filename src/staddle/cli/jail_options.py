@@ -1,8 +1,8 @@
 """Options that commands of `staddle jail` share, and its configuration file.
 
 The file holds options that apply unless the command line says otherwise. It is `$STADDLE_JAIL_CONFIG`, else
-`jail.toml` in the user's `staddle` configuration directory. A key is the name of an option. An unknown one is
-an error; a remote to push to is said on the command line only.
+`jail.toml` in the user's `staddle` configuration directory. A key is the name of an option; those of
+`jail reap` are in the table `[reap]`. An unknown key is an error; a remote is said on the command line only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .options import Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .options import Parsed
 
@@ -48,9 +48,14 @@ def config_file() -> str:
     return f"{places.of_user('config')}/jail.toml" if said is None else said
 
 
-def with_defaults(parsed: Parsed, options: Sequence[Option], every: Sequence[Option]) -> Parsed:
-    """`parsed`, and what the file says for those of `options` that are not given; it may name `every`."""
-    said = _read(config_file(), every)
+def with_defaults(
+    parsed: Parsed, options: Sequence[Option], tables: Mapping[str, Sequence[Option]], table: str = ""
+) -> Parsed:
+    """`parsed`, and what `table` of the file says for those of `options` that are not given.
+
+    `tables` are the options that each table may name; "" is the top of the file.
+    """
+    said = _read(config_file(), tables)[table]
     given = set(parsed.options)
     for group in _TOGETHER:
         if given & {*group}:
@@ -62,14 +67,28 @@ def with_defaults(parsed: Parsed, options: Sequence[Option], every: Sequence[Opt
     return parsed.replace(options={**parsed.options, **found})
 
 
-def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
+def _read(path: str, tables: Mapping[str, Sequence[Option]]) -> dict[str, dict[str, list[str]]]:
+    data = _data(path)
+    found = {}
+    for table, options in tables.items():
+        known = {option.name: option for option in options if option.name not in _ONLY_SAID}
+        rows = data.get(table, {}) if table else {key: data[key] for key in data if key not in tables}
+        if not isinstance(rows, dict):
+            raise UsageError(f"{path}: {table} is {rows!r}", fix=f"write its keys below a line [{table}]")
+        found[table] = {
+            name: _values(path, name, value, known) for name, value in rows.items() if value is not False
+        }
+    return found
+
+
+def _data(path: str) -> dict[str, object]:
     import tomllib
 
     if not path:
         return {}
     try:
         with open(path, "rb") as file:
-            data = tomllib.loads(file.read(_LARGEST).decode())
+            return tomllib.loads(file.read(_LARGEST).decode())
     except FileNotFoundError:
         if "STADDLE_JAIL_CONFIG" in os.environ:
             raise UsageError(
@@ -82,8 +101,6 @@ def _read(path: str, every: Sequence[Option]) -> dict[str, list[str]]:
         raise UsageError(
             f"{path}: this is not TOML", why=str(error), fix="correct the line that it names"
         ) from None
-    known = {option.name: option for option in every if option.name not in _ONLY_SAID}
-    return {name: _values(path, name, value, known) for name, value in data.items() if value is not False}
 
 
 def _values(path: str, name: str, value: object, known: dict[str, Option]) -> list[str]:

@@ -130,11 +130,12 @@ def attach(workspace: Workspace, parsed: Parsed) -> int:
     """The agent's conversation, continued by a person."""
     if parsed.words:
         raise UsageError(f"staddle jail attach takes no argument {parsed.words[0]!r}", fix="leave it out")
-    last = workspace.last_session(parsed.one("agent"))
+    asked = parsed.one("agent")
+    last = workspace.last_session(asked)
     if last is None:
         raise UsageError(
             "there is no conversation to continue",
-            why=f"{parsed.one('agent') or 'no agent'} was not run in {workspace.name}",
+            why=f"{f'{asked} was not' if asked else 'no agent was'} run in {workspace.name}",
             fix="`staddle jail run` starts one, `staddle jail shell` needs none",
         )
     agent = agent_named(last[0])

@@ -10,7 +10,7 @@ from ..display import shown
 from ..errors import UsageError
 from ..policy.paths import WORKSPACE_PATH, covers
 from ..sandbox.workspace import persistent
-from .options import Option, Parsed, check_rules, help_rows, parse_among
+from .options import Option, Parsed, check_rules, help_rows, parse_among, working_directory
 from .report import say_error
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..sandbox.sandbox import Sandbox
 
-JSON = Option("json", "", "the same as JSON")
+JSON = Option("json", "", "print JSON")
 #: One letter for each kind of change.
 LETTERS = {
     "added": "A",
@@ -65,7 +65,7 @@ def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
     """(name of the kept sandbox, the words after it). Without any word: the one of this directory."""
     if parsed.words:
         return parsed.words[0], parsed.words[1:]
-    here = os.path.realpath(os.getcwd())
+    here = os.path.realpath(working_directory())
     found = [record.name for record in every() if _is_of(record, here)]
     if len(found) == 1:
         return found[0], ()
@@ -178,7 +178,7 @@ def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None
     options = {option: values for option, values in parsed.options.items() if option != "mode"}
     known = persistent.workspace_of(name)
     if known is not None and "workspace" not in options:
-        here = os.path.realpath(os.getcwd())
+        here = os.path.realpath(working_directory())
         if not is_within(here, known):
             raise UsageError(
                 f"the kept sandbox {name!r} is of {known!r}",

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("json", "output-cap", "audit", "workdir")
 _OPTIONS = (
     Option("http", "PORT", "serve HTTP on 127.0.0.1:PORT instead of standard input; 0 is any free port"),
-    Option("yes", "TOOL", "do this without asking: commit or allow_host (repeatable)", many=True),
+    Option("tools", "NAMES", "default (8 tools), all, or names with commas between them"),
+    Option(
+        "yes", "TOOL", "offer this, and do it without asking: commit or allow_host (repeatable)", many=True
+    ),
     Option("sandboxes", "N", "at most so many sandboxes at a time (default: 32)"),
     KEEP,
     *reworded(
@@ -24,8 +27,10 @@ _OPTIONS = (
         disk="limit what a sandbox writes to its own layer, or none",
     ),
 )
+_INSTALL = "pip install 'staddle[mcp]'"
 _HELP = """\
 Serve sandboxes as tools of the Model Context Protocol (MCP), for any agent that speaks it.
+It needs the package mcp: {install}
 
 usage: staddle mcp [options] [WORKSPACE]
 
@@ -38,6 +43,7 @@ which asks the person at the client. Sandboxes end with the server.
 
   staddle mcp                                    in the client's settings: command `staddle`, arguments `mcp`
   staddle mcp --allow pypi.org ~/project         a host that is allowed from the beginning
+  staddle mcp --tools all                        every tool: background processes, forks, searches, and others
   staddle mcp --http 8930
 """
 
@@ -46,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     """Parse, then serve until the client is gone."""
     parsed = parse(words, _OPTIONS, "mcp")
     if parsed.on("help"):
-        print(_HELP.format(options=help_rows(_OPTIONS)), end="")
+        print(_HELP.format(options=help_rows(_OPTIONS), install=_INSTALL), end="")
         return 0
     if len(parsed.words) > 1 or (parsed.words and parsed.on("workspace")):
         raise UsageError("more than one workspace is named", fix="staddle mcp [options] WORKSPACE")
@@ -66,11 +72,10 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"--http {port!r} is not a port", fix="choose a number, 0 for any free port")
     try:
         from ..mcp.sandboxes import ServerSettings
-        from ..mcp.server import serve_stdio
+        from ..mcp.server import serve_stdio, tools_named
     except ImportError as error:
-        raise ExtraMissing(
-            "staddle mcp needs the package mcp", why=str(error), fix="pip install 'staddle[mcp]'"
-        ) from None
+        raise ExtraMissing("staddle mcp needs the package mcp", why=str(error), fix=_INSTALL) from None
+    tools = tools_named("default" if (names := parsed.one("tools")) is None else names)
     settings = ServerSettings(
         workspace=workspace,
         policy=policy,
@@ -78,6 +83,7 @@ def main(words: Sequence[str]) -> int:
         backend=parsed.one("backend") or "auto",
         best_effort=parsed.on("best-effort"),
         keep=parsed.one("keep"),
+        tools=tools | set(parsed.many("yes")),
         unasked=frozenset(parsed.many("yes")),
         most_sandboxes=int(most),
     )

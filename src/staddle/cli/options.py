@@ -10,6 +10,7 @@ The options that every running command takes, and the policy they say, follow.
 from __future__ import annotations
 
 import os
+import sys
 
 from .._value import Value
 from ..errors import PolicyError, UsageError
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
 
 class Option(Value):
-    """One option. `value` names what it takes (empty: a switch); `many` may be repeated."""
+    """One option. `value` names what it takes (empty: a switch); `many` may be repeated.
+
+    A `hidden` option is for our own processes: no help names it.
+    """
 
     name: str
     value: str = ""
     help: str = ""
     many: bool = False
     short: str = ""
+    hidden: bool = False
 
 
 class Parsed(Value):
@@ -112,14 +117,24 @@ def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> 
 def _nearest(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, list(known), 1)
+    names = [each for each in known if each.startswith("--")]
+    # An abbreviation has the letters of one name, in their order: --cmd, --mem, --net.
+    short = [each for each in names if each[:3] == name[:3] and _is_subsequence(name, each)]
+    close = short or difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]}?" if close else ""
+
+
+def _is_subsequence(letters: str, text: str) -> bool:
+    rest = iter(text)
+    return all(letter in rest for letter in letters)
 
 
 def help_rows(table: Iterable[Option]) -> str:
     """The options, one a line, for --help."""
     rows = []
     for option in table:
+        if option.hidden:
+            continue
         spelled = f"--{option.name}" + (f" {option.value}" if option.value else "")
         rows.append((f"-{option.short}, {spelled}" if option.short else f"    {spelled}", option.help))
     width = max(len(left) for left, _ in rows)
@@ -150,7 +165,7 @@ RUNNING = (
     Option("processes", "N", "limit the number of processes, or none (default: 4096)"),
     Option("file-size", "SIZE", "limit the size of each file that is written, as in 100M"),
     Option("open-files", "N", "limit the number of files that each process has open"),
-    Option("disk", "SIZE", "limit what the sandbox writes to its own layer, or none (with --keep)"),
+    Option("disk", "SIZE", "limit what the sandbox writes to its own layer, as in 2G, or none"),
     Option("output-cap", "SIZE", "pass on at most SIZE of each output stream; print how much was dropped"),
     Option("env", "NAME=VALUE", "set a variable inside (repeatable)", many=True),
     Option("pass-env", "NAME", "pass this variable from your environment (repeatable)", many=True),
@@ -212,8 +227,18 @@ def sandbox_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
     return policy, workspace, mode
 
 
+def working_directory() -> str:
+    """The current directory; UsageError if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current directory no longer exists", fix="change to one that does: cd"
+        ) from None
+
+
 def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
-    workspace = os.path.abspath(parsed.one("workspace") or os.getcwd())
+    workspace = os.path.abspath(os.path.join(working_directory(), parsed.one("workspace") or ""))
     if not os.path.isdir(workspace):
         raise UsageError(f"the workspace {workspace!r} is not a directory", fix="name one that exists")
     mode = parsed.one("mode") or "readonly"
@@ -232,8 +257,10 @@ def _policy(parsed: Parsed, workspace: str) -> Policy:
 def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     """`policy`, and what the options ask for beyond it."""
     policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
-    policy = policy.with_deny(*parsed.many("deny")).with_sockets(*parsed.many("socket"))
-    policy = policy.with_pass_env(*parsed.many("pass-env")).with_env(**_variables(parsed.many("env")))
+    policy = policy.with_deny(*parsed.many("deny")).with_sockets(*_sockets(parsed.many("socket")))
+    policy = policy.with_pass_env(*_set_variables(parsed.many("pass-env"))).with_env(
+        **_variables(parsed.many("env"))
+    )
     network = _network(parsed)
     if network is not None:
         policy = policy.with_network(network)
@@ -249,6 +276,33 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
         policy = policy.replace(nested=True)
     limits = _limits(parsed)
     return policy.with_limits(**limits) if limits else policy
+
+
+def _sockets(given: list[str]) -> list[str]:
+    import stat
+
+    for path in given:
+        try:
+            is_socket = stat.S_ISSOCK(os.stat(os.path.expanduser(path)).st_mode)
+        except OSError as error:
+            raise UsageError(
+                f"--socket {path!r} cannot be used",
+                why=error.strerror or str(error),
+                fix="start the program that listens there, or name another path",
+            ) from None
+        if not is_socket:
+            raise UsageError(
+                f"--socket {path!r} is not a UNIX socket", fix="for a file use --read or --write"
+            )
+    return given
+
+
+def _set_variables(given: list[str]) -> list[str]:
+    for name in given:
+        if name not in os.environ:
+            sentence = f"--pass-env {name}: your environment has no such variable, so none is set inside"
+            print(f"staddle: {sentence}", file=sys.stderr)
+    return given
 
 
 def _variables(given: list[str]) -> dict[str, str]:
@@ -371,11 +425,30 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
         raise UsageError(
             f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
         )
+    return [*_interpreter(file), file, *words[1:]], file
+
+
+#: Programs that run a file whose first line names none, by the end of its name.
+_INTERPRETERS = {
+    ".py": "python3",
+    ".js": "node",
+    ".mjs": "node",
+    ".cjs": "node",
+    ".rb": "ruby",
+    ".pl": "perl",
+}
+
+
+def _interpreter(file: str) -> list[str]:
+    """The words before `file` that run it: none if it is a program, else what its first line or name says."""
     with open(file, "rb") as start:
-        has_interpreter = start.read(2) == b"#!"
-    if has_interpreter and os.access(file, os.X_OK):
-        return [file, *words[1:]], file
-    return ["bash", file, *words[1:]], file
+        first = start.read(256)
+    named, _, _ = first.partition(b"\n")
+    if os.access(file, os.X_OK) and first.startswith((b"#!", b"\x7fELF")):
+        return []
+    if named.startswith(b"#!") and (words := os.fsdecode(named[2:]).split(maxsplit=1)):
+        return words
+    return [_INTERPRETERS.get(os.path.splitext(file)[1], "bash")]
 
 
 def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> None:
@@ -390,10 +463,8 @@ def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> N
 
     with open(script, "rb") as file:
         text = file.read(LONGEST + 1)
-    runner = command[0]
-    if runner == script:  # by its first line: `#!/bin/sh -e`, `#!/usr/bin/env bash`
-        words = os.fsdecode(text.partition(b"\n")[0][2:]).split()
-        names = [os.path.basename(word) for word in words if not word.startswith("-")]
-        runner = next((name for name in names if name != "env"), "")
-    if os.path.basename(runner) in SHELLS:
+    runners = list(command[: command.index(script)])
+    if not runners:  # by its first line: `#!/bin/sh -e`, `#!/usr/bin/env bash`
+        runners = os.fsdecode(text.partition(b"\n")[0][2:]).split()
+    if any(os.path.basename(word) in SHELLS for runner in runners for word in runner.split()):
         policy.rules.check_script(os.fsdecode(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from ..enforcement import TOLD
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ..errors import StaddleError
     from ..events import Event
     from ..launch.foreground import ForegroundOutcome
+    from ..policy.plan import Plan
     from ..wrapping import WrappedCommand
     from .options import Parsed
 
@@ -157,6 +159,48 @@ def say_gaps(enforced: Enforcement) -> None:
             say(f"not enforced ({gap.protection}): {gap.why}")
         if enforced.backend == "native":
             break
+
+
+#: Words of command lines and scripts that use the network, and of those that use this machine's alone.
+_NETWORK_WORDS = (
+    r"\b(pip3?|pipx|uv|poetry|conda|npm|npx|pnpm|yarn|cargo|go|gem|bundle|composer|apt|apt-get|dnf|apk|brew"
+    r"|curl|wget|ssh|scp|rsync|ping|dig|nslookup|urllib|requests|httpx|aiohttp)\b"
+    r"|\bgit\b.*\b(clone|fetch|pull|push|ls-remote|submodule)\b"
+    r"|\b(https?|ftp|wss?)://"
+)
+_THIS_MACHINE = r"\blocalhost\b|\b127\.|\[?::1\b"
+#: So much of a script is searched for them.
+_SEARCHED = 64 << 10
+
+
+def say_denied_network(plan: Plan, argv: Sequence[str], status: int) -> None:
+    """Say how to allow the network after a command that failed for want of it, as far as its words tell."""
+    if sentence := denied_network(plan, argv, status):
+        say(sentence)
+
+
+def denied_network(plan: Plan, argv: Sequence[str], status: int) -> str:
+    """The sentence for a command that failed, and looks like one that needs the network; else empty.
+
+    A command's streams are its caller's, so it is judged by its words, and by those of a script that it runs.
+    """
+    if status in (0, 124, 125) or plan.network.mode not in ("deny", "loopback"):
+        return ""
+    import re
+
+    texts = [" ".join(argv)]
+    for word in argv[:3]:
+        try:
+            with open(os.path.join(plan.cwd, word), "rb") as file:
+                texts.append(file.read(_SEARCHED).decode("utf-8", "replace"))
+        except (OSError, ValueError):
+            continue
+    found = [text for text in texts if not text.startswith("\x7fELF") and re.search(_NETWORK_WORDS, text)]
+    if not found or all(re.search(_THIS_MACHINE, text) for text in found):
+        return ""
+    only = "denied" if plan.network.mode == "deny" else "limited to ports of this machine"
+    ways = "--network packages (pip, npm, apt, ...) or --allow HOST"
+    return f"the network is {only}; if the command needs it, add {ways}"
 
 
 def say_violations(events: tuple[Event, ...]) -> None:

@@ -16,8 +16,18 @@ from .options import (
     parse,
     policy_from,
     reworded,
+    working_directory,
 )
-from .report import attended, captured, print_report, refuse, say_gaps, say_violations
+from .report import (
+    attended,
+    captured,
+    denied_network,
+    print_report,
+    refuse,
+    say_denied_network,
+    say_gaps,
+    say_violations,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,6 +110,7 @@ def main(words: Sequence[str]) -> int:
     try:
         begin_probe(parsed.one("backend") or "auto")
         wrapped, plan = confined(parsed)
+        command, _ = command_from(parsed)
     except CommandNotFound as error:
         return refuse(parsed, error, error.status)
     except StaddleError as error:
@@ -107,7 +118,11 @@ def main(words: Sequence[str]) -> int:
     say_gaps(wrapped.enforced)
     here = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
-        return _captured(wrapped) if parsed.on("json") else _attended(parsed, wrapped, plan)
+        return (
+            _captured(wrapped, plan, command)
+            if parsed.on("json")
+            else _attended(parsed, wrapped, plan, command)
+        )
     except LaunchFailed:
         if not doubt(wrapped.backend):
             raise
@@ -127,7 +142,7 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
     check_rules(policy, command, script)
     if script is not None:
         policy = policy.with_read(script)
-    plan = compile(policy, cwd=_start(parsed, workspace), base=os.getcwd())
+    plan = compile(policy, cwd=_start(parsed, workspace), base=working_directory())
     find_program(plan, command[0])
     wrapped = prepare(
         command, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
@@ -152,7 +167,7 @@ def _start(parsed: Parsed, workspace: str | None) -> str | None:
     return path
 
 
-def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
+def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan, command: list[str]) -> int:
     from ..launch.running import within_lifetime
 
     outcome = attended(
@@ -161,9 +176,11 @@ def _attended(parsed: Parsed, wrapped: WrappedCommand, plan: Plan) -> int:
         cap=plan.limits.output if parsed.on("output-cap") else None,
     )
     say_violations(wrapped.violations())
+    say_denied_network(plan, command, outcome.status)
     return outcome.status
 
 
-def _captured(wrapped: WrappedCommand) -> int:
+def _captured(wrapped: WrappedCommand, plan: Plan, command: list[str]) -> int:
     report = captured(wrapped)
+    report["why"] = report["why"] or denied_network(plan, command, report["exit_code"])
     return print_report(report, wrapped.enforced, wrapped.violations())

@@ -8,7 +8,7 @@ from ..errors import CommitRefused, LayerError, StaddleError, UsageError
 from ..policy.paths import WORKSPACE_PATH
 from .kept import is_within, open_kept, open_overlay
 from .options import command_from
-from .report import print_report, refuse, say, say_error, say_gaps, say_violations
+from .report import print_report, refuse, say, say_denied_network, say_error, say_gaps, say_violations
 from .shell import passed_through
 
 TYPE_CHECKING = False
@@ -37,6 +37,7 @@ def run(parsed: Parsed) -> int:
         sandbox, workspace = (open_kept if parsed.on("keep") else open_overlay)(parsed, argv, script)
     except StaddleError as error:
         return refuse(parsed, error, 125)
+    asked = tuple(argv)
     with sandbox:
         if script is not None and workspace is not None and is_within(script, workspace):
             inside = WORKSPACE_PATH + os.path.realpath(script)[len(workspace.rstrip("/")) :]
@@ -53,6 +54,7 @@ def run(parsed: Parsed) -> int:
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
         say_violations((*sandbox.violations(), *sandbox.refusals()))
+        say_denied_network(sandbox.plan, asked, status)
         if not parsed.on("keep"):
             return _told(parsed, sandbox, workspace, status)
         return status

@@ -91,6 +91,7 @@ def main(words: Sequence[str]) -> int:
         elif os.isatty(0) and os.isatty(1):
             if ruled:
                 say("the command rules of the policy are not applied to what is typed here")
+            say(_beginning(sandbox, parsed, commands=commands))
             status = _at_terminal(sandbox, seconds, stateful=stateful, commands=commands)
         elif not ruled and (stateful or (commands and not os.isatty(0))):
             from .shell_input import FromInput
@@ -102,6 +103,34 @@ def main(words: Sequence[str]) -> int:
             say(f"ended after {seconds:g} s; --timeout gives it more")
         say_violations((*sandbox.violations(), *sandbox.refusals()))
     return status
+
+
+#: What becomes of changes to the workspace, by mode.
+_CHANGES = {
+    "readonly": "is read-only (--mode overlay or --keep NAME lets you change a copy)",
+    "bind": "is written directly",
+    "overlay": "is a copy: changes end with the shell unless you %commit them",
+}
+
+
+def _beginning(sandbox: Sandbox, parsed: Parsed, *, commands: bool) -> str:
+    """One line for a person: what may be changed, the network, and how to get help."""
+    from ..display import shown
+
+    mode, workspace, network = (
+        sandbox._settings.mode,
+        sandbox._settings.workspace,
+        sandbox.policy.network.mode,
+    )
+    changes = _CHANGES.get(mode, _CHANGES["overlay"])
+    if parsed.on("keep"):
+        changes = (
+            f"is a copy: changes are kept as {shown(parsed.one('keep') or '')} (%commit, staddle commit)"
+        )
+    place = "the workspace (empty)" if workspace is None else shown(workspace)
+    reached = {"deny": "denied", "allow": "limited to allowed hosts"}.get(network, network)
+    more = "; %help lists commands" if commands and mode in ("overlay", "copy") else ""
+    return f"{place} {changes}; network: {reached}{more}"
 
 
 def _opened(parsed: Parsed) -> Sandbox:

@@ -61,6 +61,8 @@ class UserShell:
         self._secret = os.urandom(8).hex().encode()
         self._name, self._place = f".staddle-{os.urandom(8).hex()}", ""
         self._used = False
+        #: Printed by bash on its terminal once it has told its state; terminals ignore it.
+        self.mark = b"\x1b]7770;" + os.urandom(8).hex().encode() + b"\x07"
 
     def prepare(self) -> str:
         """Write what a bash reads at its start, into the sandbox; the path of it."""
@@ -76,6 +78,12 @@ class UserShell:
         out = quoted(os.fsencode(f"{self._place}/state"))
         text = question(self._secret, b">" + out, b"\\builtin ")
         files.write(f"{self._place}/tell", text, parents=True)
+        mark = b"".join(b"\\%03o" % byte for byte in self.mark)
+        ask = b"\\builtin . %b\n\\builtin printf %b\n" % (
+            quoted(os.fsencode(f"{self._place}/tell")),
+            quoted(mark),
+        )
+        files.write(f"{self._place}/tell-and-mark", ask)
 
     def _start(self) -> bytes:
         """The text by which a bash becomes what the main session is. It tells its state at its end."""
@@ -91,11 +99,12 @@ class UserShell:
         ]
         return b"\n".join(lines) + b"\n"
 
-    def request(self) -> bytes:
-        """The line that has bash tell its state."""
+    def request(self, *, mark: bool = False) -> bytes:
+        """The line that has bash tell its state, and print `mark` after it."""
         if not self._used:
             self._write_question()
-        return b" \\builtin . " + quoted(os.fsencode(f"{self._place}/tell")) + b"\n"
+        file = f"{self._place}/{'tell-and-mark' if mark else 'tell'}"
+        return b" \\builtin . " + quoted(os.fsencode(file)) + b"\n"
 
     def take(self, wait: Callable[[], bool] = lambda: False) -> bool:
         """Give the state that bash has told to the main session; whether it has told one.
@@ -187,6 +196,12 @@ class ShellCommands:
 
     def _snapshot(self, words: list[str]) -> str:
         label = " ".join(words) or str(len(self._points) + 1)
+        if "/" in label:
+            raise InvalidCall(
+                f"{label!r} is no label",
+                why="it looks like a file, and %snapshot writes none",
+                fix="leave the slash out; `staddle snapshot -c SCRIPT --save FILE` writes a file",
+            )
         self._points.pop(label, None)
         self._points[label] = self._sandbox.snapshot(label)
         return f"snapshot {shown(label)}"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
 
+#: Seconds in which bash echoes what was typed, and milliseconds without output after which it has.
+_ECHO, _QUIET = 0.5, 30
 #: Standard input that was read and that the shell has not taken yet.
 _READ_AHEAD = 65536
 
@@ -52,32 +54,49 @@ class AtTerminal:
 
     def do(self, line: str, terminal: Terminal) -> Terminal:
         """Carry it out; the terminal to go on with."""
-        terminal.write(b"\x15")  # bash has read the line: it forgets it
-        if self._commands.needs_state(line) and not self._told(terminal):
+        self._show_typed(terminal)
+        prompt = self._state_given(terminal)
+        write_all(1, b"\r\n")
+        if prompt is None and self._commands.needs_state(line):
             self._print("the shell does not report its state")
         rows, cols = terminal.rows, terminal.cols
-        self._print(line)
         self._print(self._commands.do(line))
         if not self._commands.replaced:
-            terminal.write(b"\r")  # another prompt
+            write_all(1, prompt or b"")
             return terminal
         self._stateful = True
         terminal.close()
         return self.terminal(rows=rows, cols=cols, term=os.environ.get("TERM", "dumb"))
 
-    def _told(self, terminal: Terminal) -> bool:
-        """Have bash give its state to the session; whether it has."""
+    def _show_typed(self, terminal: Terminal) -> None:
+        """Show the rest of what bash echoes of the line, until it is quiet."""
+        quiet = select.poll()
+        quiet.register(terminal.fileno(), select.POLLIN)
+        until = time.monotonic() + _ECHO
+        while time.monotonic() < until and quiet.poll(_QUIET) and (data := terminal.read_some()):
+            write_all(1, data)
+
+    def _state_given(self, terminal: Terminal) -> bytes | None:
+        """Have bash drop the line, and give its state to the session; its next prompt, None if it did not.
+
+        The shell prints a mark after that. What it echoes of our request before the mark is not shown.
+        """
         try:
-            terminal.write(self._user.request().replace(b"\n", b"\r"))
+            # Ctrl-U: bash has read the line, and forgets it.
+            terminal.write(b"\x15" + self._user.request(mark=True).replace(b"\n", b"\r"))
         except (OSError, StaddleError):
-            return False
-        more = patiently()
+            return None
+        more, printed = patiently(), bytearray()
 
         def wait() -> bool:
-            terminal.read_some()  # its echo
+            printed.extend(terminal.read_some() or b"")
             return more() and terminal.poll() is None
 
-        return self._user.take(wait)
+        if not self._user.take(wait):
+            return None
+        while self._user.mark not in printed and wait():
+            pass
+        return bytes(printed.partition(self._user.mark)[2])
 
     def end(self) -> None:
         """Give the state of a bash that has ended to the session."""
@@ -94,8 +113,7 @@ class AtTerminal:
 
     def _print(self, text: str, end: str = "\n") -> None:
         # The terminal is raw: a line end alone does not begin a line.
-        data = (text + end).encode("utf-8", "backslashreplace").replace(b"\n", b"\r\n")
-        write_all(1, b"\r\x1b[K" + data)
+        write_all(1, (text + end).encode("utf-8", "backslashreplace").replace(b"\n", b"\r\n"))
 
 
 _TIOCGSID = 0x5429  # Linux; the session of a terminal, also by its other end

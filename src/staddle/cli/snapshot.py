@@ -10,7 +10,7 @@ from ..sandbox.workspace import persistent
 from ..sandbox.workspace.persistent import PersistentWorkspace
 from ..sandbox.workspace.snapshot import Snapshot
 from .kept import JSON, age, begin, named, print_json, progress
-from .options import HELP, Option
+from .options import HELP, RUNNING, Option
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 #: So many paths that the host has changed are told.
 _MOST_TOLD = 10
+#: Options of the sandbox of `-c`.
+_SANDBOX = tuple(
+    option for option in RUNNING if option.name not in ("json", "help", "mode", "output-cap", "no-redact")
+)
 _OPTIONS = (
     Option("command", "SCRIPT", "run this in a new sandbox, and --save what it leaves", short="c"),
-    Option("workspace", "DIR", "with -c: the directory to work in (default: the current one)"),
-    Option("policy", "FILE", "with -c: start from this policy file instead of the agent preset"),
     Option("delete", "", "delete the snapshot of that label instead"),
     Option("save", "FILE", "write it to a file, for `staddle restore --load` there or elsewhere"),
     JSON,
     HELP,
+    *_SANDBOX,
 )
 _HELP = """\
 Take a snapshot of a kept sandbox, for `staddle restore`.
@@ -41,7 +44,7 @@ usage: staddle snapshot NAME LABEL            take one
 
 With -c the sandbox is a new one on the current directory, which is not changed. The exit status is the
 script's, and the snapshot is written if that is 0: files, variables, functions, directory. `staddle shell
---load FILE` continues from it.
+--load FILE` continues from it. The options of the sandbox, from --policy on, are for -c alone.
 
 Nothing is copied: it takes no longer after ten thousand changed files than after one.
 
@@ -60,10 +63,11 @@ def main(words: Sequence[str]) -> int:
         return 0
     if parsed.on("command"):
         return _run_and_save(parsed)
-    if parsed.on("workspace") or parsed.on("policy"):
+    if wrong := next((option.name for option in _SANDBOX if parsed.on(option.name)), ""):
         raise UsageError(
-            "--workspace and --policy need -c SCRIPT",
-            fix="add -c SCRIPT, or name a kept sandbox without them",
+            f"--{wrong} needs -c SCRIPT",
+            why="a kept sandbox has the policy that it is used with",
+            fix="add -c SCRIPT, or leave it out",
         )
     name, labels = named(parsed, "snapshot")
     if len(labels) > 1:

@@ -6,7 +6,7 @@ import os
 
 from ..errors import ExtraMissing, UsageError
 from ..launch.terminal_guard import TerminalGuard
-from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded
+from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded, working_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def main(words: Sequence[str]) -> int:
     from ..tui.opening import SandboxOpening
     from ..tui.start import start
 
-    directory = os.path.abspath(parsed.words[0] if parsed.words else os.getcwd())
+    directory = os.path.abspath(parsed.words[0] if parsed.words else working_directory())
     if not os.path.isdir(directory):
         raise UsageError(f"{directory!r} is not a directory", fix="name one that exists")
     options = {"mode": ["overlay"], **parsed.options, "workspace": [directory]}

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..linux.userns import UsernsFacts
     from .evidence import Evidence
 
 #: The profile's name in the examples: a file on the machine of the engine.
@@ -50,11 +51,16 @@ def needs() -> Needs:
     shm = os.statvfs(PLACES[0]) if os.path.isdir(PLACES[0]) else None
     room = 0 if shm is None else shm.f_blocks * shm.f_frsize
     return Needs(
-        filter=facts.seccomp and (bool(facts.stage) or not _can_be_named()),
+        filter=facts.seccomp and (not _allows_namespaces(facts) or not _can_be_named()),
         processes=bool(facts.covered),
         memory=room < _LEAST_SHM and not any(_holds_layers(place) for place in PLACES[1:]),
         user=is_root and not capabilities()[0] >> 21 & 1,
     )
+
+
+def _allows_namespaces(facts: UsernsFacts) -> bool:
+    """Whether the filter lets namespaces be made and mounts in them. A covered /proc is another obstacle."""
+    return not facts.stage or (facts.stage == "proc" and bool(facts.covered))
 
 
 def _can_be_named() -> bool:

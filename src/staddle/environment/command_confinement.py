@@ -12,6 +12,7 @@ from ..launch.view import find_program
 from ..policy.compiler import compile
 from ..policy.paths import covers
 from ..policy.plan import Layered
+from ..policy.workspace import with_copy
 from ..wrapping import WrappedCommand, checked, prepare
 from . import writable_paths
 
@@ -60,9 +61,12 @@ class CommandConfinement:
         self._refused = ""
 
     def prepared(
-        self, root: int, argv: list[str], env: Mapping[str, str] | None
+        self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None = None
     ) -> tuple[WrappedCommand, CommandLayer | None]:
-        """The command, not started, and its layer if it needs one. `root` is the directory, open."""
+        """The command, not started, and its layer if it needs one. `root` is the directory, open.
+
+        It starts in `cwd`, as `directly` says; in a layer always in the directory.
+        """
         writable_paths.refuse_replaced(root, self._path)
         division = self._division(root)
         if division is not None:
@@ -70,7 +74,9 @@ class CommandConfinement:
                 return self._in_a_layer(root, division, argv, env)
             except (BackendUnavailable, LayerError, PolicyNotEnforceable):
                 pass  # reported by `limits`
-        return self.directly(root, argv, env), None
+        if self._copied() is not None:
+            return self._in_a_copy(root, argv, env, cwd)
+        return self.directly(root, argv, env, cwd), None
 
     def directly(
         self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None = None
@@ -94,19 +100,17 @@ class CommandConfinement:
     def take_over(self, layer: CommandLayer) -> tuple[Event, ...]:
         """Write the changes in `layer` that are allowed to the directory; return the others as events."""
         globs, unprotect = self._globs, self._policy.unprotect
-        if globs is None:  # nothing is left out then, and there is no layer
-            return ()
         own = places.within(self._path)
 
         def why_not(name: str) -> str:
-            if not globs.matches(name):
+            if globs is not None and not globs.matches(name):
                 return "no glob of writable_paths names it"
             if any(covers(place, f"{self._path}/{name}") for place in own):
                 return "it is staddle's own, and trusted later"
             return "the policy denies it" if self.hides(name) else ""
 
         def may_be_protected(name: str, protected: str) -> bool:
-            return name in globs.literals or protected in unprotect
+            return protected in unprotect or (globs is not None and name in globs.literals)
 
         return layer.take_over(why_not, may_be_protected)
 
@@ -133,6 +137,8 @@ class CommandConfinement:
         found = self._layered(root)
         if isinstance(found, Enforcement):
             return _with_gaps(found, self._by_policy)
+        if (copied := self._copied()) is not None:
+            return _with_gaps(copied, (writable_paths.copied(self._path), *self._by_policy))
         held = self._without_layer(root)
         return _with_gaps(held, self._limits(root, found, held))
 
@@ -150,7 +156,7 @@ class CommandConfinement:
     def limits(self, root: int) -> tuple[Gap, ...]:
         """Gaps: where commands may write more than the globs name, or cannot be started in a layer."""
         found = self._layered(root)
-        if isinstance(found, Enforcement):
+        if isinstance(found, Enforcement) or self._copied() is not None:
             return self._by_policy
         # Only these two may end without confinement; for the rest nothing has to be asked.
         open_ended = self._record or self._backend == _UNCONFINED
@@ -217,13 +223,50 @@ class CommandConfinement:
             layer.close()
             raise
 
+    def _copied(self) -> Enforcement | None:
+        """The enforcement of a command that works in a copy; None where it can write in place.
+
+        PolicyNotEnforceable where no backend can enforce the policy with a copy either.
+        """
+        if os.geteuid() != 0 or self._backend not in ("auto", "landlock"):
+            return None
+        if self._backend == "auto" and backends.get(_LAYERED).probe().usable:
+            return None
+        if not backends.needs_copy(compile(self._with([""])[0], cwd=self._path)):
+            return None
+        # Only to be asked about: the copy will be elsewhere.
+        asked = with_copy(compile(self._policy, cwd=self._path), self._path, moved=False)
+        try:
+            chosen, held = backends.choose(asked, self._backend, best_effort=self._record)
+        except BackendUnavailable:
+            return None  # nor is there one without a copy: starting it tells
+        return held if chosen.name == "landlock" else None
+
+    def _in_a_copy(
+        self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None
+    ) -> tuple[WrappedCommand, CommandLayer]:
+        start = self._path if cwd is None else _visible(self._policy, cwd, self._path)
+        plan = compile(self._policy, cwd=start, env=env)
+        prefix = self._path.rstrip("/") + "/"
+        hidden = [path.removeprefix(prefix) for path in self._hidden if path.startswith(prefix)]
+        layer = self._kept(copies=True).copy(root, hidden)
+        try:
+            made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=self._record)
+            return _looked_at(made, argv[0], []), layer
+        except BaseException:
+            layer.close()
+            raise
+
     def _layer(self, root: int, owner: int | None) -> CommandLayer:
+        return self._kept(copies=False).layer(root, owner)
+
+    def _kept(self, *, copies: bool) -> CommandLayers:
         if self._layers is None:
             from .command_layer import CommandLayers  # with all that takes changes over: only who needs it
 
             with self._first:
-                self._layers = self._layers or CommandLayers(self._path)
-        return self._layers.layer(root, owner)
+                self._layers = self._layers or CommandLayers(self._path, copies=copies)
+        return self._layers
 
     def _with(self, names: list[str]) -> tuple[Policy, list[str]]:
         """The policy with these below the directory to be written, and their paths."""

@@ -1,8 +1,8 @@
 """A layer for one command: it can write anywhere in it, and the changes that match are committed at its end.
 
-The command works in an overlay of the working directory. When all its processes have ended, we
-read its changes with our own rights: those that are allowed are written to the directory, all or
-none, and each of the others is reported by name.
+The command works in an overlay of the working directory, or in a copy where nothing can be mounted. When all
+its processes have ended, we read its changes with our own rights: those that are allowed are written to the
+directory, all or none, and each of the others is reported by name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ import weakref
 
 from ..errors import LayerError
 from ..events import Event
-from ..layers.baseline import Baseline
+from ..files.tree import Tree, walk
+from ..layers.baseline import Baseline, CopyBaseline
 from ..layers.commit import commit
 from ..layers.commit_dir import recover
+from ..layers.differences import Selection
+from ..layers.merge import copy_of
 from ..layers.merged_view import LayerView
+from ..layers.persistent_store import give
 from ..layers.review import Names
-from ..layers.store import Store, home_for, sweep
+from ..layers.store import Store, home_for, home_for_copies, sweep
+from ..linux.idmaps import id_for_sandbox
+from ..policy.paths import covers
 from ..policy.plan import Layered
+from ..policy.workspace import with_copy
 from .writable_paths import refused
 
 TYPE_CHECKING = False
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
 
     from ..layers.differences import Difference
     from ..layers.merged_view import OpenLayers
+    from ..layers.review import Choice
     from ..layers.store import Layer
     from ..policy.plan import Plan
 
@@ -38,10 +46,10 @@ MOST_TOLD = 1000
 
 
 class CommandLayers:
-    """Makes the layers for the commands of one environment, and holds their store once there is one."""
+    """Makes the layers, or the `copies`, for the commands of one environment; holds their store."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, directory: str, *, copies: bool = False) -> None:
+        self._directory, self._copies = directory, copies
         self._store: tuple[int, Store] | None = None
         self._opening = threading.Lock()
         self._closing: Callable[[], object] = lambda: None
@@ -54,6 +62,10 @@ class CommandLayers:
         _refuse_mounts(self._directory)
         return CommandLayer(self._directory, root, self._opened().layer(like=self._directory), owner)
 
+    def copy(self, root: int, hidden: Sequence[str]) -> CommandCopy:
+        """A copy for the next command, without what is `hidden` below the directory. We are root."""
+        return CommandCopy(self._directory, root, self._opened().layer(like=self._directory), hidden)
+
     def close(self) -> None:
         """Release the store. A second time does nothing."""
         self._store = None
@@ -62,10 +74,13 @@ class CommandLayers:
     def _opened(self) -> Store:
         with self._opening:
             if self._store is None or self._store[0] != os.getpid():  # in a fork, the other is our parent's
-                home = home_for([self._directory])
+                directory = self._directory
+                home = home_for_copies(directory) if self._copies else home_for([directory])
                 sweep(home)  # of processes of ours that were killed
                 recover()  # and what they were taking over
                 store, maker = Store(home), os.getpid()
+                if self._copies:
+                    os.chmod(store.path, 0o711)  # noqa: S103 - commands pass to what is theirs
                 self._store = (maker, store)
                 self._closing = weakref.finalize(self, _close, store, maker)
             return self._store[1]
@@ -103,7 +118,7 @@ class CommandLayer:
         if owner is not None:
             os.chown(layer.upper, owner, owner)
         self._mode = stat.S_IMODE(os.stat(layer.upper).st_mode)
-        self._baseline = Baseline()
+        self._baseline: Baseline = Baseline()
 
     def under(self, plan: Plan) -> Plan:
         """`plan` with this layer mounted over the directory."""
@@ -118,7 +133,7 @@ class CommandLayer:
         `may_be_protected` whether one may be there although it is, or lies in, that protected name.
         CommitFailed: the host refused, and nothing of it was written.
         """
-        if _is_empty(self._layer.upper):
+        if not self._has_changes():
             return self._told({})
         left: dict[str, str] = {}
 
@@ -140,10 +155,16 @@ class CommandLayer:
             return [item for item in found if item.path not in left]
 
         # By the descriptor that we hold: the path may lead elsewhere by now.
-        view = LayerView((self._layer.upper,), (f"/proc/self/fd/{self._root}",))
-        # Not durable: a command that writes without a layer does not wait for the disk either.
-        commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
+        self._commit(f"/proc/self/fd/{self._root}", only)
         return self._told(left)
+
+    def _has_changes(self) -> bool:
+        return not _is_empty(self._layer.upper)
+
+    def _commit(self, base: str, only: Choice) -> None:
+        # Not durable: a command that writes without a layer does not wait for the disk either.
+        view = LayerView((self._layer.upper,), (base,))
+        commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
 
     def close(self) -> None:
         """Drop the layer with its content."""
@@ -162,6 +183,71 @@ class CommandLayer:
             why = "the permissions of the working directory itself stay as they are"
             events.append(Event("violation", self._directory, why))
         return tuple(events)
+
+
+class CommandCopy(CommandLayer):
+    """A copy of the directory for one command of root's, whose id owns nothing of the host.
+
+    Root of a container may mount no layer, and show no file with another owner. So the files have another
+    owner here, for this command alone. The copy is at another path than the directory.
+    """
+
+    def __init__(self, directory: str, root: int, layer: Layer, hidden: Sequence[str]) -> None:
+        """LayerError when there can be none. Denied files are not copied."""
+        super().__init__(directory, root, layer, None)
+        self._hidden = tuple(hidden)
+        try:
+            self._fill()
+        except PermissionError as error:
+            self.close()
+            raise LayerError(
+                "the working directory cannot be copied",
+                why=f"{error.filename!r} cannot be read",
+                fix="deny it, or let it be read",
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _fill(self) -> None:
+        uid, upper = id_for_sandbox(), self._layer.upper
+        if uid is None:
+            raise LayerError(
+                "there can be no copy of the working directory",
+                why="no other id exists in this user namespace to own it",
+                fix="run staddle as an ordinary user",
+            )
+        self._baseline = baseline = CopyBaseline()
+        without = Selection(self._hidden) if self._hidden else None
+        copy_of(f"/proc/self/fd/{self._root}", upper, without=without)
+        with Tree(upper, ours=True) as tree:
+            baseline.note(self._root, [path for path, _ in walk(tree)])
+        os.chmod(self._layer.path, 0o711)  # noqa: S103 - only what lies in `upper` is for the command
+        give(upper, (uid, uid))
+        with Tree(upper, ours=True) as tree:
+            for path, status in walk(tree):
+                baseline.resettle(path, status)
+
+    def under(self, plan: Plan) -> Plan:
+        """`plan` with this copy in place of the directory, and the same place in it to start in."""
+        made = with_copy(plan, self._layer.upper, moved=False)
+        if not covers(self._directory, plan.cwd):
+            return made.replace(cwd=plan.cwd)
+        return made.replace(cwd=self._layer.upper + plan.cwd[len(self._directory.rstrip("/")) :])
+
+    def _has_changes(self) -> bool:
+        return True  # the comparison tells
+
+    def _commit(self, base: str, only: Choice) -> None:
+        view = LayerView((self._layer.upper,), (base,), plain=True, hidden=self._hidden)
+        commit(
+            view,
+            baseline=self._baseline,
+            on_conflict="overwrite",
+            allow_protected=True,
+            only=only,
+            durable=False,
+        )
 
 
 def _is_empty(directory: str) -> bool:

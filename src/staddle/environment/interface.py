@@ -72,4 +72,4 @@ class ExecutionEnvironment(Protocol):
         """The same, keeping at most the last `output_limit` bytes of each stream."""
 
     def glob(self, pattern: str) -> list[str]:
-        """The files and directories that `pattern` names, sorted."""
+        """The files, links and directories that `pattern` names, sorted."""

@@ -16,6 +16,7 @@ import sys
 
 from ..display import shown
 from ..errors import CommandNotFound, LandlockUnavailable, PolicyError, StaddleError
+from ..launch.foreground import attend
 from ..linux import landlock
 from ..linux.fileio import current_directory
 from ..linux.openat2 import open_without_symlinks
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ..files.beneath import AnyPath
+    from ..wrapping import WrappedCommand
+    from .command_confinement import CommandConfinement
+    from .command_layer import CommandLayer
 
 #: Truncating and moving between directories are held from here on (Linux 6.2).
 OLDEST_ABI = 3
@@ -76,7 +80,9 @@ def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Itera
 def run_jail_exec(args: Sequence[str]) -> int:
     """Become the command of `-- ANCHOR GLOB... -- COMMAND ARG...`, confined. Returns only when that fails.
 
-    2: the arguments make no sense; 3: it could not be confined; 4: it could not be started.
+    2: the arguments make no sense; 3: it could not be confined; 4: it could not be started. Where the command
+    works in a copy (root in a container), this process stays until its end, writes back what the globs
+    match, and returns its exit status.
     """
     try:
         anchor, globs, command = _parsed(list(args))
@@ -88,11 +94,14 @@ def run_jail_exec(args: Sequence[str]) -> int:
         return _said(error, ARGUMENTS) if unavailable is None else _said(unavailable, CONFINEMENT)
     try:
         probe_landlock()
-        wrapped = environment.wrapped(command, _variables(), cwd=current_directory())
+        confined, root = environment._confinement, environment._root
+        wrapped, copy = confined.prepared(root, command, _variables(), current_directory())
     except CommandNotFound as error:
         return _said(error, EXEC)
     except (StaddleError, OSError) as error:
         return _said(error, CONFINEMENT)
+    if copy is not None:
+        return _attended(wrapped, copy, confined)
     launch = wrapped.launch()
     try:
         for fd in launch.pass_fds:
@@ -104,6 +113,20 @@ def run_jail_exec(args: Sequence[str]) -> int:
         os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for
     except OSError as error:
         return _said(error, EXEC)
+
+
+def _attended(wrapped: WrappedCommand, copy: CommandLayer, confined: CommandConfinement) -> int:
+    """Run it on our own streams, and take over the changes that the globs match; its exit status."""
+    try:
+        outcome = attend(wrapped.launch())
+        for event in confined.take_over(copy):
+            sys.stderr.write(f"staddle: {shown(event.what)}: {shown(event.rule)}\n")
+        return outcome.status
+    except (StaddleError, OSError) as error:
+        return _said(error, CONFINEMENT)
+    finally:
+        copy.close()
+        confined.close()
 
 
 def _openat2_unavailable() -> LandlockUnavailable | None:

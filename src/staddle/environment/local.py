@@ -98,9 +98,14 @@ class LocalEnvironment(EnvironmentBase):
             )
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
-        """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
+        """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape).
+
+        A link is followed if it stays below `working_dir`; PathEscape if it does not.
+        """
         name = relative(path)
         self._refuse_hidden(name)
+        name = beneath.real_name(self._root, name)
+        self._refuse_hidden(name)  # a link may name what is hidden
         return beneath.read(self._root, name, limit).decode("utf-8", "surrogateescape")
 
     def write_file(self, path: AnyPath, content: str) -> None:
@@ -128,7 +133,10 @@ class LocalEnvironment(EnvironmentBase):
             beneath.remove(self._root, name)
 
     def glob(self, pattern: str) -> list[str]:
-        """The files and directories that `pattern` names, sorted. The grammar is that of writable_paths."""
+        """The files, links and directories that `pattern` names, sorted, by the grammar of writable_paths.
+
+        No link is followed.
+        """
         self._refuse_closed()
         glob = Glob(pattern)
         depth = len(glob.head)

@@ -209,6 +209,16 @@ def unlayered(why: str) -> Gap:
     return Gap("write", f"commands have no layer to work in: {why}", documented=True)
 
 
+def copied(path: str) -> Gap:
+    """The gap for commands that work in a copy of the directory, at another path."""
+    return Gap(
+        "workspace",
+        f"commands work in a copy of {path!r}: it is at another path, and {path!r} itself can only be read",
+        "name files relative to the working directory",
+        documented=True,
+    )
+
+
 def unconfined(why: str) -> Gap:
     """The gap for commands that nothing confines."""
     because = f": {why}" if why else ""

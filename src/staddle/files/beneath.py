@@ -1,9 +1,10 @@
 """Files beneath an open directory: read, write, remove, make, list, and never anywhere else.
 
 Everything here runs with our own rights in a tree that an agent can change while we look at
-it. So nothing is opened by a whole path twice, no link is followed, and what is written
-appears by a rename beside its name, in a directory that we hold open. The kernel refuses
-what leads out (openat2); its refusals become errors in `translated`, the one place for that.
+it. So no link is followed where something is opened, and what is written appears by a rename beside its
+name, in a directory that we hold open. A reader can ask which file a link names (`real_name`), and opens
+that file by its own name. The kernel refuses what leads out (openat2); its refusals become errors in
+`translated`, the one place for that.
 
 `open_for_write`, `safe_mkdir_all` and `safe_remove` take the name of an anchor, for code that holds no
 descriptor of it. The anchor itself is the caller's word and may be a link; nothing beneath it may.
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
+#: As many links as the kernel follows in one path.
+_MOST_LINKS = 40
 
 
 def relative(path: AnyPath) -> str:
@@ -93,6 +96,59 @@ def open_checked(root: int, path: str, flags: int) -> int:
         return open_beneath(root, path, flags)
     except OSError as error:
         raise translated(error, path) from None
+
+
+def real_name(root: int, path: str) -> str:
+    """The name, without links, of what `path` names beneath `root`. PathEscape when a link leads out.
+
+    An absolute link leads out, whatever it names. The tree may be another one a moment later: check the name
+    that is returned, and open it by a function that follows no link.
+    """
+    try:
+        os.close(open_beneath(root, path, os.O_PATH))
+        return path
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            return path  # opening it tells why
+    todo, found, links = path.split("/"), list[str](), 0
+    try:
+        while todo:
+            name = todo.pop(0)
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if not found:
+                    raise OSError(errno.EXDEV, "")
+                found.pop()
+                continue
+            target = _target(root, "/".join(found), name)
+            if target is None:
+                found.append(name)
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, "")
+            if target.startswith("/"):
+                raise OSError(errno.EXDEV, "")
+            todo[:0] = target.split("/")
+    except OSError as error:
+        raise translated(error, path) from None
+    return "/".join(found) or "."
+
+
+def _target(root: int, directory: str, name: str) -> str | None:
+    """The text of the link `name` in `directory`, whose own path has none; None if it is no link."""
+    here = open_beneath(root, directory or ".", _DIRECTORY)
+    try:
+        return os.readlink(name, dir_fd=here)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
+    finally:
+        os.close(here)
 
 
 def open_file(root: int, path: str) -> int:
@@ -320,12 +376,12 @@ def _take_over(fd: int, before: os.stat_result) -> None:
 
 
 def walk(
-    root: int, start: str, enter: Callable[[str], bool], *, links: bool = False
+    root: int, start: str, enter: Callable[[str], bool], *, special: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """(path, is a directory) for files and directories below `start`, one directory open at a time.
+    """(path, is a directory) for files, links and directories below `start`, one directory open at a time.
 
-    Links and special files are left out, as nothing here would open them, unless `links` asks for
-    them too; none is followed. A directory that is gone, replaced or closed to us when its turn
+    No link is followed. Special files are left out, as nothing here would open them, unless `special` asks
+    for them. A directory that is gone, replaced or closed to us when its turn
     comes holds nothing.
     """
     todo = [start]
@@ -340,7 +396,7 @@ def walk(
                 found = [
                     (entry.name, entry.is_dir(follow_symlinks=False))
                     for entry in entries
-                    if links or _is_plain(entry)
+                    if special or _is_plain(entry)
                 ]
         except OSError:
             continue
@@ -354,7 +410,7 @@ def walk(
 
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+    return entry.is_symlink() or entry.is_dir() or entry.is_file()
 
 
 def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> PendingFile:

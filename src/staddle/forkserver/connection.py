@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from .._value import Value
 from ..background import do_later
-from ..errors import LaunchFailed
+from ..errors import LaunchFailed, resource_fix
 from ..interrupts import is_of_a_handler, uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
 from ..ipc.descriptors import close_all, receive, receive_last, send
@@ -329,10 +329,11 @@ def _start(
     except OSError as error:
         if is_of_a_handler(error):
             raise
+        why = error.strerror or str(error)
         raise LaunchFailed(
             "the fork server could not be started",
-            why=error.strerror or str(error),
-            fix="`staddle doctor` tries what this host can do",
+            why=why,
+            fix=resource_fix(why, "`staddle doctor` tries what this host can do"),
         ) from error
     finally:
         for fd in opened:
@@ -348,7 +349,9 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
         why = error.strerror or str(error)
     else:
         why = "the fork server has exited"
-    return LaunchFailed("the sandbox could not be made", why=why, fix="see `staddle doctor`")
+    return LaunchFailed(
+        "the sandbox could not be made", why=why, fix=resource_fix(why, "see `staddle doctor`")
+    )
 
 
 class OverlayDirs(Value):

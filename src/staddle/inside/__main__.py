@@ -8,7 +8,8 @@ command did not start, and otherwise as the command does.
 
 Other backends start the same program in other roles: `namespaces DESCRIPTOR`, which makes the
 sandbox itself; `systemd-client DESCRIPTOR`, which stands for a unit, and `systemd-unit`, the
-process in it; `bwrap DESCRIPTOR COMMAND…`, which gives bubblewrap a network.
+process in it; `bwrap DESCRIPTOR COMMAND…`, which gives bubblewrap a network; `forwarder`, which makes
+sockets in a command's network for the host program.
 
 Started for every confined command, so nothing is imported but what is needed.
 """
@@ -42,6 +43,10 @@ def main() -> None:
         from staddle.inside import systemd_unit
 
         systemd_unit.main()
+    elif sys.argv[1:2] == ["forwarder"]:
+        from staddle.inside import forwarder
+
+        forwarder.main()
     else:
         from staddle.inside.jail_exec import jail_exec
 

@@ -363,6 +363,14 @@ def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict
     return made
 
 
+def _terminal() -> str:
+    """The path of the terminal that the command has for its standard input, if it is one that we see."""
+    try:
+        return os.ttyname(0)
+    except OSError:
+        return ""
+
+
 def enter_root(
     operations: Sequence[Operation],
     owner: int,
@@ -381,6 +389,7 @@ def enter_root(
             owner=owner,
             translation=(lambda *whose: translated.get(whose)) if owner >= 0 else None,
             outer_processes=outer_processes,
+            terminal=_terminal(),
         ).build(operations)
     except StaddleError as error:
         raise NotStarted(CONFINEMENT, str(error)) from None

@@ -136,12 +136,18 @@ def confinement(opts: RunOpts) -> Policy:
 def bootstrap(opts: RunOpts) -> dict[str, str]:
     """The variables of the agent, besides those of every sandbox. PATH is the preset's."""
     key = opts.agent.key if isinstance(opts.agent, Agent) else KEY
-    return {
-        **commit_identity(opts.author),
+    identity = commit_identity(opts.author)
+    settings = {
         # Housekeeping would rewrite parts of the repository that cannot be written inside.
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "gc.auto",
-        "GIT_CONFIG_VALUE_0": "0",
+        "gc.auto": "0",
+        "user.name": identity["GIT_AUTHOR_NAME"],
+        "user.email": identity["GIT_AUTHOR_EMAIL"],
+    }
+    return {
+        **identity,
+        "GIT_CONFIG_COUNT": str(len(settings)),
+        **{f"GIT_CONFIG_KEY_{number}": name for number, name in enumerate(settings)},
+        **{f"GIT_CONFIG_VALUE_{number}": value for number, value in enumerate(settings.values())},
         "MISE_YES": "1",
         "MISE_TRUSTED_CONFIG_PATHS": opts.workspace.path,
         **({} if opts.api_key is None else {key: Secret(opts.api_key)}),

@@ -208,6 +208,14 @@ def read_journal(directory: str) -> tuple[JournalEntry, ...]:
     return tuple(found)
 
 
+def end_journal(directory: str) -> None:
+    """Write the end of a run whose process was killed. The caller must have the claim."""
+    runs = [entry.what for entry in read_journal(directory) if entry.what in ("began", "ended")]
+    if runs[-1:] == ["began"]:
+        why = "its process was killed, and this line was written when that was noticed"
+        append_journal(directory, "ended", status=None, reason="killed", why=why)
+
+
 def _plain(facts: Mapping[str, object], secrets: Secrets | None) -> dict[str, object]:
     plain: dict[str, object] = {}
     for name, value in facts.items():

@@ -15,6 +15,9 @@ import stat
 import time
 
 from .._value import Value
+from ..layers.differences import Difference
+from ..layers.merged_view import LayerView, Merged, OpenLayers
+from ..layers.review import NeedsApproval, held_changes
 from ..policy.gitconfig import parse
 from ..policy.protected import find_protected
 from .git import head, text
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from ..layers.differences import Kind
     from .git import Git
 
 
@@ -163,23 +167,50 @@ _LONGEST_PATH = 4096
 
 def worth_a_look(git: Git, base: str, tip: str) -> tuple[PlantedFile, ...]:
     """New executables, links out of the tree, and other repositories, from `base` to `tip`."""
-    said = git.run("diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", WITH_REPOSITORIES, base, tip)
-    fields = said.split(b"\0")
     found = []
     links = 0
-    for meta, name in zip(fields[0::2], fields[1::2], strict=False):
-        before, mode, _, blob, _ = meta.removeprefix(b":").split(b" ")
-        path = os.fsdecode(name)
+    for before, mode, blob, path in _changed(git, base, tip):
         if mode == _EXECUTABLE and before != mode:
             found.append(PlantedFile(path, "can be run now"))
         elif mode == _REPOSITORY:
             found.append(PlantedFile(path, "is another repository, which git may fetch and enter"))
         elif mode == _LINK:
             links += 1
-            target = _target(git, blob.decode()) if links <= _MOST_LINKS else None
+            target = _target(git, blob) if links <= _MOST_LINKS else None
             if target is None or _leads_out(path, target):
                 found.append(PlantedFile(path, f"is a link out of the tree, to {target or 'somewhere'!r}"))
     return tuple(found)
+
+
+def needs_approval(git: Git, tip: str, tree: str, top: str) -> tuple[NeedsApproval, ...]:
+    """The changes from `tip` to `tree`, which the directory `top` has, that a commit needs approval for."""
+
+    def entry(mode: bytes) -> Merged:
+        status = os.stat_result((int(mode, 8), *(0,) * 9)) if mode.strip(b"0") else None
+        return Merged(status, (), True)
+
+    def kind(before: bytes, mode: bytes) -> Kind:
+        if not mode.strip(b"0"):
+            return "deleted"
+        if not before.strip(b"0"):
+            return "added"
+        return "link" if mode == _LINK else "modified" if before[:3] == mode[:3] else "type"
+
+    found = [
+        Difference(kind(before, mode), path, entry(mode), entry(before))
+        for before, mode, _, path in _changed(git, tip, tree)
+    ]
+    with OpenLayers(LayerView((), (top,))) as opened:
+        return tuple(held_changes(opened, found))
+
+
+def _changed(git: Git, base: str, tip: str) -> Iterator[tuple[bytes, bytes, str, str]]:
+    """(mode before, mode after, object after, path) of each file that differs."""
+    said = git.run("diff-tree", "-r", "-z", "--no-renames", "--no-abbrev", WITH_REPOSITORIES, base, tip)
+    fields = said.split(b"\0")
+    for meta, name in zip(fields[0::2], fields[1::2], strict=False):
+        before, mode, _, blob, _ = meta.removeprefix(b":").split(b" ")
+        yield before, mode, blob.decode(), os.fsdecode(name)
 
 
 def _target(git: Git, blob: str) -> str | None:

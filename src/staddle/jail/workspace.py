@@ -16,17 +16,18 @@ import os
 import time
 
 from .. import places
-from ..errors import GitFailed, PolicyError, WorkspaceBusy, WorkspaceError
+from ..errors import CommitRefused, GitFailed, InvalidCall, PolicyError, WorkspaceBusy, WorkspaceError
+from ..layers.review import Allowed, Review, decided
 from . import git as safe_git
 from . import record as records
 from . import task as tasks
 from . import worktree
-from .review import WITH_REPOSITORIES, GitIndex, PlantedFile, find_planted, worth_a_look
+from .review import WITH_REPOSITORIES, GitIndex, PlantedFile, find_planted, needs_approval, worth_a_look
 from .worktree import erase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 #: Who commits what an agent left uncommitted, unless the caller says otherwise.
 IDENTITY = {
@@ -91,6 +92,12 @@ class Workspace:
         """
         import secrets
 
+        if not (task is None or isinstance(task, tasks.Task)):
+            raise InvalidCall(
+                f"task is {task!r}",
+                why="it is not a Task",
+                fix="use task=Task(reference='...', prompt='...')",
+            )
         git_directory, common = safe_git.locate(os.fspath(repo))
         name = secrets.token_hex(6)
         directory = f"{data_directory(root)}/{name}"
@@ -202,7 +209,16 @@ class Workspace:
             return False
 
     def journal(self) -> tuple[records.JournalEntry, ...]:
-        """Its journal, oldest entry first. Commands may contain text of the agent: escape them."""
+        """Its journal, oldest entry first. Commands may contain text of the agent: escape them.
+
+        The end of a run whose process was killed is written now.
+        """
+        if not records.is_claimed(self.directory):
+            try:
+                with self.claim():
+                    records.end_journal(self.directory)
+            except (WorkspaceBusy, OSError):
+                pass  # it runs by now, or cannot be written
         return records.read_journal(self.directory)
 
     def claim(self) -> records.Claim:
@@ -270,11 +286,20 @@ class Workspace:
         """Whether the tree differs from its branch. The agent's index is not asked: it could say anything."""
         return bool(self.changed_paths())
 
-    def commit_all(self, message: str, *, author: str | None = None) -> str | None:
+    def commit_all(
+        self,
+        message: str,
+        *,
+        author: str | None = None,
+        allow: Collection[str] = (),
+        allow_protected: bool = False,
+    ) -> str | None:
         """Commit what the tree holds onto the branch; the new commit, or None when there was nothing to do.
 
         `author` is "Name <address>" (default: the agent of `IDENTITY`).
         No hook, filter or signature is run. Nested repositories are left out, see `inspect`.
+        CommitRefused, and nothing is committed, if there are protected names, new executables or links out
+        of the tree, as `Sandbox.commit`: `allow` names those that are fine, `allow_protected` is for all.
         """
         identity = commit_identity(author)
         self._refuse_unfinished()
@@ -285,6 +310,7 @@ class Workspace:
             tree = index.tree()
         if tree == self._git.run("rev-parse", "--verify", f"{tip}^{{tree}}").decode().strip():
             return None
+        self._refuse_held(tip, tree, Allowed(allow), allow_protected)
         made = self._git.run(
             "commit-tree", tree, "-p", tip, data=message.encode("utf-8", "surrogateescape"), env=identity
         )
@@ -293,6 +319,16 @@ class Workspace:
         worktree.install_index(f"{self.directory}/git/index", self.admin)
         records.append_journal(self.directory, "committed", commit=commit)
         return commit
+
+    def _refuse_held(self, tip: str, tree: str, allow: Allowed, allow_protected: bool) -> None:
+        held = needs_approval(self._git, tip, tree, self.path)
+        try:
+            decided(Review((), (), (), held), "refuse", allow_protected, allow)
+        except CommitRefused as refused:
+            fix = f"review them; allow=[{refused.held[0].path!r}, ...] commits those that it names"
+            raise CommitRefused(
+                refused.what, why=refused.why, fix=f"{fix}, allow_protected=True all", held=refused.held
+            ) from None
 
     def publishable(self) -> bool:
         """Stopped, something new on its branch, nothing uncommitted, HEAD and pointer where they belong."""
@@ -409,6 +445,8 @@ def reap(
             before = os.stat(directory)
             is_new = not os.path.exists(f"{directory}/claim")
             with records.Claim(directory):
+                if not dry_run:
+                    records.end_journal(directory)
                 if is_new:  # our claim must not make a leftover look younger
                     os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
                 if _is_due(directory, retention, moment):

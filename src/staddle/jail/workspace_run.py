@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from ..errors import CommandCancelled, CommandTimeout, GitError, StaddleError, WorkspaceError
+from ..errors import CommandCancelled, CommandTimeout, CommitRefused, GitError, StaddleError, WorkspaceError
 from ..events import Event
 from . import record
 from .agents import Agent, changed_settings, fingerprint
@@ -111,6 +111,7 @@ class WorkspaceRun:
                 env=bootstrap(opts),
                 **extra,
             )
+            record.end_journal(opts.workspace.directory)
             opts.workspace.unlock()  # of a run that was killed together with us
             opts.workspace.move_to("running")
         except BaseException as error:
@@ -179,7 +180,7 @@ class WorkspaceRun:
         workspace = self._opts.workspace
         try:
             self.committed = workspace.commit_all(message, author=self._opts.author)
-        except (WorkspaceError, GitError) as error:
+        except (WorkspaceError, GitError, CommitRefused) as error:
             told = Event("violation", workspace.path, f"not committed: {error}", "commit it yourself")
             self.events = (*self.events, self._secrets.event(told))
 

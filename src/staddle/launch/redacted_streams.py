@@ -6,13 +6,15 @@ A stream that is a terminal stays what it is: a person sits there, whose secrets
 from __future__ import annotations
 
 import os
-import threading
+from functools import partial
 
+from ..background import start_thread
 from ..linux.fileio import write_all
 from .redaction import Redactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from typing import Self
 
     from .redaction import Secrets
@@ -35,9 +37,7 @@ class RedactedStreams:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 self._pipes.append(theirs)
                 setattr(self, name, theirs)
-                relay = threading.Thread(target=_relay, args=(ours, fd, secrets.spelled), daemon=True)
-                relay.start()
-                self._relays.append(relay)
+                self._relays.append(start_thread(partial(_relay, ours, fd, secrets.spelled), "staddle-relay"))
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from ..errors import CommandCancelled, LaunchFailed, PolicyError
+from ..errors import CommandCancelled, LaunchFailed, PolicyError, resource_fix
 from .output import HeadTail
 from .signals import SIGTERM
 
@@ -89,10 +89,11 @@ def _popen_class(launch: Launch) -> type[subprocess.Popen[Any]]:
 
 def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
     """The error of a launcher that the kernel did not start."""
+    why = error.strerror or str(error)
     return LaunchFailed(
         f"{launch.argv[0]!r} could not be started",
-        why=error.strerror or str(error),
-        fix="`staddle doctor` tries what this host can do",
+        why=why,
+        fix=resource_fix(why, "`staddle doctor` tries what this host can do"),
     )
 
 

@@ -192,6 +192,14 @@ class Baseline:
         look.close()
 
 
+class CopyBaseline(Baseline):
+    """The marks of the host's files when they were copied, and of the copies then."""
+
+    def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
+        """The differences that the sandbox made: where it has touched nothing, the host made them."""
+        return [item for item in found if not self.is_as_settled(item)]
+
+
 class OccupiedBaseline(Baseline):
     """The baseline of a directory that the sandbox did not begin with: every file there is a conflict."""
 

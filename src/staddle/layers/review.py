@@ -280,7 +280,7 @@ def review(
         tuple(taken),
         tuple(left_out),
         _conflicts(taken, baseline, signatures(opened.view.began_with)),
-        tuple(_held(opened, taken)),
+        tuple(held_changes(opened, taken)),
         tuple(_own(opened, taken)),
         paths=None if paths is None else tuple(paths),
     )
@@ -459,7 +459,8 @@ def _conflicts(
     return tuple(conflicts)
 
 
-def _held(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
+def held_changes(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
+    """The changes that need approval: protected names, links out of the tree, new executables."""
     names = Names(opened)
     for item in found:
         name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))

@@ -259,22 +259,24 @@ OF_LANDLOCK = {
 
 
 def of_landlock(
-    limits: Limits, layer: Literal["directory", "none"] = "none"
+    limits: Limits, layer: Literal["directory", "none"] = "none", *, as_root: bool = False
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
     """Decide how the limits of a sandbox on landlock are held, and list the defaults that nothing holds.
 
-    `layer`: whether the session writes to directories of ours, as in `enforced_limits`.
+    `layer`: whether the session writes to directories of ours, as in `enforced_limits`. `as_root`: its
+    processes have the id 0, whose number the kernel does not limit.
     """
+    by = {name: means for name, means in OF_LANDLOCK.items() if not as_root or name != "processes"}
     held = [
-        EnforcedLimit(name, _ALWAYS[name]) if name in _ALWAYS else OF_LANDLOCK[name]
+        EnforcedLimit(name, _ALWAYS[name]) if name in _ALWAYS else by[name]
         for name, value in limits.as_dict().items()
-        if value is not None and name not in limits.defaults and (name in _ALWAYS or name in OF_LANDLOCK)
+        if value is not None and name not in limits.defaults and (name in _ALWAYS or name in by)
     ]
     if limits.cpu is not None and is_whole(limits.cpu):
         held.append(_BY_PROCESSORS)
     if layer in _DISK and limits.disk is not None:
         held.append(_DISK[layer])
-    more, gaps = enforced_defaults(limits, CgroupSupport(()), by=OF_LANDLOCK, layer=layer)
+    more, gaps = enforced_defaults(limits, CgroupSupport(()), by=by, layer=layer)
     return (*held, *more), gaps
 
 

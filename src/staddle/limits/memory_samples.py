@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import threading
 
+from ..background import start_thread
+from ..errors import ThreadUnavailable
+
 #: Seconds between two turns, and turns without a command after which the thread waits to be asked again.
 _TURN, _LAST_TURNS = 0.02, 100
 #: More processes of one command are not looked at in one turn.
@@ -73,13 +76,15 @@ class MemorySampler:
 
     def wake(self) -> None:
         """Have the thread look at `running` from now on."""
-        self.is_awake = True
         if self._wake is None:
-            self._wake = threading.Event()
+            wake = threading.Event()
+            try:
+                start_thread(lambda: self._look(wake), "staddle-memory")
+            except ThreadUnavailable:
+                return  # this command's memory is not measured
+            self._wake = wake
             os.register_at_fork(after_in_child=self._forget)
-            threading.Thread(
-                target=self._look, args=(self._wake,), name="staddle-memory", daemon=True
-            ).start()
+        self.is_awake = True
         self._wake.set()
 
     def _forget(self) -> None:

@@ -16,6 +16,7 @@ import os
 
 from .._value import Value
 from ..linux.process import split_stat
+from ..mounts.operations import inodes
 from . import cgroup_files
 
 TYPE_CHECKING = False
@@ -336,7 +337,8 @@ def ran_into(
             f"({_named('processes', limits)})",
         )
     if full and limits.disk is not None:
-        return RanInto("disk", f"no room is left: {size(limits.disk)} are written ({_named('disk', limits)})")
+        most = f"{size(limits.disk)}, or {inodes(limits.disk):,} files and directories"
+        return RanInto("disk", f"no room is left: at most {most} can be written ({_named('disk', limits)})")
     if full and limits.memory is not None:
         sentence = f"no room is left: {size(limits.memory)} are written, which is in memory"
         return RanInto("memory", f"{sentence} ({_named('memory', limits)})")

@@ -87,8 +87,8 @@ def obstacle(facts: UsernsFacts) -> Obstacle | None:
         what = {"namespace": "new namespaces", "map": "id maps"}.get(facts.stage, "mounts")
         return Obstacle(
             f"a seccomp filter around this process refuses {what}; container runtimes load one",
-            "start the container (Docker, Podman) with --security-opt seccomp=unconfined, or with a profile "
-            f"that allows unshare and mount; or {_LANDLOCK}",
+            "start the container (Docker, Podman) with the options that `staddle doctor --container` prints; "
+            f"or {_LANDLOCK}",
         )
     if facts.stage == "namespace" and facts.error == errno.EPERM:
         return Obstacle(

@@ -1,4 +1,4 @@
-"""Shared by all tools: errors that a model can read, hints about a tool, text within a bound, progress."""
+"""Shared by all tools: answers, hints about a tool, text within a bound, progress."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel
 
 from staddle import StaddleError
+
+from .error_text import for_model
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,11 +61,26 @@ async def handle_of(ctx: Context[Any, Any], sandbox: str | None) -> ServedSandbo
     return await sandboxes(ctx).get(sandbox)
 
 
-def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Let the model read what staddle and the file system refuse, and why.
+def offers(ctx: Context[Any, Any], tool: str) -> bool:
+    """Whether the server that was called has this tool."""
+    return tool in sandboxes(ctx).settings.tools
 
-    The SDK passes the text of no other exception on: it could contain secrets of a server. Ours contain what,
-    why and how to fix it, and names that the sandbox has.
+
+def answer(facts: BaseModel, text: str) -> CallToolResult:
+    """The answer of a tool: `text` for a model, `facts` for a program.
+
+    Tools have no output schema: in a list of tools, these schemas were a third of what a model has to read.
+    """
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=facts.model_dump(mode="json")
+    )
+
+
+def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Let the model read what staddle and the file system refuse, why, and what it can do.
+
+    The SDK passes on the text of ToolError only: others could contain secrets of a server. The errors of
+    staddle contain names that the sandbox has, and no others.
     """
 
     @wraps(tool)
@@ -71,7 +88,7 @@ def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         try:
             return sendable(await tool(*args, **kwargs))
         except StaddleError as error:
-            raise ToolError(sendable(str(error))) from error
+            raise ToolError(sendable(for_model(error))) from error
         except (OSError, UnicodeError) as error:
             raise ToolError(sendable(_of_system(error))) from error
 

@@ -8,12 +8,13 @@ import time
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult
 from pydantic import BaseModel, Field
 
-from staddle import Result, StaddleError
+from staddle import Result
 
-from .calls import ProgressReports, clipped, handle_of, readable
+from .calls import ProgressReports, answer, clipped, handle_of, offers, readable
+from .error_text import ALLOW_IT, spelled, tool_error
 from .sandboxes import ServedSandbox
 
 #: Characters of output that a call returns unless it says another number; and the most.
@@ -23,45 +24,50 @@ MOST_OUTPUT = 1_000_000
 READ_WITHIN = 30.0
 _POLL_EVERY = 0.02
 
-SandboxId = Annotated[
-    str | None, Field(description="Id from open_sandbox or fork. Leave it out for the default sandbox.")
-]
-OutputLimit = Annotated[
-    int,
-    Field(ge=100, le=MOST_OUTPUT, description="Characters of output to return; the middle is left out."),
-]
+SandboxId = Annotated[str | None, Field(description="Leave it out for the default sandbox.")]
+OutputLimit = Annotated[int, Field(ge=100, le=MOST_OUTPUT, description="Most characters to return.")]
 CallId = Annotated[
     str | None,
     Field(
         max_length=200,
-        description="Any text of your own. A repeated call with the same text returns the first "
-        "answer and does nothing again: use it if you may have to retry.",
+        description="To retry safely: a call with the same text returns the first answer and runs nothing.",
     ),
 ]
-Pid = Annotated[int, Field(description="From bash with background=true, or list_processes.")]
+Pid = Annotated[int, Field(description="From bash with background=true.")]
 
 
 class CommandOutcome(BaseModel):
     """End of a command, and its output."""
 
-    output: str = Field(description="Standard output and standard error in order, if merged.")
-    stderr: str = Field(description="Standard error, if not merged.")
-    exit_code: int | None = Field(description="None while it runs in the background.")
-    reason: str = Field(description="exited, signalled, timeout, memory, output_limit, … or running.")
-    why: str = Field(description="The limit that stopped it, in a sentence; empty if none did.")
-    cwd: str = Field(description="The shell's directory afterwards.")
+    #: Standard output and standard error in order, if merged.
+    output: str
+    #: Standard error, if not merged.
+    stderr: str
+    #: None while it runs in the background.
+    exit_code: int | None
+    #: exited, signalled, timeout, memory, output_limit, … or running.
+    reason: str
+    #: The limit that stopped it, in a sentence; empty if none did.
+    why: str
+    #: The shell's directory afterwards.
+    cwd: str
     seconds: float
-    truncated: bool = Field(description="Whether some of the output was left out.")
-    changed: list[str] = Field(description="Files that it changed, as `kind path`; the first 100.")
-    refused: list[str] = Field(description="What it was not allowed to do, and what would allow it.")
-    pid: int | None = Field(description="Of a command in the background, for read_output.")
+    #: Whether some of the output was left out.
+    truncated: bool
+    #: Files that it changed, as `kind path`; the first 100.
+    changed: list[str]
+    #: What it was not allowed to do, and what would allow it.
+    refused: list[str]
+    #: Of a command in the background, for read_output.
+    pid: int | None
 
 
 class ProcessOutput(BaseModel):
     """The output of a background process, from an offset."""
 
     output: str
-    next_offset: int = Field(description="Pass it as `offset` to get only what comes later.")
+    #: Pass it as `offset` to get only what comes later.
+    next_offset: int
     running: bool
     exit_code: int | None
     truncated: bool
@@ -85,49 +91,41 @@ class ProcessRows(BaseModel):
 class SentInput(BaseModel):
     """Number of bytes that a process has taken, and whether it runs."""
 
-    sent: int = Field(description="Bytes of `text` in UTF-8; all of them, or it is an error.")
+    #: Bytes of `text` in UTF-8; all of them, or it is an error.
+    sent: int
     running: bool
 
 
 @readable
 async def bash(
     ctx: Context[Any, Any],
-    command: Annotated[str, Field(description="Shell text; several lines and heredocs are fine.")],
+    command: str,
     timeout: Annotated[
         float | None,
-        Field(
-            gt=0,
-            le=86400,
-            description="Seconds after which it is killed, with all it started (default: 120, unless the "
-            "user has set another).",
-        ),
+        Field(gt=0, le=86400, description="Seconds until it is killed (default: 120, or the user's)."),
     ] = None,
     background: Annotated[
-        bool, Field(description="Start it and return at once, for servers and long jobs.")
+        bool, Field(description="Start it and return its pid at once, for servers and long jobs.")
     ] = False,
-    merge: Annotated[
-        bool, Field(description="Standard error within `output`, in order; else in `stderr`.")
-    ] = True,
+    merge: Annotated[bool, Field(description="Standard error within the output, in order.")] = True,
     output_limit: OutputLimit = OUTPUT_LIMIT,
     session: Annotated[
-        str | None, Field(description="Name of another shell with its own directory and variables.")
+        str | None, Field(description="Name of another shell, with its own directory and variables.")
     ] = None,
     call_id: CallId = None,
     sandbox: SandboxId = None,
-) -> Annotated[CallToolResult, CommandOutcome]:
-    """Run a bash command in the sandbox and wait for its end.
+) -> CallToolResult:
+    """Run a bash command in the sandbox, wait for its end, return output and exit code.
 
-    The shell remembers directory, variables, functions and aliases between calls. The workspace is a
-    copy-on-write view of the user's directory: change files freely, nothing reaches the user before `commit`.
-    A failing command is a normal answer with its exit code. There is usually no network: `refused` says what
-    was tried, and `allow_host` asks the user for a host. There is no terminal and no standard input; use
-    background=true for programs that do not end, then read_output, write_stdin and kill.
+    The shell keeps directory, variables and functions between calls. No terminal, no standard input.
     """
     handle = await handle_of(ctx, sandbox)
 
     async def work() -> CallToolResult:
         if background:
-            return await _start(handle, command)
+            return await _start(
+                handle, command, "; read_output follows it" if offers(ctx, "read_output") else ""
+            )
         reports = ProgressReports(ctx)
         options: dict[str, Any] = {"on_stdout": reports.heard, "merge": merge}
         if timeout is not None:
@@ -139,12 +137,12 @@ async def bash(
             result = await shell.run(command, **options)
         finally:
             reports.close()
-        return _ran(result, output_limit)
+        return _ran(result, output_limit, can_ask=offers(ctx, "allow_host"))
 
     return await handle.once(call_id, work)  # type: ignore[no-any-return]
 
 
-def _ran(result: Result, limit: int) -> CallToolResult:
+def _ran(result: Result, limit: int, *, can_ask: bool) -> CallToolResult:
     output, cut = clipped(result.stdout, limit)
     stderr, cut_too = clipped(result.stderr, limit)
     changes = result.changes or ()
@@ -153,7 +151,7 @@ def _ran(result: Result, limit: int) -> CallToolResult:
         stderr=stderr,
         exit_code=result.exit_code,
         reason=str(result.reason),
-        why=result.why,
+        why=spelled(result.why),
         cwd=result.cwd,
         seconds=round(result.duration, 3),
         truncated=cut or cut_too or result.stdout_truncated or result.stderr_truncated,
@@ -163,15 +161,23 @@ def _ran(result: Result, limit: int) -> CallToolResult:
     )
     lines = [output, stderr and f"[stderr]\n{stderr}"]
     if result.exit_code or str(result.reason) != "exited":
-        why = f": {result.why}" if result.why else ""
+        why = f": {outcome.why}" if outcome.why else ""
         lines.append(f"[exit code {result.exit_code}, {result.reason}{why}]")
     if result.timed_out:
-        lines.append("[it took too long; give it a longer timeout, or background=true]")
+        lines.append("[it took too long: give it a longer timeout, or run it in the background]")
     lines += [f"[refused: {text}]" for text in outcome.refused]
-    return _answer(outcome, "\n".join(line.rstrip("\n") for line in lines if line))
+    if any(event.kind == "refused" for event in result.violations):
+        how = (
+            "allow_host asks the user for a host"
+            if can_ask
+            else f"only the user can allow a host: {ALLOW_IT}"
+        )
+        lines.append(f"[{how}]")
+    text = "\n".join(line.rstrip("\n") for line in lines if line)
+    return answer(outcome, text or "(exit code 0, no output)")
 
 
-async def _start(handle: ServedSandbox, command: str) -> CallToolResult:
+async def _start(handle: ServedSandbox, command: str, hint: str) -> CallToolResult:
     # One stream, in order. `eval`, so that bash's own words about the text are in it, too.
     argv = ["bash", "-c", 'exec 2>&1; eval "$1"', "bash", command]
     process = await handle.sandbox.start(argv)
@@ -190,19 +196,13 @@ async def _start(handle: ServedSandbox, command: str) -> CallToolResult:
         refused=[],
         pid=process.pid,
     )
-    return _answer(outcome, f"[started in the background, pid {process.pid}; read_output follows it]")
-
-
-def _answer(outcome: BaseModel, text: str) -> CallToolResult:
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=outcome.model_dump(mode="json")
-    )
+    return answer(outcome, f"[started in the background, pid {process.pid}{hint}]")
 
 
 def _process(handle: ServedSandbox, pid: int) -> Any:
     found = handle.processes.get(pid)
     if found is None:
-        raise StaddleError(
+        raise tool_error(
             f"there is no background process {pid} in {handle.id!r}",
             why=f"started were: {', '.join(map(str, handle.processes)) or 'none'}",
             fix="use a pid that bash with background=true returned",
@@ -220,7 +220,7 @@ async def read_output(
     ] = 0.0,
     output_limit: OutputLimit = OUTPUT_LIMIT,
     sandbox: SandboxId = None,
-) -> ProcessOutput:
+) -> CallToolResult:
     """Read what a background process has printed, standard output and error in order.
 
     Call it again with next_offset to follow. With `wait` it returns as soon as something new is there.
@@ -239,8 +239,12 @@ async def read_output(
     lost = dropped and new > len(kept) // 2
     data = kept if not offset else kept[len(kept) - min(new, len(kept) // 2 if lost else new) :]
     text, cut = clipped(data.decode("utf-8", "replace") if new else "", output_limit)
-    return ProcessOutput(
+    facts = ProcessOutput(
         output=text, next_offset=total, running=code is None, exit_code=code, truncated=cut or bool(lost)
+    )
+    state = "running" if code is None else f"exit code {code}"
+    return answer(
+        facts, "\n".join([*([text.rstrip("\n")] if text else ()), f"[{state}; next_offset={total}]"])
     )
 
 
@@ -255,23 +259,24 @@ async def write_stdin(
     ] = READ_WITHIN,
     call_id: CallId = None,
     sandbox: SandboxId = None,
-) -> SentInput:
+) -> CallToolResult:
     """Write to the standard input of a background process."""
     handle = await handle_of(ctx, sandbox)
     process = _process(handle, pid)
 
-    async def work() -> SentInput:
+    async def work() -> CallToolResult:
         data = text.encode()
         sent = await handle.type(pid, data, timeout)
         if sent < len(data):
-            raise StaddleError(
+            raise tool_error(
                 f"the process took {sent} of {len(data)} bytes in {timeout:g} seconds",
                 why="it does not read its input, and the pipe is full",
                 fix=f"read its output, wait until it reads, and send what follows the first {sent} bytes",
             )
         if close:
             process.close_stdin()
-        return SentInput(sent=sent, running=process.running)
+        facts = SentInput(sent=sent, running=process.running)
+        return answer(facts, f"sent {sent} bytes; it {'runs' if facts.running else 'has ended'}")
 
     return await handle.once(call_id, work)  # type: ignore[no-any-return]
 
@@ -282,25 +287,31 @@ async def kill(
     pid: Pid,
     signal: Annotated[str, Field(description="TERM, INT, KILL, HUP, …")] = "TERM",
     sandbox: SandboxId = None,
-) -> ProcessRow:
+) -> CallToolResult:
     """Send a background process, and all that it started, a signal. One that has ended stays ended."""
     process = _process(await handle_of(ctx, sandbox), pid)
     name = signal.upper().removeprefix("SIG")
     number = getattr(signals.Signals, f"SIG{name}", None)
     if number is None:
-        raise StaddleError(
+        raise tool_error(
             f"there is no signal {signal!r}", fix="use TERM, INT, KILL or HUP", why="only these are sent"
         )
     process.kill(int(number))
     await process.wait(1.0)
-    return _row(process)
+    row = _row(process)
+    return answer(row, _line(row))
 
 
 @readable
-async def list_processes(ctx: Context[Any, Any], sandbox: SandboxId = None) -> ProcessRows:
+async def list_processes(ctx: Context[Any, Any], sandbox: SandboxId = None) -> CallToolResult:
     """List background processes, and jobs that commands left with `&`; also those that ended lately."""
     handle = await handle_of(ctx, sandbox)
-    return ProcessRows(processes=[_row(each) for each in await handle.sandbox.processes()])
+    facts = ProcessRows(processes=[_row(each) for each in await handle.sandbox.processes()])
+    return answer(facts, "\n".join(map(_line, facts.processes)) or "(no background process)")
+
+
+def _line(row: ProcessRow) -> str:
+    return f"{row.pid} {'running' if row.running else f'exit code {row.exit_code}'} {row.command}"
 
 
 def _row(process: Any) -> ProcessRow:

@@ -7,13 +7,12 @@ import difflib
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
-from mcp_types import AudioContent, CallToolResult, ImageContent, TextContent
+from mcp_types import AudioContent, CallToolResult, ImageContent
 from pydantic import BaseModel, Field
 
-from staddle import StaddleError
-
-from .calls import clipped, handle_of, readable
+from .calls import answer, clipped, handle_of, readable
 from .command_tools import MOST_OUTPUT, SandboxId
+from .error_text import tool_error
 
 #: The largest file that is read whole, and the largest picture or recording that is sent.
 MOST_READ = 16 << 20
@@ -41,10 +40,13 @@ class FileText(BaseModel):
     media_type: str
     text: str
     first_line: int
-    lines: int = Field(description="How many lines are in `text`.")
+    #: How many lines are in `text`.
+    lines: int
     total_lines: int
-    size: int = Field(description="Bytes of the whole file.")
-    truncated: bool = Field(description="Whether there are more lines after these.")
+    #: Bytes of the whole file.
+    size: int
+    #: Whether there are more lines after these.
+    truncated: bool
 
 
 class WrittenFile(BaseModel):
@@ -98,14 +100,11 @@ class DirectoryEntries(BaseModel):
 async def read_file(
     ctx: Context[Any, Any],
     path: FilePath,
-    offset: Annotated[int, Field(ge=1, description="The first line to return, from 1.")] = 1,
+    offset: Annotated[int, Field(ge=1, description="The first line, from 1.")] = 1,
     limit: Annotated[int, Field(ge=1, le=100_000, description="Lines to return.")] = LINES,
     sandbox: SandboxId = None,
-) -> Annotated[CallToolResult, FileText]:
-    """Read a text file by lines, or a picture or recording as such.
-
-    The text is exactly the file's, without line numbers, so that it can be used in edit_file as it is.
-    """
+) -> CallToolResult:
+    """Read a text file by lines, exactly as it is, or a picture or recording as such."""
     files = (await handle_of(ctx, sandbox)).sandbox.files
     data: bytes = await files.read_bytes(path, limit=MOST_READ)
     kind = media_type(data)
@@ -121,10 +120,10 @@ async def read_file(
     )
     if kind.startswith(("image/", "audio/")):
         if len(data) > MOST_MEDIA:
-            raise StaddleError(
+            raise tool_error(
                 f"{path} has {len(data)} bytes",
                 why=f"{MOST_MEDIA} are sent at most",
-                fix="read a part of it, or make a smaller one inside",
+                fix="make a smaller one with a command",
             )
         body = base64.b64encode(data).decode()
         content: ImageContent | AudioContent = (
@@ -134,8 +133,8 @@ async def read_file(
         )
         return CallToolResult(content=[content], structured_content=facts.model_dump(mode="json"))
     if kind != "text/plain":
-        raise StaddleError(
-            f"{path} is not text", why="it has NUL bytes", fix="inspect it with bash: file, xxd, strings"
+        raise tool_error(
+            f"{path} is not text", why="it has NUL bytes", fix="inspect it with a command: file, xxd, strings"
         )
     lines = data.decode("utf-8", "replace").splitlines(keepends=True)
     chosen = lines[offset - 1 : offset - 1 + limit]
@@ -145,9 +144,7 @@ async def read_file(
     if facts.truncated:
         more = offset + len(chosen)
         text += f"\n[… {len(lines) - more + 1} of {len(lines)} lines follow; offset={more} continues …]"
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=facts.model_dump(mode="json")
-    )
+    return answer(facts, text if chosen else f"(no line from {offset}: the file has {len(lines)})")
 
 
 def media_type(data: bytes) -> str:
@@ -162,14 +159,16 @@ def media_type(data: bytes) -> str:
 async def write_file(
     ctx: Context[Any, Any],
     path: FilePath,
-    content: Annotated[str, Field(description="The whole new content.")],
+    content: str,
     sandbox: SandboxId = None,
-) -> WrittenFile:
-    """Write a file, whole or not at all; directories above it are made. To change a part, use edit_file."""
+) -> CallToolResult:
+    """Write a file, whole or not at all; directories above it are made."""
     files = (await handle_of(ctx, sandbox)).sandbox.files
     created = not await files.exists(path)
     await files.write(path, content, parents=True)
-    return WrittenFile(path=path, size=len(content.encode("utf-8", "surrogateescape")), created=created)
+    size = len(content.encode("utf-8", "surrogateescape"))
+    text = f"{'created' if created else 'replaced'} {path} ({size} bytes)"
+    return answer(WrittenFile(path=path, size=size, created=created), text)
 
 
 @readable
@@ -181,16 +180,18 @@ async def edit_file(
     expected_count: Annotated[int, Field(ge=1, description="How often old_text is in the file.")] = 1,
     dry_run: Annotated[bool, Field(description="Only return the diff.")] = False,
     sandbox: SandboxId = None,
-) -> EditedFile:
+) -> CallToolResult:
     """Replace text in a file. Refused unless old_text is there exactly expected_count times."""
     files = (await handle_of(ctx, sandbox)).sandbox.files
     before: str = await files.read(path, limit=MOST_READ)
     found = before.count(old_text)
     if found != expected_count:
-        raise StaddleError(
+        raise tool_error(
             f"old_text is {found} times in {path}, not {expected_count}",
             why=_why(before, old_text, new_text),
-            fix="read the file again, and give more of the text around it",
+            fix="give more of the lines around it, or set expected_count"
+            if found
+            else "read the file again, and give the text exactly as it is there",
         )
     after = before.replace(old_text, new_text)
     if not dry_run and after != before:
@@ -200,19 +201,20 @@ async def edit_file(
         difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{name}", f"b/{name}")
     )
     shown = diff.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return EditedFile(path=path, replaced=found, written=not dry_run, diff=clipped(shown, MOST_OUTPUT)[0])
+    facts = EditedFile(path=path, replaced=found, written=not dry_run, diff=clipped(shown, MOST_OUTPUT)[0])
+    return answer(facts, facts.diff or "(no difference: new_text is old_text)")
 
 
 def _why(before: str, old: str, new: str) -> str:
     """The likely reason why a text was not found as often as expected."""
     if before.count(old):
-        return "add lines around it until it is unique, or set expected_count"
+        return "it would be replaced in each place, or in the wrong one"
     if new and new in before:
         return "new_text is there already: it may have been done before"
     first = old.strip().splitlines()[:1]
     if first and first[0].strip() in before:
         return f"its first line is there with other spaces or other lines after it: {first[0].strip()!r}"
-    return "read_file shows what is there"
+    return "the file does not have it"
 
 
 @readable
@@ -221,10 +223,17 @@ async def glob(
     pattern: Annotated[str, Field(description="Such as src/**/*.py; ** is any number of directories.")],
     limit: Annotated[int, Field(ge=1, le=100_000)] = 1000,
     sandbox: SandboxId = None,
-) -> FoundFiles:
+) -> CallToolResult:
     """Find files, directories and links by name, sorted."""
     found: list[str] = await (await handle_of(ctx, sandbox)).sandbox.files.glob(pattern)
-    return FoundFiles(paths=found[:limit], truncated=len(found) > limit)
+    facts = FoundFiles(paths=found[:limit], truncated=len(found) > limit)
+    return answer(facts, _listed(facts.paths, truncated=facts.truncated))
+
+
+def _listed(lines: list[str], *, truncated: bool) -> str:
+    """Lines as text, with a mark where there are more."""
+    more = [f"[… more than {len(lines)}: narrow it, or raise limit …]"] if truncated else []
+    return "\n".join([*lines, *more]) or "(nothing found)"
 
 
 @readable
@@ -236,7 +245,7 @@ async def grep(
     ignore_case: bool = False,
     limit: Annotated[int, Field(ge=1, le=10_000)] = 200,
     sandbox: SandboxId = None,
-) -> FoundLines:
+) -> CallToolResult:
     """Search in files below a directory, binary ones left out. Each match is path:line:text."""
     argv = ["grep", "-rnIE", "--devices=skip", *(["-i"] if ignore_case else ())]
     argv += [f"--include={include}"] if include else []
@@ -245,20 +254,26 @@ async def grep(
     if result.exit_code > 1 or str(result.reason) != "exited":
         said = result.stderr.strip().splitlines()
         if not result.stdout:
-            raise StaddleError(
+            raise tool_error(
                 "the search failed",
                 why=said[-1] if said else str(result.reason),
                 fix="correct the pattern, or search another directory",
             )
     lines = [line[:1000] for line in result.stdout.splitlines()]
-    return FoundLines(matches=lines[:limit], truncated=len(lines) > limit or result.stdout_truncated)
+    facts = FoundLines(matches=lines[:limit], truncated=len(lines) > limit or result.stdout_truncated)
+    return answer(facts, _listed(facts.matches, truncated=facts.truncated))
 
 
 @readable
 async def list_directory(
     ctx: Context[Any, Any], path: FilePath = ".", sandbox: SandboxId = None
-) -> DirectoryEntries:
+) -> CallToolResult:
     """List a directory, sorted by name; links are listed as links."""
     found = await (await handle_of(ctx, sandbox)).sandbox.files.list(path)
     entries = [DirectoryEntry(name=each.name, kind=each.kind, size=each.size) for each in found[:5000]]
-    return DirectoryEntries(path=path, entries=entries, truncated=len(found) > len(entries))
+    facts = DirectoryEntries(path=path, entries=entries, truncated=len(found) > len(entries))
+    lines = [
+        f"{each.name}/" if each.kind == "directory" else f"{each.name} ({each.kind}, {each.size} bytes)"
+        for each in entries
+    ]
+    return answer(facts, "\n".join([*lines, *(["[… more …]"] if facts.truncated else ())]) or "(empty)")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mcp.server.mcpserver import Context, Resolve
+from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel, Field
 
-from staddle import StaddleError
+from staddle.display import counted
 
-from .calls import clipped, handle_of, readable, sandboxes
+from .calls import answer, clipped, handle_of, readable, sandboxes
 from .command_tools import OUTPUT_LIMIT, OutputLimit, SandboxId
+from .error_text import tool_error
 from .questions import SHOWN, Consent, may_allow_host, may_commit, refuse_unless
 
-Paths = Annotated[
-    list[str] | None, Field(description="Only these files and directories; all changes if left out.")
-]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from staddle import Change
+
+Paths = Annotated[list[str] | None, Field(description="Only these files and directories (default: all).")]
 
 
 class SandboxFacts(BaseModel):
@@ -23,18 +28,23 @@ class SandboxFacts(BaseModel):
 
     sandbox: str
     forked_from: str
-    workspace: str = Field(description="The user's directory that it shows; empty if none.")
+    #: The user's directory that it shows; empty if none.
+    workspace: str
     mode: str
-    cwd: str = Field(description="Of the shell, as last known while it runs a command.")
+    #: Of the shell, as last known while it runs a command.
+    cwd: str
     backend: str
-    enforced: list[str] = Field(description="Protections in force, by name.")
-    gaps: list[str] = Field(description="What is not enforced here, and why.")
+    #: Protections in force, by name.
+    enforced: list[str]
+    #: What is not enforced here, and why.
+    gaps: list[str]
     network: str
     allowed_hosts: list[str]
     limits: dict[str, Any]
     usage: dict[str, Any]
     snapshots: list[str]
-    others: list[str] = Field(description="Other sandboxes of this server.")
+    #: Other sandboxes of this server.
+    others: list[str]
 
 
 class OpenedSandbox(BaseModel):
@@ -62,29 +72,14 @@ class RestoredState(BaseModel):
     """The restored snapshot, and the processes that the restore ended."""
 
     snapshot: str
-    ended: list[str] = Field(description="Commands of processes that were killed.")
+    #: Commands of processes that were killed.
+    ended: list[str]
 
 
 class ForkedSandboxes(BaseModel):
     """Sandboxes that continue from the same point."""
 
     sandboxes: list[str]
-
-
-class ChangeRow(BaseModel):
-    """One change."""
-
-    kind: str
-    path: str
-    conflict: str = Field(description="What the host did to the same file since; empty if nothing.")
-
-
-class ChangeRows(BaseModel):
-    """Changes that are not on the host."""
-
-    changes: list[ChangeRow]
-    diff: str
-    truncated: bool
 
 
 class CommittedChanges(BaseModel):
@@ -114,25 +109,27 @@ async def open_sandbox(
         Field(max_length=64, pattern=r"^[\w.-]+$", description="Its id; an open one is returned."),
     ] = None,
     empty: Annotated[bool, Field(description="With an empty workspace instead of the user's.")] = False,
-) -> OpenedSandbox:
+) -> CallToolResult:
     """Open another sandbox beside the default one, with its own shell, processes and changes."""
     handle = await sandboxes(ctx).open(name, empty=empty)
-    return OpenedSandbox(sandbox=handle.id, cwd=await handle.cwd())
+    facts = OpenedSandbox(sandbox=handle.id, cwd=await handle.cwd())
+    return answer(facts, f"sandbox={facts.sandbox}, its shell is in {facts.cwd}")
 
 
 @readable
-async def close_sandbox(ctx: Context[Any, Any], sandbox: str) -> ClosedSandbox:
+async def close_sandbox(ctx: Context[Any, Any], sandbox: str) -> CallToolResult:
     """End everything in a sandbox. Changes that were not committed are gone."""
-    return ClosedSandbox(sandbox=sandbox, was_open=await sandboxes(ctx).close(sandbox))
+    facts = ClosedSandbox(sandbox=sandbox, was_open=await sandboxes(ctx).close(sandbox))
+    return answer(facts, f"closed {sandbox}" if facts.was_open else f"({sandbox} was not open)")
 
 
 @readable
-async def status(ctx: Context[Any, Any], sandbox: SandboxId = None) -> SandboxFacts:
+async def status(ctx: Context[Any, Any], sandbox: SandboxId = None) -> CallToolResult:
     """Tell what this sandbox may do, which protections are in force, what it has used, and its snapshots."""
     handle = await handle_of(ctx, sandbox)
     box, settings = handle.sandbox, sandboxes(ctx).settings
     enforced, policy = box.enforced, box.policy
-    return SandboxFacts(
+    facts = SandboxFacts(
         sandbox=handle.id,
         forked_from=handle.parent,
         workspace=settings.workspace or "",
@@ -148,6 +145,13 @@ async def status(ctx: Context[Any, Any], sandbox: SandboxId = None) -> SandboxFa
         snapshots=list(handle.snapshots),
         others=[each.id for each in sandboxes(ctx) if each is not handle],
     )
+    return answer(facts, "\n".join(f"{name}: {_shown(value)}" for name, value in facts if value))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items())
+    return "; ".join(value) if isinstance(value, list) else str(value)
 
 
 @readable
@@ -155,34 +159,36 @@ async def snapshot(
     ctx: Context[Any, Any],
     label: Annotated[str, Field(max_length=200)] = "",
     sandbox: SandboxId = None,
-) -> SnapshotRow:
-    """Save this moment (files, directory, variables) for restore. It is cheap: do it before risks."""
+) -> CallToolResult:
+    """Save this moment (files, directory, variables). It is cheap: do it before risks."""
     handle = await handle_of(ctx, sandbox)
     taken = await handle.sandbox.snapshot(label)
     name = f"snap-{len(handle.snapshots) + 1}{f'-{label}' if label else ''}"
     handle.snapshots[name] = taken
-    return SnapshotRow(snapshot=name, sandbox=handle.id)
+    return answer(SnapshotRow(snapshot=name, sandbox=handle.id), f"saved as {name}")
 
 
 @readable
 async def restore(
     ctx: Context[Any, Any],
-    snapshot: Annotated[str, Field(description="From the tool snapshot.")],
+    snapshot: Annotated[str, Field(description="Its name, or its label.")],
     sandbox: SandboxId = None,
-) -> RestoredState:
+) -> CallToolResult:
     """Go back to a snapshot: files and shells are as they were then, background processes are ended."""
     handle = await handle_of(ctx, sandbox)
     found = handle.snapshots.get(snapshot)
     if found is None:  # the newest that was given this label
         found = next((one for one in reversed(handle.snapshots.values()) if one.label == snapshot), None)
     if found is None:
-        raise StaddleError(
+        raise tool_error(
             f"there is no snapshot {snapshot!r} of {handle.id!r}",
             why=f"there are: {', '.join(handle.snapshots) or 'none'}",
-            fix="name one of these",
+            fix="name one of these" if handle.snapshots else "take one first",
         )
     restored = await handle.sandbox.restore(found)
-    return RestoredState(snapshot=snapshot, ended=[each.command for each in restored.ended])
+    facts = RestoredState(snapshot=snapshot, ended=[each.command for each in restored.ended])
+    ended = [f"ended: {command}" for command in facts.ended]
+    return answer(facts, "\n".join([f"files and shells are as in {snapshot}", *ended]))
 
 
 @readable
@@ -194,16 +200,17 @@ async def fork(
         Field(
             max_length=48,
             pattern=r"^[\w.-]+$",
-            description="The new ids are NAME-1, NAME-2, …; those that are open are returned as they are.",
+            description="The new ids are NAME-1, NAME-2, …",
         ),
     ] = None,
     sandbox: SandboxId = None,
-) -> ForkedSandboxes:
+) -> CallToolResult:
     """Make more sandboxes that continue from here, to try several ways and keep the best."""
     handle = await handle_of(ctx, sandbox)
     base = name or _unused(ctx, f"{handle.id}-fork")
     made = await sandboxes(ctx).fork(handle, [f"{base}-{number}" for number in range(1, count + 1)])
-    return ForkedSandboxes(sandboxes=[each.id for each in made])
+    facts = ForkedSandboxes(sandboxes=[each.id for each in made])
+    return answer(facts, "\n".join(f"sandbox={name}" for name in facts.sandboxes))
 
 
 def _unused(ctx: Context[Any, Any], base: str) -> str:
@@ -215,30 +222,44 @@ def _unused(ctx: Context[Any, Any], base: str) -> str:
 async def diff(
     ctx: Context[Any, Any],
     paths: Paths = None,
-    text: Annotated[bool, Field(description="With unified diffs, not only names.")] = True,
+    text: Annotated[bool, Field(description="Unified diffs; false: only names.")] = True,
     output_limit: OutputLimit = OUTPUT_LIMIT,
     sandbox: SandboxId = None,
-) -> ChangeRows:
-    """Show every change to the workspace that is not in the user's directory yet."""
+) -> CallToolResult:
+    """Show the changes to the workspace that are not in the user's directory yet, as a unified diff."""
     changes = await (await handle_of(ctx, sandbox)).sandbox.diff(paths)
-    shown, cut = clipped(diff_text(changes, output_limit) if text else "", output_limit)
-    rows = [
-        ChangeRow(kind=change.kind, path=change.path, conflict=change.conflict) for change in changes[:1000]
-    ]
-    return ChangeRows(changes=rows, diff=shown, truncated=cut or len(changes) > len(rows))
+    made = diff_text(changes, output_limit) if text else _names(changes, output_limit)
+    # No structured content: clients that prefer it would show the model a diff with its newlines escaped.
+    return CallToolResult(content=[TextContent(type="text", text=made or "(no changes)")])
 
 
-def diff_text(changes: list[Any], enough: int) -> str:
-    """The changes as unified diffs; no more are made once there are `enough` characters."""
-    parts, size = [], 0
-    for change in changes:
-        if size > enough:
-            parts.append(f"{change.kind} {change.path}\n")
-            continue
-        made = change.text_diff() or f"{change.kind} {change.path}\n"
-        parts.append(made)
-        size += len(made)
+def diff_text(changes: Sequence[Change], limit: int) -> str:
+    """The changes as unified diffs of about `limit` characters, then the names of those left out."""
+    parts: list[str] = []
+    room = limit
+    for number, change in enumerate(changes):
+        made = f"{change.kind} {change.path}\n{change.text_diff()}"
+        if len(made) > room and parts:
+            rest = changes[number:]
+            parts += [f"[… {len(rest)} more changes, without their text: name them in `paths` …]\n"]
+            return "".join([*parts, _names(rest, limit)])
+        made = clipped(made, room)[0]
+        parts += [made, *([f"[conflict: {change.conflict}]\n"] if change.conflict else ())]
+        room -= len(made)
     return "".join(parts)
+
+
+def _names(changes: Sequence[Change], limit: int) -> str:
+    lines: list[str] = []
+    for change in changes:
+        lines.append(
+            f"{change.kind} {change.path}{f' [conflict: {change.conflict}]' if change.conflict else ''}\n"
+        )
+        limit -= len(lines[-1])
+        if limit < 0 and len(lines) < len(changes):
+            lines.append(f"[… {len(changes) - len(lines)} more changes …]\n")
+            break
+    return "".join(lines)
 
 
 @readable
@@ -247,35 +268,41 @@ async def commit(
     consent: Annotated[Consent, Resolve(may_commit)],
     paths: Paths = None,
     overwrite: Annotated[
-        bool, Field(description="Also over files that the user has changed since then (see `conflict`).")
+        bool, Field(description="Even over files that the user has changed meanwhile (conflicts).")
     ] = False,
     sandbox: SandboxId = None,
-) -> CommittedChanges:
+) -> CallToolResult:
     """Write the changes to the user's directory: all of them, or none. The user is asked.
 
-    Refused for files that would make the user's own git, editor or shell run something.
+    Refused for files that the user's own git, editor or shell would run.
     """
     refuse_unless(consent, "commit")
     review = SHOWN.get()
     if not review.changes:
         if paths:
-            raise StaddleError(
+            raise tool_error(
                 f"there is no change at {paths[0]!r}",
                 why="diff does not list it",
                 fix="name paths as diff does",
             )
-        return CommittedChanges(committed=[])
+        return answer(CommittedChanges(committed=[]), "(no changes to commit)")
     done = await review.commit(on_conflict="overwrite" if overwrite else "refuse")
-    return CommittedChanges(committed=[f"{change.kind} {change.path}" for change in done.changes])
+    facts = CommittedChanges(committed=[f"{change.kind} {change.path}" for change in done.changes])
+    return answer(
+        facts, f"committed {counted(len(done.changes), 'change')}:\n{_names(done.changes, OUTPUT_LIMIT)}"
+    )
 
 
 @readable
-async def discard(ctx: Context[Any, Any], paths: Paths = None, sandbox: SandboxId = None) -> DiscardedChanges:
-    """Drop changes: the files are as the user's directory has them. Take a snapshot first if in doubt."""
+async def discard(ctx: Context[Any, Any], paths: Paths = None, sandbox: SandboxId = None) -> CallToolResult:
+    """Drop changes: the files are as in the user's directory. Take a snapshot first if in doubt."""
     box = (await handle_of(ctx, sandbox)).sandbox
-    gone = [f"{change.kind} {change.path}" for change in await box.diff(paths)]
+    changes = await box.diff(paths)
     await box.discard(paths)
-    return DiscardedChanges(discarded=gone)
+    gone = DiscardedChanges(discarded=[f"{change.kind} {change.path}" for change in changes])
+    return answer(
+        gone, f"discarded:\n{_names(changes, OUTPUT_LIMIT)}" if changes else "(no changes to discard)"
+    )
 
 
 @readable
@@ -286,14 +313,15 @@ async def allow_host(
         Field(
             max_length=260,
             pattern=r"^[A-Za-z0-9.:\[\]-]+$",
-            description="A host for all of its ports, or host:port, as `refused` of bash names it.",
+            description="A host for all of its ports, or host:port.",
         ),
     ],
     consent: Annotated[Consent, Resolve(may_allow_host)],
     sandbox: SandboxId = None,
-) -> AllowedHost:
+) -> CallToolResult:
     """Ask the user to let programs in the sandbox connect to one host, until the sandbox is closed."""
     handle = await handle_of(ctx, sandbox)
     refuse_unless(consent, f"the host {host}")
     handle.allowed.add(host)
-    return AllowedHost(host=host, allowed_hosts=sorted(handle.allowed))
+    facts = AllowedHost(host=host, allowed_hosts=sorted(handle.allowed))
+    return answer(facts, f"programs in {handle.id} may connect to {', '.join(facts.allowed_hosts)}")

@@ -6,6 +6,7 @@ elicitation request before that. Only an accepted form with the box ticked is a 
 
 from __future__ import annotations
 
+import shlex
 from contextvars import ContextVar
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
@@ -14,18 +15,24 @@ from mcp.server.mcpserver import Context, Elicit
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 
-from staddle import Network, StaddleError
+from staddle import Network
 from staddle.display import counted
 
 from .calls import handle_of, readable, sandboxes
+from .error_text import tool_error
+from .sandboxes import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from staddle import AsyncReview, Change, Review
 
+    from .sandboxes import ServedSandbox, ServerSettings
+
 #: So many changes are listed in a question.
 MOST_LISTED = 40
+#: So many protected names are spelled out in a command for the user.
+_MOST_SPELLED = 5
 #: The review that a person was asked about, while one request is served.
 SHOWN: ContextVar[AsyncReview] = ContextVar("SHOWN")
 
@@ -42,15 +49,16 @@ def refuse_unless(consent: Consent, what: str) -> None:
         raise ToolError(f"{what} was refused: the user declined")
 
 
-def ask(ctx: Context[Any, Any], tool: str, message: str) -> Consent | Elicit[Consent]:
-    """Ask, unless this server was told not to."""
+def ask(ctx: Context[Any, Any], tool: str, message: str, otherwise: str) -> Consent | Elicit[Consent]:
+    """Ask, unless this server was told not to. `otherwise` is what helps if the client cannot ask."""
     if tool in sandboxes(ctx).settings.unasked:
         return Consent(allow=True)
     capabilities = ctx.client_capabilities
     if capabilities is None or capabilities.elicitation is None:
-        raise ToolError(
-            f"{tool} needs the consent of a person: this client cannot ask for it (no elicitation); "
-            f"ask the user to start `staddle mcp --yes {tool}`, or to review and commit outside"
+        raise tool_error(
+            f"{tool} needs the consent of the user",
+            why="this client cannot ask (no elicitation)",
+            fix=otherwise,
         )
     return Elicit(message, Consent)
 
@@ -65,8 +73,37 @@ async def may_commit(
     SHOWN.set(review)
     if not review.changes:
         return Consent(allow=True)
-    where = sandboxes(ctx).settings.workspace
-    return ask(ctx, "commit", question(review, handle.id, str(where), overwrite=overwrite))
+    settings = sandboxes(ctx).settings
+    _refuse_protected(review, handle, settings)
+    text = question(review, handle.id, str(settings.workspace), overwrite=overwrite)
+    return ask(ctx, "commit", text, _outside(handle, settings, "--yes commit"))
+
+
+def _refuse_protected(review: Review, handle: ServedSandbox, settings: ServerSettings) -> None:
+    """ToolError for changes that no tool can commit. A person is not asked about them."""
+    if not review.held:
+        return
+    held = review.held
+    programs = " (a new executable after chmod -x)" if any("executable" in item.why for item in held) else ""
+    allow = "".join(f" --allow {shlex.quote(item.path)}" for item in held)
+    words = allow if len(held) <= _MOST_SPELLED else " --allow-protected"
+    raise tool_error(
+        f"{counted(len(held), 'change')} cannot be committed by a tool",
+        why=", ".join(_rows([f"{item.path}: {item.why}" for item in held], MOST_LISTED)),
+        fix=f"name the other changes in `paths`{programs}; {_outside(handle, settings, '', words)}",
+    )
+
+
+def _outside(handle: ServedSandbox, settings: ServerSettings, option: str, words: str = "") -> str:
+    """The user's own way to commit: from a sandbox that is kept, or with another server."""
+    if settings.keep and handle.id == DEFAULT:
+        return f"the user can end this server, and then run `staddle commit {settings.keep}{words}`"
+    options = f"{option}, or with --keep NAME" if option else "--keep NAME"
+    return (
+        f"the user can start `staddle mcp` with {options}, and run `staddle commit NAME{words}` when that "
+        "server has ended; this sandbox is not kept, and what is not committed is lost when its server ends: "
+        "show the user what you changed"
+    )
 
 
 @readable
@@ -75,7 +112,7 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
     handle = await handle_of(ctx, sandbox)
     Network.allow(host)  # refuses an entry that means nothing
     if handle.sandbox.policy.network == Network.open():
-        raise StaddleError(
+        raise tool_error(
             f"{host} can be reached already",
             why="the network of this sandbox is open",
             fix="just connect to it",
@@ -87,6 +124,7 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
         "allow_host",
         f"Let programs in the sandbox {handle.id} connect to {host!r}{_kind_of(host)}? "
         "They can send everything that is in the sandbox there.",
+        f"the user can start the server with `staddle mcp --allow {host}`, or with --yes allow_host",
     )
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 
 from staddle import StaddleError
 
 from .calls import handle_of, sendable
 from .command_tools import MOST_OUTPUT
+from .error_text import for_model
 from .file_tools import MOST_READ, media_type
 from .layer_tools import diff_text
 
@@ -39,8 +40,10 @@ TEMPLATES = {
 async def _found(ctx: Context[Any, Any], sandbox: str) -> ServedSandbox:
     try:
         return await handle_of(ctx, sandbox)
-    except StaddleError as error:
+    except ToolError as error:
         raise ResourceNotFoundError(str(error)) from error
+    except StaddleError as error:
+        raise ResourceError(for_model(error)) from error
 
 
 async def changes_of(sandbox: str, ctx: Context[Any, Any]) -> str:
@@ -49,7 +52,7 @@ async def changes_of(sandbox: str, ctx: Context[Any, Any]) -> str:
     try:
         return sendable(diff_text(await handle.sandbox.diff(), MOST_OUTPUT))
     except StaddleError as error:
-        raise ResourceError(str(error)) from error
+        raise ResourceError(for_model(error)) from error
 
 
 async def log_of(sandbox: str, ctx: Context[Any, Any]) -> str:
@@ -64,7 +67,9 @@ async def file_of(sandbox: str, path: str, ctx: Context[Any, Any]) -> str | byte
         data: bytes = await handle.sandbox.files.read_bytes(f"/{path}", limit=MOST_READ)
     except FileNotFoundError as error:
         raise ResourceNotFoundError(f"there is no file /{path}") from error
-    except (StaddleError, OSError) as error:
+    except StaddleError as error:
+        raise ResourceError(for_model(error)) from error
+    except OSError as error:
         raise ResourceError(str(error)) from error
     return data.decode("utf-8", "replace") if media_type(data) == "text/plain" else data
 

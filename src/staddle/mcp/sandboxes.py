@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
 
-from staddle import AsyncSandbox, Network, Policy, StaddleError
+from staddle import AsyncSandbox, Network, Policy
+
+from .error_text import tool_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,13 +28,17 @@ DEFAULT = "default"
 #: So many lines the log of a sandbox has, and so many answers are kept for calls that are repeated.
 LOG_LINES = 500
 ANSWERS = 64
+#: The tools of a server that was not told others: few, since a model reads the list with every task.
+DEFAULT_TOOLS = frozenset(
+    ("bash", "read_file", "write_file", "edit_file", "snapshot", "restore", "diff", "commit")
+)
 #: Seconds in which a shell that runs nothing says where it is.
 _SHELL_ANSWERS = 0.5
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Options with which sandboxes are opened, and the tools that need no question to a person."""
+    """Options with which sandboxes are opened, the tools, and those that need no question to a person."""
 
     workspace: str | None = None
     policy: Policy = field(default_factory=Policy.agent)
@@ -40,6 +46,7 @@ class ServerSettings:
     backend: str = "auto"
     best_effort: bool = False
     keep: str | None = None
+    tools: frozenset[str] = DEFAULT_TOOLS
     #: Tools that are done without asking.
     unasked: frozenset[str] = frozenset()
     most_sandboxes: int = 32
@@ -64,7 +71,7 @@ class ServedSandbox:
     def sandbox(self) -> AsyncSandbox:
         """The sandbox itself."""
         if self._sandbox is None:
-            raise StaddleError(
+            raise tool_error(
                 f"the sandbox {self.id!r} is not open yet",
                 why="another request is opening it",
                 fix="wait for that one, and try again",
@@ -159,20 +166,20 @@ class SandboxRegistry:
         if handle.sandbox.alive:
             return handle
         await self.close(handle.id)
-        raise StaddleError(
+        raise tool_error(
             f"the sandbox {handle.id!r} has stopped, with its processes and what was not committed",
             why="it was killed, or its policy limits how long it lives or is idle",
-            fix="call again for a new one" if handle.id == DEFAULT else "open another one",
+            fix="call again for a new one" if handle.id == DEFAULT else "use another one",
         )
 
     def known(self, name: str) -> ServedSandbox:
         """The open sandbox of that id."""
         found = self._handles.get(name)
         if found is None:
-            raise StaddleError(
+            raise tool_error(
                 f"there is no sandbox {name!r}",
                 why=f"open are: {', '.join(self._handles) or 'none'}",
-                fix="call open_sandbox, or leave `sandbox` out for the default one",
+                fix="leave `sandbox` out for the default one",
             )
         return found
 
@@ -215,6 +222,7 @@ class SandboxRegistry:
                 for name, sandbox in zip(new, made, strict=True):
                     forked = ServedSandbox(name, sandbox, handle.id)
                     forked.allowed, forked.log = handle.allowed, handle.log  # one `on_connect` serves both
+                    forked.snapshots = dict(handle.snapshots)
                     self._handles[name] = forked
         return [self._handles[name] for name in names]
 
@@ -236,8 +244,8 @@ class SandboxRegistry:
     def _room_for(self, count: int) -> None:
         most = self.settings.most_sandboxes
         if len(self._handles) + count > most:
-            raise StaddleError(
+            raise tool_error(
                 f"no more than {most} sandboxes are open at a time",
-                why=f"{len(self._handles)} are open",
-                fix="close_sandbox one that is not needed any more",
+                why=f"open are: {', '.join(self._handles) or 'none'}; {count} more would be",
+                fix="use one of these, or close one that you do not need any more",
             )

@@ -8,27 +8,51 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from mcp.server import CacheHint, MCPServer
-from mcp.server.mcpserver.tools import Tool
-from pydantic import BaseModel, ConfigDict, create_model
 
 from staddle import __version__
+from staddle.errors import UsageError
 
 from . import command_tools, file_tools, layer_tools
+from .arguments import ServedTool, served
 from .calls import ADDS, CHANGES, LEAVES, READS, REPLACES, RUNS
+from .error_text import ALLOW_IT, tool_error
 from .resources import add_resources
-from .sandboxes import SandboxRegistry, ServerSettings
+from .sandboxes import DEFAULT_TOOLS, SandboxRegistry, ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from mcp.server.mcpserver import Context
     from mcp_types import ToolAnnotations
 
-INSTRUCTIONS = """\
-A Linux computer of your own, confined by the kernel. `bash` is a shell that remembers; the file tools see the
-same files. The workspace shows the user's directory: nothing you do reaches the user before `commit`, which
-asks the user. `snapshot` and `restore` take you back, `fork` lets you try several ways. Each tool takes
-`sandbox`; leave it out unless you opened or forked another one. There is no network unless the user allows
-a host."""
+#: mode: where changes go.
+_WORKSPACE = {
+    "overlay": "The workspace shows the user's directory: change files freely, nothing reaches the user "
+    "before `commit`.",
+    "bind": "The workspace is the user's directory: what you change there is changed for the user at once.",
+    "readonly": "The workspace is the user's directory, and cannot be changed.",
+}
+#: Sentences about the whole server, each with the tools without which it is left out.
+_INSTRUCTIONS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("A Linux computer of your own, confined by the kernel.", frozenset()),
+    ("`bash` is a shell that remembers; the file tools see the same files.", frozenset(("bash",))),
+    ("`snapshot` and `restore` take you back.", frozenset(("snapshot", "restore"))),
+    ("`fork` lets you try several ways: name one of its sandboxes in `sandbox`.", frozenset(("fork",))),
+    ("There is no network unless the user allows a host.", frozenset()),
+)
+#: Of bash: a tool, the sentence where it is offered, the one where it is not.
+_ABOUT_BASH = (
+    (
+        "read_output",
+        "For a program that does not end, background=true, then read_output.",
+        "For a program that does not end: `program >/tmp/log 2>&1 &`.",
+    ),
+    (
+        "allow_host",
+        "There is usually no network: allow_host asks the user for a host.",
+        f"There is usually no network: only the user can allow a host ({ALLOW_IT}).",
+    ),
+)
 
 #: name: (function, title, hints)
 TOOLS: dict[str, tuple[Any, str, ToolAnnotations]] = {
@@ -58,7 +82,39 @@ TOOLS: dict[str, tuple[Any, str, ToolAnnotations]] = {
 _LISTS = CacheHint(ttl_ms=3_600_000, scope="public")
 
 
-def make_server(settings: ServerSettings) -> MCPServer[SandboxRegistry]:
+def tools_named(text: str) -> frozenset[str]:
+    """The tools of `default`, of `all`, or of names with commas between them."""
+    if text in ("default", "all"):
+        return DEFAULT_TOOLS if text == "default" else frozenset(TOOLS)
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in TOOLS]
+    if unknown:
+        raise UsageError(
+            f"there is no tool {unknown[0]!r}",
+            why=f"the tools are {', '.join(TOOLS)}",
+            fix="write --tools default, --tools all, or names of these with commas between them",
+        )
+    return frozenset(names)
+
+
+class ToolServer(MCPServer[SandboxRegistry]):
+    """A server that tells a model which tools it has, when it calls another one."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[SandboxRegistry, Any] | None = None
+    ) -> Any:
+        """Call a tool by its name."""
+        offered = [tool.name for tool in await self.list_tools()]
+        if name not in offered:
+            raise tool_error(
+                f"there is no tool {name[:80]!r}",
+                why=f"the tools are {', '.join(offered)}",
+                fix="the user can start `staddle mcp --tools all`" if name in TOOLS else "use one of these",
+            )
+        return await super().call_tool(name, arguments, context)
+
+
+def make_server(settings: ServerSettings) -> ToolServer:
     """A server that opens its sandboxes as `settings` say, and closes them when it ends."""
 
     @asynccontextmanager
@@ -70,17 +126,14 @@ def make_server(settings: ServerSettings) -> MCPServer[SandboxRegistry]:
             # The transport's scope is cancelled by now; sandboxes are closed all the same.
             await asyncio.shield(registry.close_all())
 
-    app: MCPServer[SandboxRegistry] = MCPServer(
+    app = ToolServer(
         "staddle",
         title="staddle",
         description="A confined computer for an agent",
-        instructions=INSTRUCTIONS,
+        instructions=_instructions(settings),
         version=__version__,
         lifespan=lifespan,
-        tools=[
-            _strict(Tool.from_function(function, name=name, title=title, annotations=hints))
-            for name, (function, title, hints) in TOOLS.items()
-        ],
+        tools=[_tool(name, settings) for name in TOOLS if name in settings.tools],
         log_level="WARNING",
         cache_hints={
             "tools/list": _LISTS,
@@ -93,19 +146,19 @@ def make_server(settings: ServerSettings) -> MCPServer[SandboxRegistry]:
     return app
 
 
-class _Exact(BaseModel):
-    """Arguments, and no others."""
+def _instructions(settings: ServerSettings) -> str:
+    about = [text for text, needs in _INSTRUCTIONS if needs <= settings.tools]
+    return " ".join([*about, _WORKSPACE[settings.mode]])
 
-    model_config = ConfigDict(extra="forbid")
 
-
-def _strict(tool: Tool) -> Tool:
-    """The tool, which refuses arguments that it does not have: a misspelt `sandbox` would be another one."""
-    loose = tool.fn_metadata.arg_model
-    exact: Any = create_model(loose.__name__, __base__=(loose, _Exact))
-    tool.fn_metadata.arg_model = exact
-    tool.parameters = exact.model_json_schema(by_alias=True)
-    return tool
+def _tool(name: str, settings: ServerSettings) -> ServedTool:
+    function, title, hints = TOOLS[name]
+    text = " ".join((function.__doc__ or "").split())
+    if name == "bash":
+        about = [there if tool in settings.tools else else_ for tool, there, else_ in _ABOUT_BASH]
+        text = " ".join([text, _WORKSPACE[settings.mode], *about])
+    made = ServedTool.from_function(function, name=name, title=title, description=text, annotations=hints)
+    return served(made, settings.tools)  # type: ignore[arg-type]
 
 
 def serve_stdio(settings: ServerSettings) -> None:

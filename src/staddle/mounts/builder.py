@@ -111,7 +111,8 @@ class Builder:
     runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
     is given where the owners of what is shown must be translated to the sandbox's user. `taken`
     are trees that another process has opened, which could (None: it is optional and gone). With
-    `outer_processes`, /proc is the one that we see: the kernel allows no other.
+    `outer_processes`, /proc is the one that we see: the kernel allows no other. `terminal` is the command's.
+    It has no name in the devpts inside; it is shown as /dev/console (as bwrap does), where ttyname(3) looks.
     """
 
     def __init__(
@@ -123,8 +124,9 @@ class Builder:
         translation: Translation | None = None,
         taken: Mapping[Bind, int | None] | None = None,
         outer_processes: bool = False,
+        terminal: str = "",
     ) -> None:
-        self._outer_processes = outer_processes
+        self._outer_processes, self._terminal = outer_processes, terminal
         self._place, self._owner, self._handed_on = place, owner, handed_on
         self._translation = translation
         self._root = -1
@@ -311,6 +313,9 @@ class Builder:
         self._empty(Empty(path, 0o755, _DEVICES_SIZE, ""))
         for name in _DEVICES:
             self._attach(self._clone(open_named(f"/dev/{name}"), _NOSUID), f"{path}/{name}", below=False)
+        if self._terminal:
+            terminal = open_named(self._terminal)
+            self._attach(self._clone(terminal, _NOSUID), f"{path}/console", below=False)
         quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
         self._mount("devpts", f"{path}/pts", quiet, "newinstance,ptmxmode=0666,mode=620")
         directory = self._existing(path)

@@ -15,6 +15,9 @@ LONGEST_TIMEOUT = 2.0**31  # seconds: 68 years, and still exact in every timer w
 MOST_CORES = float(1 << 20)
 LEAST_CORES = 0.01  # the least share that every mechanism can give; nothing could run under less
 
+#: Bytes. Nothing runs under less: it is a number whose unit was forgotten ("5" for "5G").
+LEAST_BYTES = 1 << 16
+
 #: Always powers of two, whichever way they are spelled; letters in either case.
 UNITS = {"": 1, "b": 1} | {
     letter + spelling: 1 << power
@@ -75,12 +78,12 @@ class Limits(Value):
         memory, processes, disk = (None if value == DEFAULT else value for value in (memory, processes, disk))
         super().__init__(
             timeout=_duration("timeout", timeout),
-            memory=_size("memory", memory),
+            memory=_size("memory", memory, LEAST_BYTES),
             cpu=_decimal("cpu", cpu, MOST_CORES, LEAST_CORES),
             processes=_count("processes", processes),
             output=_size("output", output),
             file_size=_size("file_size", file_size),
-            disk=_size("disk", disk),
+            disk=_size("disk", disk, LEAST_BYTES),
             open_files=_count("open_files", open_files),
             max_lifetime=_duration("max_lifetime", max_lifetime),
             idle=_duration("idle", idle),
@@ -162,8 +165,15 @@ def _duration(field: str, value: object) -> float | None:
     return _decimal(field, value, LONGEST_TIMEOUT)
 
 
-def _size(field: str, value: object) -> int | None:
-    return _count(field, parse_size(value) if isinstance(value, str) else value)
+def _size(field: str, value: object, least: int = 1) -> int | None:
+    found = _count(field, parse_size(value) if isinstance(value, str) else value)
+    if found is not None and found < least:
+        raise PolicyError(
+            f"limits.{field} is {found} bytes",
+            why=f"nothing could run under less than {least >> 10}K",
+            fix=f"write the unit, as in {found}M or {found}G",
+        )
+    return found
 
 
 def _count(field: str, value: object) -> int | None:

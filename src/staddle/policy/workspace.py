@@ -16,7 +16,7 @@ from .base import ORIGIN
 from .compiler import asking, compile, compile_directory
 from .environment import Environment
 from .paths import WORKSPACE_PATH, covers
-from .plan import Grant, Link, Scratch
+from .plan import COPY, Grant, Link, Scratch
 from .root_scripts import with_sudo
 from .tools import VARIABLES
 
@@ -102,6 +102,19 @@ def seen_at(plan: Plan, path: str) -> Plan:
     texts = tuple(text for text in plan.texts if not is_hidden(text))
     link = Link(path, WORKSPACE_PATH, "workspace_at")
     return plan.replace(grants=grants, links=_by_path((*links, link)), texts=texts, cwd=path)
+
+
+def with_copy(plan: Plan, copy: str, *, moved: bool) -> Plan:
+    """The plan of a session with the copy in place of the workspace: there is nothing to protect in it."""
+    place = WORKSPACE_PATH if moved else copy
+    ours = Grant(place, "write", True, COPY, copy if moved else "")
+    grants = [grant for grant in plan.grants if not covers(place, grant.path)]
+    return plan.replace(
+        grants=tuple(sorted((*grants, ours), key=lambda grant: grant.path)),
+        hidden=tuple(item for item in plan.hidden if not covers(place, item.path)),
+        guards=tuple(item for item in plan.guards if not covers(place, item.path)),
+        cwd=place,
+    )
 
 
 def _compile(

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
     from threading import Event
-    from typing import IO, Any, TypedDict
+    from typing import IO, Any, TypedDict, TypeVar
+
+    _Method = TypeVar("_Method", bound=Callable[..., Any])
 
     Heard = Callable[[str], object] | None
     #: For one command; None unsets a variable.
@@ -53,6 +55,60 @@ if TYPE_CHECKING:
 
 #: The default of every `timeout`: what the policy says. None is no end.
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
+
+
+#: The options of commands, as `help()` shows them: annotation and default.
+_SHOWN: dict[str, tuple[str, Any]] = {
+    "timeout": ("float | None", FROM_POLICY),
+    "cwd": ("str | PathLike[str] | None", None),
+    "env": ("Mapping[str, str | None] | None", None),
+    "stdin": ("bytes | str | IO[bytes] | None", None),
+    "merge": ("bool", False),
+    "output_limit": ("int | str | None", FROM_POLICY),
+    "spill": ("str | PathLike[str] | None", None),
+    "check": ("bool", False),
+    "on_stdout": ("Callable[[str], object] | None", None),
+    "on_stderr": ("Callable[[str], object] | None", None),
+    "cancel": ("threading.Event | None", None),
+}
+_STREAM = ("timeout", "cwd", "env", "stdin", "merge", "output_limit", "spill")
+#: Options by the name of the TypedDict that a method unpacks.
+_OF = {
+    "StreamOptions": _STREAM,
+    "StartOptions": ("timeout", "merge", "on_stdout", "on_stderr"),
+    "RunOptions": (*_STREAM, "check", "on_stdout", "on_stderr"),
+    "WaitedRunOptions": (*_STREAM, "check", "on_stdout", "on_stderr", "cancel"),
+}
+
+
+class _ShownSignature:
+    """The signature of a method with the options that it takes as `**options`; made when it is asked for."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    @property
+    def __signature__(self) -> Any:
+        import inspect
+
+        method = self._method
+        plain = inspect.signature(method, follow_wrapped=False)
+        *own, rest = plain.parameters.values()
+        names = _OF[rest.annotation.removeprefix("Unpack[").removesuffix("]")]
+        only = inspect.Parameter.KEYWORD_ONLY
+        shown = dict(_SHOWN)
+        if "StartOptions" in rest.annotation:
+            shown["timeout"] = ("float | None", None)  # a process in the background has none by default
+        options = [
+            inspect.Parameter(name, only, default=shown[name][1], annotation=shown[name][0]) for name in names
+        ]
+        return plain.replace(parameters=[*own, *options])
+
+
+def with_options_shown(method: _Method) -> _Method:
+    """Have `help()` show the options of a method that takes them as `**options: Unpack[...]`."""
+    method.__wrapped__ = _ShownSignature(method)  # type: ignore[attr-defined]  # inspect.signature() looks there
+    return method
 
 
 def refuse_unknown(given: Iterable[str]) -> None:

@@ -94,6 +94,7 @@ class Interpreter:
         self._turn = threading.Lock()
         self._terminal: Any = None
         self._unread = b""
+        self._begun = False  # the last cell
 
     def run(
         self,
@@ -111,18 +112,25 @@ class Interpreter:
             raise InvalidCall(f"the code is {code!r}", why="it is not text", fix="give the text of a cell")
         with self._turn:
             lost = self._terminal is not None and self._terminal.poll() is not None
-            if self._terminal is None or lost:
+            if lost:
                 self._end()
-                self._start()
-            name = secrets.token_hex(8)
-            cell = {"id": name, "code": code, "limit": output_limit, "env": dict(env or {})}
-            self._terminal.write(json.dumps(cell).encode() + b"\n")
-            try:
-                result = self._answer(name, timeout)
-            except TimeoutError:
-                result = self._stopped(name)
+            cell = {"code": code, "limit": output_limit, "env": dict(env or {})}
+            result = self._asked(cell, timeout)
+            # The end of an interpreter may not be noticed yet, as after restore(): the cell was not run.
+            if result.lost and not result.timed_out and not self._begun:
+                lost, result = True, self._asked(cell, timeout)
             result.lost = result.lost or lost
             return result
+
+    def _asked(self, cell: dict[str, Any], timeout: float | None) -> CellResult:
+        if self._terminal is None:
+            self._start()
+        name, self._begun = secrets.token_hex(8), False
+        self._terminal.write(json.dumps({"id": name, **cell}).encode() + b"\n")
+        try:
+            return self._answer(name, timeout)
+        except TimeoutError:
+            return self._stopped(name)
 
     def restart(self) -> None:
         """End it; the next cell has a new one."""
@@ -152,6 +160,7 @@ class Interpreter:
             try:
                 answer = json.loads(line)
                 if answer["id"] == name:
+                    self._begun = True
                     return CellResult(
                         str(answer["stdout"]), str(answer["stderr"]), list(answer["results"]), answer["error"]
                     )

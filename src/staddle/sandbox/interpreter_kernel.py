@@ -1,13 +1,15 @@
-"""The Python interpreter inside a sandbox that _interpreter.py talks to; its text is passed to `python3 -c`.
+"""The Python interpreter inside a sandbox that interpreter.py talks to; its text is passed to `python3 -c`.
 
 It reads one line of JSON for each cell from its terminal and answers with one. What cells print, also
 programs that they start, goes into files in memory. It trusts who asks; who asks does not trust it.
+Cells may have the notebook's lines `!command` and `%magic`, and `await` outside of functions.
 """
 
 import ast
 import base64
 import json
 import os
+import re
 import sys
 import traceback
 import tty
@@ -63,20 +65,209 @@ def figures():
         )
 
 
+class MagicError(Exception):
+    """A magic that is not offered, or not with these words."""
+
+
+class Magics:
+    """The lines of a notebook that are not Python: `!command`, `x = !command`, `%magic` and `%%bash`."""
+
+    LINE = re.compile(r"(\s*)([\w.,\s\[\]'\"]+=\s*)?([!%])(.*)")
+
+    def __init__(self, scope):
+        self.shells = {"%%bash": "/bin/bash", "%%sh": "/bin/sh"}
+        self.scope = scope
+
+    def parsed(self, code):
+        """Parse a cell. A line that is no Python and begins with `!` or `%` becomes a call of this object."""
+        first, _, rest = code.lstrip().partition("\n")
+        if first.startswith("%%"):
+            if first.strip() not in self.shells:
+                self.unknown(first.split()[0])
+            return ast.parse(f"__magics__.script({self.shells[first.strip()]!r}, {rest!r})", "<cell>")
+        lines = code.split("\n")
+        while True:
+            try:
+                return ast.parse("\n".join(lines), "<cell>")
+            except SyntaxError as error:  # of the first such line, or of one whose words look like Python
+                number = (error.lineno or 0) - 1
+                found = self.LINE.fullmatch(lines[number]) if 0 <= number < len(lines) else None
+                if found is None:
+                    raise
+                indent, target, kind, text = found.groups()
+                last = number
+                while text.endswith("\\") and last + 1 < len(lines):
+                    last += 1
+                    text, lines[last] = text[:-1] + lines[last].strip(), ""
+                name = "magic" if kind == "%" else "lines" if target else "shell"
+                lines[number] = f"{indent}{target or ''}__magics__.{name}({text.strip()!r})"
+
+    def filled(self, command):
+        """The command with Python's values for `{expression}` and `$name`, if it has them."""
+
+        def value(found):
+            try:
+                return str(eval(found[1] or found[2], {**self.scope, "__builtins__": {}}))  # noqa: S307
+            except Exception:
+                return found[0]
+
+        return re.sub(r"\{([^{}]+)\}|\$([A-Za-z_]\w*)", value, command)
+
+    def started(self, words, read=False):
+        """Run a program to its end, with everything it starts; its output, if that is to be read."""
+        import importlib
+        import signal
+        import site
+        import subprocess
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        to = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if read else {}
+        program = subprocess.Popen(words, start_new_session=True, **to)
+        try:
+            output = program.communicate()[0]
+        except BaseException:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            raise
+        self.scope["_exit_code"] = program.returncode
+        importlib.invalidate_caches()  # it may have installed something
+        site.addusersitepackages(None)
+        return output
+
+    def script(self, shell, text):
+        """`%%bash`: a script that fails is an error of the cell."""
+        self.started([shell, "-c", text])
+        if self.scope["_exit_code"] != 0:
+            from subprocess import CalledProcessError
+
+            raise CalledProcessError(self.scope["_exit_code"], shell)
+
+    def shell(self, command):
+        """`!command`: the output is the cell's, the exit status is in `_exit_code`."""
+        self.started(["/bin/bash", "-c", self.filled(command)])
+
+    def lines(self, command):
+        """`x = !command`: the lines of the output."""
+        output = self.started(["/bin/bash", "-c", self.filled(command)], read=True)
+        return output.decode("utf-8", "replace").splitlines()
+
+    def magic(self, text):
+        """`%name words`."""
+        name, _, words = text.partition(" ")
+        offered = getattr(self, f"line_{name}", None)
+        return self.unknown(f"%{name}") if offered is None else offered(words.strip())
+
+    def unknown(self, name):
+        """Refuse a magic."""
+        known = [f"%{each[5:]}" for each in dir(self) if each.startswith("line_")]
+        raise MagicError(f"there is no {name} here: use {', '.join([*known, *self.shells])} or !command")
+
+    def line_pip(self, words):
+        """Pip of this interpreter."""
+        import shlex
+
+        self.started([sys.executable, "-m", "pip", *shlex.split(self.filled(words))])
+
+    def line_cd(self, words):
+        """Go to another directory, or home."""
+        os.chdir(os.path.expanduser(self.filled(words).strip("'\"") or "~"))
+        print(os.getcwd())
+
+    def line_pwd(self, words):
+        """The directory."""
+        return os.getcwd()
+
+    def line_env(self, words):
+        """All variables, the value of one, or another value: `%env NAME=value`, `%env NAME value`."""
+        name, value = re.fullmatch(r"(\w*)\s*=?\s*(.*)", words).groups()
+        if not value:
+            return os.environ[name] if name else dict(os.environ)
+        os.environ[name] = self.filled(value)
+        return None
+
+    def line_matplotlib(self, words):
+        """Figures are results of the cell in any case."""
+        if words not in ("", "inline"):
+            raise MagicError(f"%matplotlib {words}: figures are shown inline only")
+
+    def line_timeit(self, words):
+        """The time of a statement."""
+        import timeit
+
+        number, taken = timeit.Timer(words, globals=self.scope).autorange()
+        print(f"{taken / number:.3g} s per loop ({number} loops)")
+
+
+def packages():
+    """Have pip install to the home, if the virtual environment of this interpreter cannot be written."""
+    import sysconfig
+
+    place = sysconfig.get_path("purelib")
+    if sys.prefix != sys.base_prefix and place in sys.path and not os.access(place, os.W_OK):
+        own = os.path.expanduser("~/.local/lib/python{}.{}/venv".format(*sys.version_info))
+        sys.path.insert(sys.path.index(place), own)
+        path = (own, os.environ.get("PYTHONPATH"))
+        os.environ.update(PIP_TARGET=own, PYTHONPATH=":".join(filter(None, path)))
+        os.environ["PATH"] = ":".join([own + "/bin", os.environ.get("PATH", os.defpath)])
+
+
+loops = []
+
+
+def done(codes, scope):
+    """Run the parts of a cell; the value of the last. If one of them awaits, all run in an event loop.
+
+    The next cell that awaits continues the loop.
+    """
+    awaits = [code.co_flags & 0x80 for code in codes]  # inspect.CO_COROUTINE
+    if not any(awaits):
+        return [eval(code, scope) for code in codes][-1]  # noqa: S307 - this is what it is for
+    import asyncio
+
+    async def awaited():
+        for code, waits in zip(codes, awaits):  # noqa: B905 - also for Python 3.9
+            value = eval(code, scope)  # noqa: S307
+            value = await value if waits else value
+        return value
+
+    if not loops:
+        loops.append(asyncio.new_event_loop())
+    asyncio.set_event_loop(loops[0])
+    task = loops[0].create_task(awaited())
+    try:
+        return loops[0].run_until_complete(task)
+    except KeyboardInterrupt:
+        task.cancel()
+        loops[0].run_until_complete(asyncio.wait([task]))
+        raise
+
+
+def told(error):
+    """The traceback of an exception, from the cell on."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename != "<cell>":
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
 def run(code, scope):
     """Run a cell; what went wrong, if something did."""
     del shown[:]
     try:
-        tree = ast.parse(code, "<cell>")
+        scope["__magics__"] = magics = Magics(scope)
+        tree = magics.parsed(code)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, "<cell>", "exec"), scope)  # noqa: S102 - this is what it is for
+        codes = [compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
         if last is not None:
-            value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), scope)  # noqa: S307
-            if value is not None:
-                shown.append(rich(value, True))
+            given = ast.Expression(last.value)
+            codes.append(compile(given, "<cell>", "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT))
+        value = done(codes, scope)
+        if last is not None and value is not None:
+            shown.append(rich(value, True))
         figures()
     except BaseException as error:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__.tb_next))
+        text = told(error)
         given = getattr(error, "value", None)
         return {"name": type(error).__name__, "value": str(error), "traceback": text, "given": given}
     return None
@@ -104,6 +295,9 @@ def main():
         os.dup2(kept, number)
         os.close(kept)
     scope = {"__name__": "__main__", "__builtins__": __builtins__, "display": display}
+    if os.path.dirname(sys.executable) not in os.get_exec_path():
+        os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", os.defpath)
+    packages()
     answers.write(b'{"ready": true}\n')
     buffered = b""
     while True:
@@ -114,6 +308,7 @@ def main():
             buffered += data
         line, _, buffered = buffered.partition(b"\n")
         cell = json.loads(line)
+        answers.write(json.dumps({"id": cell["id"]}).encode() + b"\n")  # it has begun
         before = {name: os.environ.get(name) for name in cell["env"]}
         try:
             os.environ.update(cell["env"])

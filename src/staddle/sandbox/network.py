@@ -36,13 +36,9 @@ def connect(inside: OpenSandbox, port: int) -> socket:
 def expose(inside: OpenSandbox, port: int, host_port: int) -> int:
     """A port of the host's 127.0.0.1 that leads to `port` inside; `port` itself where it is the host's."""
     if is_hosts(inside):
-        if host_port not in (0, port):
-            raise InvalidCall(
-                f"port {port} cannot be had at {host_port}",
-                why="its network is the host's",
-                fix=f"use {port}",
-            )
-        return port
+        from ..network.host.forward import same_port
+
+        return same_port(port, host_port)
     return _reach(inside).expose(inside.agent, port, host_port)
 
 

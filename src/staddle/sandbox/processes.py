@@ -8,6 +8,7 @@ import threading
 import time
 
 from .._value import Value
+from ..background import start_thread
 from ..display import shown
 from ..errors import InvalidCall, WaitTimeout
 from ..interrupts import unmistakable
@@ -278,8 +279,7 @@ class Process:
                 self.kill()
 
         if callbacks:
-            self._follower = threading.Thread(target=work, name="staddle-callbacks", daemon=True)
-            self._follower.start()
+            self._follower = start_thread(work, "staddle-callbacks")
 
     # ------------------------------------------------------------ what it reads
 

@@ -35,13 +35,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from os import PathLike
-    from typing import IO, Any, Literal, Self, Unpack
+    from typing import IO, Any, Literal, Never, Self, Unpack
 
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
     from ..launch.audit import AuditTarget
     from ..limits.usage import Usage
-    from ..policy import Policy
+    from ..policy import Identity, Policy
     from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
     from .arguments import CommandVariables, StartOptions, StreamOptions, User, WaitedRunOptions
@@ -105,11 +105,18 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         workspace_at: str | PathLike[str] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        **overrides: Unpack[sandbox_settings.PolicyOverrides],
+        identity: Identity | None = None,
+        environment: str | None = None,
+        base: str | PathLike[str] | None = None,
+        workdir: str | PathLike[str] | None = None,
+        freeze: bool | None = False,
+        **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
-        rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels, **overrides}
+        rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels}
+        rare |= {"identity": identity, "environment": environment, "base": base, "workdir": workdir}
+        rare |= {"freeze": freeze, **unknown}
         unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -146,6 +153,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     # ------------------------------------------------------------ commands
 
+    @arguments.with_options_shown
     def run(self, command: str, *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
 
@@ -159,6 +167,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         command_bytes(command)
         return self._executed(command, (inside.bash, "-c", command), options, other)
 
+    @arguments.with_options_shown
     def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> Stream:
         """Run `command` in the sandbox's own session, and read what it prints as it comes.
 
@@ -169,6 +178,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             return inside.main.stream(command, **options)
         return inside.single_session(other, inside.main._exec_context).stream(command, **options)
 
+    @arguments.with_options_shown
     def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell, where the session is.
 
@@ -214,6 +224,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             hooks.end(spec, result)
         return result.check() if check else result
 
+    @arguments.with_options_shown
     def start(
         self,
         command: str | Sequence[str],

@@ -76,7 +76,7 @@ class BashProcess:
         self._left: set[int] = set()
         #: Whether the next run needs new pipes: these were left to a job, or a job may read its input.
         self.stale = False
-        self.noise: bytes | None = None
+        self.noise: bytearray | None = None
         self._readable: dict[int, Sink] = {}
         self._run = Run(b"", b"")  # none yet
         self._use(opened.files)
@@ -336,7 +336,7 @@ class BashProcess:
         run.begin_at(time.monotonic())  # when the text and its input are there
         self._readable, self._waits_for_room, self._sent = {}, False, 0
         self._grown: set[int] = set()
-        self.noise = b"" if listen else None
+        self.noise = bytearray() if listen else None
         self._run, self._out, self._err = run, out, err
         if self.ended is None:
             self._write()

@@ -241,7 +241,7 @@ class ShellState:
         elif run.ended is not None:
             self._end_is_told = True
             self.status, self.newest_job, self._flags = exit_code(run.ended), 0, b""
-            if self.traps.guarded and (last := state.Dump.find(self._secret, self.bash.noise or b"")):
+            if self.traps.guarded and (last := state.Dump.find(self._secret, bytes(self.bash.noise or b""))):
                 self.known.told(self.traps.without(last))
         return self.status
 
@@ -266,7 +266,7 @@ class ShellState:
             bash.ended = bash.ended or SIGKILL
             raise ShellEnded
         self._compare(run.answer)
-        return bash.noise or b""
+        return bytes(bash.noise or b"")
 
     def _compare(self, answer: protocol.ShellAnswer) -> None:
         """Note what every answer tells of the state, and whether that is as before."""

@@ -319,6 +319,43 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         "taken_as_links",
         starts=True,
     ),
+    "what a link in an environment leads to": HostSwitch(
+        Edit(
+            "environment/local.py",
+            "        self._refuse_hidden(name)  # a link may name what is hidden\n",
+            "",
+        ),
+        "tests/unit/environment/test_local.py",
+        "link_to_what_is_denied",
+    ),
+    "denied paths are not in a command's copy": HostSwitch(
+        Edit(
+            "environment/command_layer.py",
+            "without = Selection(self._hidden) if self._hidden else None",
+            "without = None",
+        ),
+        "tests/kernel/test_container_environment.py",
+        "denied_is_not_in_the_copy",
+        starts=True,
+        only="root",
+    ),
+    "no rights in a command's network": HostSwitch(
+        Edit("inside/forwarder.py", "    process.drop_capabilities()\n", ""),
+        "tests/kernel/test_wrap_connect.py",
+        "has_no_capability",
+        starts=True,
+    ),
+    "no set-user-ID bit from root without rights": HostSwitch(
+        Edit(
+            "backends/landlock/__init__.py",
+            "filter=seccomp.program(_profile(plan, found)",
+            "filter=seccomp.program(landlock_profile(plan)",
+        ),
+        "tests/kernel/test_root_without_rights.py",
+        "root_by_name_only",
+        starts=True,
+        only="root",
+    ),
     "doubt about a virtual environment of the workspace": HostSwitch(
         Edit("policy/toolchains.py", "is_python = has_library and any(", "is_python = True or any("),
         "tests/unit/policy/test_toolchains.py",

@@ -98,9 +98,9 @@ def test_an_ordinary_plan_has_no_gap() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"limits": Limits(memory=1)}, [("limits.memory", False)]),
+        ({"limits": Limits(memory="1M")}, [("limits.memory", False)]),
         ({"limits": Limits(cpu=1, processes=1)}, [("limits.cpu", False), ("limits.processes", False)]),
-        ({"limits": Limits(disk=1)}, [("limits.disk", False)]),
+        ({"limits": Limits(disk="1M")}, [("limits.disk", False)]),
         ({"grants": (write("/w"),), "hidden": (hidden("/w/.env", "missing"),)}, [("deny", False)]),
         ({"grants": (), "limits": Limits(file_size=1)}, [("limits.file_size", False)]),
     ],

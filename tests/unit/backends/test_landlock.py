@@ -442,13 +442,13 @@ def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
     assert variables[b"RES_OPTIONS"] == b"use-vc"
 
 
-@pytest.mark.parametrize(("limit", "value"), [("cpu", 0.5), ("disk", 1)])
+@pytest.mark.parametrize(("limit", "value"), [("cpu", 0.5), ("disk", "1M")])
 def test_other_limits_cannot_be_held(limit: str, value: float) -> None:
     assert names(plan(limits=Limits(**{limit: value})), documented=False) == {f"limits.{limit}"}
 
 
 def test_limits_that_can_be_held_are_no_gap() -> None:
-    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory=1, processes=1, cpu=1)
+    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory="1M", processes=1, cpu=1)
     assert names(plan(limits=held), documented=False) == set()
 
 
@@ -474,7 +474,7 @@ def test_every_gap_is_about_a_promise_and_says_what_to_do() -> None:
         hidden=(hidden("/srv/x"),),
         guards=(Guard("/srv/.git", True, "protected"),),
         network=Network.loopback(),
-        limits=Limits(memory=1),
+        limits=Limits(memory="1M"),
     )
     for gap in landlock._gaps(everything, found(abi=1)):
         assert gap.protection in PROTECTIONS or gap.protection.startswith("limits.")

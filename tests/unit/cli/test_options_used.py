@@ -18,6 +18,7 @@ _LOOPS = {
     "options": {"memory", "file-size", "disk", "processes", "open-files", "output-cap"},
     "agent": {"install", "remove", "print", "check", "serve"},
     "fleet": {"concurrency", "retries"},
+    "jail": {"prepared", "stopped", "failed", "published"},
 }
 #: Commands, and modules whose options are a table for others.
 _TABLES = {"options"}

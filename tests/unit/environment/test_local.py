@@ -68,18 +68,37 @@ def test_only_what_a_glob_names_is_written_and_a_refusal_leaves_nothing(tmp_path
     assert env.read_file("mine") == "x"
 
 
-def test_links_are_not_followed_even_inward(tmp_path: Path) -> None:
+def test_links_are_read_inward_and_never_written(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "real/x").write_text("x")
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "etc").symlink_to("/etc")
+    (tmp_path / "absolute").symlink_to(tmp_path / "real/x")
     env = LocalEnvironment(tmp_path)
-    for path in ("link/x", "etc/passwd", "/etc/passwd", "../x"):
+    assert env.read_file("link/x") == "x"
+    for path in ("absolute", "etc/passwd", "/etc/passwd", "../x"):
         with pytest.raises(PathEscape):
             env.read_file(path)
-    with pytest.raises(PathEscape):
-        env.glob("etc/*")
-    assert env.glob("**") == ["real", "real/x"]
+    for path in ("absolute", "link/x", "link/new"):
+        with pytest.raises(PathEscape):
+            env.write_file(path, "y")
+    for pattern in ("etc/*", "link/*"):
+        with pytest.raises(PathEscape):
+            env.glob(pattern)
+    assert env.glob("**") == ["absolute", "etc", "link", "real", "real/x"]
+
+
+def test_a_link_to_what_is_denied_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/key").write_text("x")
+    (tmp_path / "file").symlink_to("secrets/key")
+    (tmp_path / "directory").symlink_to("secrets")
+    with LocalEnvironment(tmp_path) as env:
+        assert env.read_file("file") == env.read_file("directory/key") == "x"
+    with LocalEnvironment(tmp_path, policy=Policy.agent().with_deny(str(tmp_path / "secrets"))) as env:
+        for path in ("secrets/key", "file", "directory/key"):
+            with pytest.raises(FileNotFoundError):
+                env.read_file(path)
 
 
 @pytest.mark.parametrize(

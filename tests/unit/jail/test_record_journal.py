@@ -21,6 +21,16 @@ def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert first.at <= second.at
 
 
+def test_the_end_of_a_killed_run_is_written_once(tmp_path: Path) -> None:
+    for what in ("created", "began", "committed"):
+        record.append_journal(str(tmp_path), what)
+    record.end_journal(str(tmp_path))
+    record.end_journal(str(tmp_path))
+    entries = record.read_journal(str(tmp_path))
+    assert [entry.what for entry in entries] == ["created", "began", "committed", "ended"]
+    assert (entries[-1].facts["status"], entries[-1].facts["reason"]) == (None, "killed")
+
+
 def test_a_secret_is_cut_out_wherever_it_stands(tmp_path: Path) -> None:
     secrets = Secrets(("sk-secret",))
     record.append_journal(

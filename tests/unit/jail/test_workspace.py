@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.errors import GitRefused, StaddleError, WorkspaceBusy, WorkspaceError
+from staddle.errors import CommitRefused, GitRefused, InvalidCall, StaddleError, WorkspaceBusy, WorkspaceError
 from staddle.jail import record as records
 from staddle.jail.workspace import HOUR, Workspace, data_directory, reap
 from tests.support.git_plants import World
@@ -107,7 +107,7 @@ def test_all_of_the_tree_is_committed(world: World, workspace: Workspace) -> Non
     (tree / "run").chmod(0o755)
     (tree / "link").symlink_to("/etc/passwd")
     assert workspace.has_uncommitted_changes()
-    commit = workspace.commit_all("all\n\nwith a body: $(x) `y`")
+    commit = workspace.commit_all("all\n\nwith a body: $(x) `y`", allow=["run", "link"])
     assert commit == workspace.tip()
     assert not workspace.has_uncommitted_changes()
     assert world.git("status", "--porcelain", where=tree) == b""
@@ -118,6 +118,43 @@ def test_all_of_the_tree_is_committed(world: World, workspace: Workspace) -> Non
     assert b"\xff\n" in listed
     assert b"$(x) `y`" in world.git("log", "-1", "--format=%B", where=tree)
     assert workspace.commit_all("nothing left") is None
+
+
+def test_a_commit_holds_back_what_other_programs_would_obey(world: World, workspace: Workspace) -> None:
+    tree, tip = world.tree, workspace.tip()
+    (tree / ".envrc").write_text("evil\n")
+    (tree / ".vscode").mkdir()
+    (tree / ".vscode/tasks.json").write_text("{}\n")
+    (tree / "run").write_text("#!/bin/sh\n")
+    (tree / "run").chmod(0o755)
+    (tree / "out").symlink_to("/etc/passwd")
+    (tree / "in").symlink_to("run")
+    (tree / "plain.txt").write_text("plain\n")
+    with pytest.raises(
+        CommitRefused, match=r"4 paths would need a second look.*allow_protected=True"
+    ) as raised:
+        workspace.commit_all("all")
+    assert {item.path: item.why for item in raised.value.held} == {
+        ".envrc": ".envrc is a protected name",
+        ".vscode/tasks.json": ".vscode is a protected name",
+        "out": "it is a link that points out of the tree, to '/etc/passwd'",
+        "run": "it is a new executable",
+    }
+    assert workspace.tip() == tip
+    with pytest.raises(CommitRefused, match=r"one path.*\.envrc"):
+        workspace.commit_all("all", allow=["run", "out", ".vscode/*"])
+    assert workspace.commit_all("all", allow_protected=True)
+    (tree / "run").write_text("#!/bin/sh\ntrue\n")
+    assert workspace.commit_all("an executable that the branch has")
+    (tree / ".envrc").unlink()
+    with pytest.raises(CommitRefused, match=r"\.envrc is a protected name"):
+        workspace.commit_all("gone")
+
+
+def test_a_task_that_is_no_task_is_refused(world: World) -> None:
+    with pytest.raises(InvalidCall, match=r"it is not a Task; use task=Task"):
+        Workspace.create(str(world.repository), task={"prompt": "x"})  # type: ignore[arg-type]
+    assert not [item for item in Workspace.list() if item.repository == str(world.repository)]
 
 
 def test_a_nested_repository_is_left_out_and_reported(world: World, workspace: Workspace) -> None:

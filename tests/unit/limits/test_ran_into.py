@@ -54,3 +54,9 @@ def test_the_sentence_has_the_limit_in_it() -> None:
     assert "100 MiB" in found.sentence
     assert "limits.memory" in found.sentence
     assert [size(n) for n in (5, 1536, 1 << 30)] == ["5 bytes", "1.5 KiB", "1 GiB"]
+
+
+def test_a_full_disk_tells_of_files_as_well_as_bytes() -> None:
+    found = ran_into(Limits(disk="200M"), 1, NONE, NONE, full=True)
+    assert found is not None
+    assert "200 MiB, or 51,200 files" in found.sentence

@@ -19,7 +19,7 @@ TABLE = [
     (UsernsFacts("namespace", ENOSYS), "CONFIG_USER_NS", "landlock"),
     (UsernsFacts("namespace", EPERM, userns_clone="0"), "unprivileged_userns_clone is 0", "userns_clone=1"),
     (UsernsFacts("namespace", EPERM, userns_clone="0", seccomp=True), "unprivileged_userns_clone is 0", "=1"),
-    (UsernsFacts("namespace", EPERM, userns_clone="1", seccomp=True), "seccomp filter", "seccomp=unconfined"),
+    (UsernsFacts("namespace", EPERM, userns_clone="1", seccomp=True), "seccomp filter", "doctor --container"),
     (
         UsernsFacts("namespace", EPERM, seccomp=True),
         "seccomp filter around this process refuses new namesp",
@@ -39,7 +39,7 @@ TABLE = [
         "covered (/proc/keys)",
         "systempaths",
     ),
-    (UsernsFacts("proc", EPERM, seccomp=True), "seccomp filter", "seccomp=unconfined"),
+    (UsernsFacts("proc", EPERM, seccomp=True), "seccomp filter", "doctor --container"),
     (UsernsFacts("namespace", EPERM), "as the kernel answers in a chroot", "pivot_root"),
     (UsernsFacts("map", EPERM), "ids cannot be mapped", "landlock"),
     (UsernsFacts("mount", EACCES), "nothing can be mounted in it: Permission denied", "landlock"),

@@ -69,7 +69,16 @@ def test_none_has_no_limit_but_those_that_are_given() -> None:
 )
 def test_units_are_powers_of_two_however_they_are_spelled(text: str, size: int) -> None:
     assert parse_size(text) == size
-    assert Limits(memory=text) == Limits(memory=size)
+    assert Limits(output=text) == Limits(output=size)
+
+
+@pytest.mark.parametrize("name", ["memory", "disk"])
+@pytest.mark.parametrize("value", [5, "512", "4K"])
+def test_a_forgotten_unit_is_refused_with_what_was_meant(name: str, value: int | str) -> None:
+    with pytest.raises(PolicyError, match="unit") as caught:
+        Limits(**{name: value})  # type: ignore[arg-type]
+    assert "M or" in caught.value.fix
+    assert getattr(Limits(**{name: "1M"}), name) == 1 << 20  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

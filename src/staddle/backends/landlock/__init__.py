@@ -66,9 +66,14 @@ class Landlock:
         """The gaps: what Landlock has no means for, what this kernel lacks, what of `plan` cannot be held."""
         return _gaps(plan, self._findings())
 
+    def needs_copy(self, plan: Plan) -> bool:
+        """Whether the command has an id that cannot write all that `plan` lets it write."""
+        found = self._findings()
+        return found.uid >= 0 and not found.can_mount and bool(_closed(plan))
+
     def steps(self, plan: Plan) -> tuple[Step, ...]:
         """The steps of the helper, in its order."""
-        return _steps(*self._arrange(plan, ["command"]))
+        return _steps(*self._arrange(plan, ["command"]), _profile(plan, self._findings()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper with its instructions. The command is confined or does not start."""
@@ -134,7 +139,7 @@ class Landlock:
             ),
             processors=cpu_count(plan.limits.cpu),
             umask=process.umask(),
-            filter=seccomp.program(landlock_profile(plan), keeps_processors=_keeps_processors(plan)),
+            filter=seccomp.program(_profile(plan, found), keeps_processors=_keeps_processors(plan)),
             brokered=1,
             sockets=_sockets(plan, layout, mounted),
             internet=int(plan.network.mode == "open"),
@@ -170,6 +175,12 @@ class Landlock:
             ) from None
         granted += rules.for_system(plan, can_mount=can_mount)
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
+
+
+def _profile(plan: Plan, found: Findings) -> str:
+    """The system call filter. Who stays root owns the host's programs, and may make none set-user-ID."""
+    profile = landlock_profile(plan)
+    return profile if not found.stays_root or profile.endswith("-nosuid") else f"{profile}-nosuid"
 
 
 def _uid(plan: Plan, found: Findings) -> int:
@@ -218,7 +229,7 @@ def _sockets(plan: Plan, layout: PrivateDirs, mounted: Iterable[str]) -> tuple[t
 
 
 def _steps(
-    plan: Plan, granted: list[LandlockRule], seen: RootView | None, order: ExecSpec
+    plan: Plan, granted: list[LandlockRule], seen: RootView | None, order: ExecSpec, profile: str
 ) -> tuple[Step, ...]:
     """The instructions in words, in the order in which they are carried out."""
     found: list[Step] = []
@@ -248,7 +259,7 @@ def _steps(
         where = f"{inet_ntop(AF_INET if len(network) == 4 else AF_INET6, network)}/{prefix}"
         at = f" at port {port}" if port else ""
         found.append(Step(f"{'never ' if refused else ''}connect over TCP to {where}{at}", "plan"))
-    found += filter_steps(landlock_profile(plan))
+    found += filter_steps(profile)
     where = os.fsdecode(order.directory)
     return (*found, Step(f"start the command in {where} with only the plan's variables", "landlock"))
 
@@ -287,6 +298,7 @@ def _gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
     else:
         ours = _as_a_user(plan)
     return (
+        *_as_root_itself(plan, found),
         *ours,
         *_guards(plan),
         *_of_the_kernel(found.abi),
@@ -323,6 +335,27 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
     )
 
 
+def _as_root_itself(plan: Plan, found: Findings) -> Iterator[Gap]:
+    """The command is still root, without any capability. Only a nested policy accepts that."""
+    if not found.stays_root:
+        return
+    if plan.limits.processes is not None and "processes" not in plan.limits.defaults:
+        yield Gap(
+            "limits.processes",
+            "the kernel does not limit the number of root's processes",
+            "run staddle as an ordinary user, or leave limits.processes out",
+        )
+    yield Gap(
+        "root",
+        f"the command keeps the user id 0, without any capability ({found.stays_root}): it can change "
+        "modes, times and attributes of root's files (but set no set-user-ID bit), and read what /proc "
+        "shows to root alone",
+        "run staddle as an ordinary user (docker run --user 1000; runAsUser: 1000), or accept it "
+        "(--nested, Policy.agent(nested=True)):\nexport STADDLE_NESTED=1",
+        documented=plan.nested,
+    )
+
+
 def _without_mounts(plan: Plan) -> Iterator[Gap]:
     if any(text.origin == "made up" for text in plan.texts):
         yield _documented(
@@ -347,8 +380,7 @@ def _as_container_root(plan: Plan) -> Iterator[Gap]:
         "shared memory and semaphores in /dev/shm that every user may open can be opened by name",
     )
     yield _documented("keyring", "how many keys each user has is in /proc/key-users; none can be read")
-    closed = [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
-    if closed:
+    if closed := _closed(plan):
         yield Gap(
             "write",
             f"{_some(closed)} cannot be written: root's command has an id that owns nothing, and root of "
@@ -356,6 +388,11 @@ def _as_container_root(plan: Plan) -> Iterator[Gap]:
             "work in a copy (Sandbox(dir), mode='overlay', and commit), start the container as the owner of "
             "the directory (docker run --user 1000), or let every user write to it (chmod o+w)",
         )
+
+
+def _closed(plan: Plan) -> list[str]:
+    """The paths that the plan lets be written, and that an id which owns nothing cannot write."""
+    return [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
 
 
 def _others_may_write(grant: Grant) -> bool:

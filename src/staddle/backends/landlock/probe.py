@@ -48,8 +48,8 @@ _MOUNTS = 21  # CAP_SYS_ADMIN
 #: A word of a problem, and what to do about it.
 _FIXES = {
     "mount namespace": "run staddle as an ordinary user, who needs none, or allow root to make one",
-    "filter": "run staddle outside of what filters its system calls, or start the container with "
-    "--security-opt seccomp=unconfined",
+    "filter": "run staddle outside of what filters its system calls, or start the container with the options "
+    "that `staddle doctor --container` prints",
 }
 
 
@@ -57,7 +57,7 @@ class Findings(Value):
     """The result of the probe. `uid` is the id of root's command, -1 for an ordinary user.
 
     `can_mount`: that command gets a mount namespace, with files that are shown as its own. The root of a
-    container may make none.
+    container may make none. `stays_root` is why root's command has to keep the id 0; empty when it has not.
     """
 
     probe: Probe
@@ -65,6 +65,7 @@ class Findings(Value):
     uid: int = -1
     hides_processes: bool = False
     can_mount: bool = False
+    stays_root: str = ""
 
 
 def find_out(name: str) -> Findings:
@@ -74,12 +75,7 @@ def find_out(name: str) -> Findings:
         abi = kernel.abi()
         if not abi:
             return Findings(Probe(name, False, kernel.why_not(), _how_to_enable()))
-        uid = -1
-        if os.geteuid() == 0:
-            uid, why = _unprivileged_uid()
-            if why:
-                fix = "run staddle as an ordinary user (docker run --user 1000; runAsUser: 1000)"
-                return Findings(Probe(name, False, why, fix))
+        uid, why = _unprivileged_uid() if os.geteuid() == 0 else (-1, "")
         hides = mounts = uid >= 0 and bool(capabilities()[0] >> _MOUNTS & 1)
         problem = _attempt(abi, uid, hides, mounts)
         if problem and "processes cannot be hidden" in problem:
@@ -89,7 +85,7 @@ def find_out(name: str) -> Findings:
             hides = mounts = False  # a filter refuses it
             problem = _attempt(abi, uid, hides, mounts)
         fix = next((fix for word, fix in _FIXES.items() if word in problem), "")
-        return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides, mounts)
+        return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides, mounts, why)
     except (OSError, StaddleError) as error:
         return Findings(Probe(name, False, str(error)))
 
@@ -107,7 +103,7 @@ def _unprivileged_uid() -> tuple[int, str]:
     if missing:
         return -1, f"root without the capabilities {', '.join(missing)} cannot become another user"
     uid = unused_id_here()
-    return (-1, "in this container there is no unused user id") if uid is None else (uid, "")
+    return (-1, "in this user namespace there is no unused user id") if uid is None else (uid, "")
 
 
 def _attempt(abi: int, uid: int, hides: bool, mounts: bool) -> str:

@@ -7,26 +7,42 @@ this process; the network is denied unless `allow_internet_access=True` or `poli
 
 from __future__ import annotations
 
+from .awaited import AsyncCommandInputHandle
 from .awaited import AsyncE2BSandbox as AsyncSandbox
 from .commands import CommandHandle
 from .commands import E2BCommandResult as CommandResult
 from .commands import RunningProcess as ProcessInfo
 from .errors import (
+    AuthenticationException,
     CommandExitException,
     FileNotFoundException,
     InvalidArgumentException,
     NotEnoughSpaceException,
     NotFoundException,
+    RateLimitException,
     SandboxException,
     SandboxNotFoundException,
+    SandboxNotRunningException,
+    SandboxUnreachableException,
+    ServiceBusyException,
+    TemplateException,
     TimeoutException,
 )
 from .execution import CodeContext as Context
 from .execution import CodeExecution as Execution
 from .execution import ExecutionError, Logs, OutputMessage
 from .execution import RichResult as Result
-from .filesystem import EntryInfo, FilesystemEvent, FilesystemEventType, FileType, WriteEntry, WriteInfo
+from .filesystem import (
+    EntryInfo,
+    FilesystemEvent,
+    FilesystemEventType,
+    FileType,
+    WatchHandle,
+    WriteEntry,
+    WriteInfo,
+)
 from .info import (
+    ALL_TRAFFIC,
     SandboxInfo,
     SandboxMetrics,
     SandboxNetworkOpts,
@@ -34,11 +50,17 @@ from .info import (
     SandboxState,
     SnapshotInfo,
 )
+from .info import Pages as SandboxPaginator
+from .info import Pages as SnapshotPaginator
+from .info import SelectorContext as SandboxNetworkSelectorContext
 from .pty import PtySize
 from .sandbox import E2BSandbox as Sandbox
 
 __all__ = [
+    "ALL_TRAFFIC",
+    "AsyncCommandInputHandle",
     "AsyncSandbox",
+    "AuthenticationException",
     "CommandExitException",
     "CommandHandle",
     "CommandResult",
@@ -57,17 +79,26 @@ __all__ = [
     "OutputMessage",
     "ProcessInfo",
     "PtySize",
+    "RateLimitException",
     "Result",
     "Sandbox",
     "SandboxException",
     "SandboxInfo",
     "SandboxMetrics",
     "SandboxNetworkOpts",
+    "SandboxNetworkSelectorContext",
     "SandboxNotFoundException",
+    "SandboxNotRunningException",
+    "SandboxPaginator",
     "SandboxQuery",
     "SandboxState",
+    "SandboxUnreachableException",
+    "ServiceBusyException",
     "SnapshotInfo",
+    "SnapshotPaginator",
+    "TemplateException",
     "TimeoutException",
+    "WatchHandle",
     "WriteEntry",
     "WriteInfo",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 
 from .commands import CommandHandle, Commands
+from .errors import SandboxException, TimeoutException
 from .filesystem import FileStream, Filesystem, WatchHandle
 from .info import Pages
 from .pty import Pty, PtyHandle
@@ -69,6 +71,8 @@ class Awaited:
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
+        if name == "stream_input":
+            return self._stream_input
         value = getattr(self._target, name)
         if not inspect.ismethod(value):
             return _wrapped(value)
@@ -82,6 +86,35 @@ class Awaited:
             return _wrapped(result)
 
         return call
+
+    def _stream_input(self, pid: int, *, timeout: float | None = 60) -> AsyncCommandInputHandle:
+        return AsyncCommandInputHandle(self._target, pid, timeout)
+
+
+class AsyncCommandInputHandle:
+    """The input of a command or terminal: `await handle.send(data)`, `close()`, or `async with`."""
+
+    def __init__(self, target: Commands | Pty, pid: int, timeout: float | None) -> None:
+        self._target, self._pid, self._closed = target, pid, False
+        self._until = time.monotonic() + timeout if timeout else float("inf")
+
+    async def send(self, data: str | bytes) -> None:
+        """Write to it. TimeoutException if its time is up."""
+        if self._closed:
+            raise SandboxException("this input is closed: open another with stream_input(pid)")
+        if time.monotonic() > self._until:
+            raise TimeoutException("the time of this input is up: open another with stream_input(pid)")
+        await asyncio.to_thread(self._target.stream_input, self._pid, [data])
+
+    async def close(self) -> None:
+        """Send no more; the standard input stays open, as in E2B."""
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class AwaitedStream:
@@ -125,6 +158,14 @@ class AwaitedByIdToo:
         return call
 
 
+class OfOneToo:
+    """`list_snapshots`: those of a sandbox, or on the class of all of them, as pages."""
+
+    def __get__(self, instance: AsyncE2BSandbox | None, owner: type) -> Any:
+        target = E2BSandbox if instance is None else instance._target
+        return lambda *args, **options: Awaited(target.list_snapshots(*args, **options))
+
+
 class AsyncE2BSandbox(Awaited):
     """A sandbox, awaited: `await AsyncSandbox.create()`, `await sandbox.commands.run("ls")`."""
 
@@ -133,10 +174,7 @@ class AsyncE2BSandbox(Awaited):
         """Open a sandbox."""
         return cls(await asyncio.to_thread(E2BSandbox.create, *args, **options))
 
-    @staticmethod
-    def list_snapshots(*args: Any, **options: Any) -> Any:
-        """The snapshots of this process, as pages."""
-        return Awaited(E2BSandbox.list_snapshots(*args, **options))
+    list_snapshots = OfOneToo()
 
     @staticmethod
     def list(*args: Any, **options: Any) -> Any:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
+import time
 from dataclasses import dataclass, field
 
 from staddle import Reason
 
 from ...adapters._common import CommandEnding, ending
-from .errors import CommandExitException, NotFoundException, TimeoutException, translated
+from .errors import (
+    CommandExitException,
+    InvalidArgumentException,
+    NotFoundException,
+    SandboxNotRunningException,
+    TimeoutException,
+    translated,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
     from staddle import Result, Sandbox
@@ -22,14 +31,19 @@ if TYPE_CHECKING:
 #: Seconds between two looks at the output of a program in the background, while it is followed.
 _LOOK_EVERY = 0.05
 HOME = "/home/user"
+#: Seconds to wait for a program that was killed.
+TO_END = 10
 
 
 @dataclass
 class E2BCommandResult:
-    """Output and exit code of a command; `error` says why it did not run, or was killed."""
+    """Output and exit code of a command; `error` says why it did not run, or was killed.
 
-    stderr: str
-    stdout: str
+    The output is None with `retain_output=False`.
+    """
+
+    stderr: str | None
+    stdout: str | None
     exit_code: int
     error: str | None = None
 
@@ -51,12 +65,26 @@ def at(path: str) -> str:
     return posixpath.join(HOME, path)
 
 
-class Commands:
-    """The commands of one sandbox: `run`, `list`, `kill`, `connect`, `send_stdin`."""
+def streamed(send: Callable[[Any], None], data: Iterable[str | bytes], timeout: float | None) -> None:
+    """Send the pieces of an input in their order. TimeoutException between two of them, if time is up."""
+    if isinstance(data, str | bytes | bytearray | memoryview):
+        raise InvalidArgumentException("`data` is one piece: give a list of pieces, such as `[data]`")
+    until = time.monotonic() + timeout if timeout else None
+    for piece in data:
+        if until is not None and time.monotonic() > until:
+            raise TimeoutException(f"the input was not sent in {timeout} seconds")
+        send(piece)
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-        self._started: dict[int, Any] = {}
+
+class Commands:
+    """The commands of one sandbox: `run`, `list`, `kill`, `connect`, `send_stdin`.
+
+    `programs` returns the directory that comes first on the PATH of a command, or an empty string.
+    """
+
+    def __init__(self, sandbox: Sandbox, programs: Callable[[], str]) -> None:
+        self._sandbox, self._programs = sandbox, programs
+        self._started: dict[int, tuple[Any, str]] = {}
 
     def run(
         self,
@@ -70,54 +98,75 @@ class Commands:
         stdin: bool | None = None,
         timeout: float | None = 60,
         request_timeout: float | None = None,
+        retain_output: bool = True,
     ) -> Any:
-        """Run shell text; with `background` a CommandHandle. CommandExitException unless it exits with 0."""
+        """Run shell text; with `background` a CommandHandle. CommandExitException unless it exits with 0.
+
+        Without `retain_output` only `on_stdout` and `on_stderr` get the output.
+        """
         options: dict[str, Any] = {"cwd": at(cwd or HOME), "env": envs, "user": user}
         options |= {"on_stdout": on_stdout, "on_stderr": on_stderr, "timeout": timeout or None}
         with translated():
+            # A login shell sets PATH anew, so the directory is added in it.
+            programs = self._programs()
+            text = f"PATH={shlex.quote(programs)}:$PATH; {cmd}" if programs else cmd
+            argv = ["/bin/bash", "-l", "-c", text]
             if background:
-                process = self._sandbox.start(["/bin/bash", "-l", "-c", cmd], **options)
-                self._started[process.pid] = process
+                process = self._sandbox.start(argv, **options)
+                self._started[process.pid] = process, cmd
                 if not stdin:
                     process.close_stdin()
-                return CommandHandle(process, self._sandbox)
-            result = self._sandbox.exec(["/bin/bash", "-l", "-c", cmd], **options)
-        return _checked(result)
+                return CommandHandle(process, self._sandbox, retain_output=retain_output)
+            result = self._sandbox.exec(argv, **options)
+        return _checked(result, retain_output)
 
     def list(self, request_timeout: float | None = None) -> list[RunningProcess]:
         """The programs that were started in the background and run."""
         return [
-            RunningProcess(pid, None, "/bin/bash", ["-l", "-c", str(process.command[-1])])
-            for pid, process in self._started.items()
+            RunningProcess(pid, None, "/bin/bash", ["-l", "-c", cmd])
+            for pid, (process, cmd) in self._started.items()
             if process.running
         ]
 
     def kill(self, pid: int, request_timeout: float | None = None) -> bool:
         """Kill a program in the background with everything it started; whether it ran."""
-        process = self._started.get(pid)
+        process, _ = self._started.get(pid, (None, ""))
         if process is None or not process.running:
             return False
         with translated():
             process.kill()
+            process.wait(TO_END)  # its number is free then
         return True
 
     def connect(
-        self, pid: int, timeout: float | None = 60, request_timeout: float | None = None
+        self,
+        pid: int,
+        timeout: float | None = 60,
+        request_timeout: float | None = None,
+        retain_output: bool = True,
     ) -> CommandHandle:
-        """A handle of a program that runs in the background."""
-        return CommandHandle(self._running(pid), self._sandbox)
+        """A handle of a program that runs in the background.
+
+        The handle waits for at most `timeout` seconds from now (0 and None: no end). The program runs on.
+        """
+        return CommandHandle(self._running(pid), self._sandbox, timeout, retain_output)
 
     def send_stdin(self, pid: int, data: str | bytes, request_timeout: float | None = None) -> None:
         """Write to the standard input of a program that was started with `stdin=True`."""
         with translated():
             self._running(pid).send_stdin(data)
 
+    def stream_input(self, pid: int, data: Iterable[str | bytes], *, timeout: float | None = 60) -> None:
+        """Write each piece of `data` to the standard input of a program, as `send_stdin` does."""
+        self._running(pid)
+        streamed(lambda piece: self.send_stdin(pid, piece), data, timeout)
+
     def close_stdin(self, pid: int, request_timeout: float | None = None) -> None:
         """Close its standard input."""
         self._running(pid).close_stdin()
 
     def _running(self, pid: int) -> Any:
-        process = self._started.get(pid)
+        process, _ = self._started.get(pid, (None, ""))
         if process is None or not process.running:
             raise NotFoundException(f"there is no process {pid}")
         return process
@@ -126,8 +175,11 @@ class Commands:
 class CommandHandle:
     """A program in the background: `wait()`, `kill()`, `send_stdin()`; iterate for its output as it comes."""
 
-    def __init__(self, process: Any, sandbox: Sandbox) -> None:
-        self._process, self._sandbox = process, sandbox
+    def __init__(
+        self, process: Any, sandbox: Sandbox, timeout: float | None = None, retain_output: bool = True
+    ) -> None:
+        self._process, self._sandbox, self._retain = process, sandbox, retain_output
+        self._until = time.monotonic() + timeout if timeout else None
 
     @property
     def pid(self) -> int:
@@ -135,14 +187,14 @@ class CommandHandle:
         return int(self._process.pid)
 
     @property
-    def stdout(self) -> str:
-        """Its standard output so far."""
-        return str(self._process.output().stdout)
+    def stdout(self) -> str | None:
+        """Its standard output so far; None with `retain_output=False`."""
+        return str(self._process.output().stdout) if self._retain else None
 
     @property
-    def stderr(self) -> str:
-        """Its standard error so far."""
-        return str(self._process.output().stderr)
+    def stderr(self) -> str | None:
+        """Its standard error so far; None with `retain_output=False`."""
+        return str(self._process.output().stderr) if self._retain else None
 
     @property
     def exit_code(self) -> int | None:
@@ -160,8 +212,8 @@ class CommandHandle:
             if len(said.stderr) > err:
                 yield None, said.stderr[err:], None
             out, err = len(said.stdout), len(said.stderr)
+            self._in_time()
             if over:
-                self._in_time()
                 return
 
     def wait(
@@ -173,30 +225,33 @@ class CommandHandle:
         """Wait for its end. CommandExitException unless it exits with 0."""
         with translated():
             if on_stdout is None and on_stderr is None:
-                self._process.wait()
+                self._process.wait(None if self._until is None else max(0.0, self._until - time.monotonic()))
             else:
                 for out, err, _ in self:
                     if out is not None and on_stdout is not None:
                         on_stdout(out)
                     if err is not None and on_stderr is not None:
                         on_stderr(err)
-            said, code = self._process.output(), self._process.poll()
+            code = self._process.poll()
         self._in_time()
         if code:
-            raise CommandExitException(said.stdout, said.stderr, code, None)
-        return E2BCommandResult(said.stderr, said.stdout, code or 0)
+            raise CommandExitException(self.stdout, self.stderr, code, None)
+        return E2BCommandResult(self.stderr, self.stdout, code or 0)
 
     def _in_time(self) -> None:
+        if self._until is not None and time.monotonic() >= self._until and self._process.running:
+            raise TimeoutException("the command runs on: the time of this connection to it is up")
         if self._process.timed_out:
             raise TimeoutException("the command was killed: its time was up")
         if not self._sandbox.alive:
-            raise TimeoutException("the sandbox was killed or reached its end of life")
+            raise SandboxNotRunningException("the sandbox was killed or reached its end of life")
 
     def kill(self) -> bool:
         """Kill it with everything it started; whether it ran."""
         running = bool(self._process.running)
         with translated():
             self._process.kill()
+            self._process.wait(TO_END)
         return running
 
     def send_stdin(self, data: str | bytes, request_timeout: float | None = None) -> None:
@@ -212,10 +267,11 @@ class CommandHandle:
         """Do nothing: it runs on."""
 
 
-def _checked(result: Result) -> E2BCommandResult:
+def _checked(result: Result, retain_output: bool) -> E2BCommandResult:
     if ending(result) is CommandEnding.TIMEOUT:
         raise TimeoutException(f"the command was ended after {result.duration:.3g} seconds")
+    out, err = (result.stdout, result.stderr) if retain_output else (None, None)
     if result.exit_code:
         error = result.why or (None if result.reason is Reason.exited else str(result.reason))
-        raise CommandExitException(result.stdout, result.stderr, result.exit_code, error)
-    return E2BCommandResult(result.stderr, result.stdout, result.exit_code)
+        raise CommandExitException(out, err, result.exit_code, error)
+    return E2BCommandResult(err, out, result.exit_code)

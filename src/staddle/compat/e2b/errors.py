@@ -13,11 +13,21 @@ if TYPE_CHECKING:
 
 
 class SandboxException(Exception):
-    """The base class."""
+    """The base class; `status_code` is that of a response from E2B's service, and None here."""
+
+    status_code: int | None = None
 
 
 class TimeoutException(SandboxException):
     """A command or the sandbox took too long, or the sandbox has ended."""
+
+
+class SandboxNotRunningException(TimeoutException):
+    """The sandbox was killed, or reached its end of life."""
+
+
+class SandboxUnreachableException(TimeoutException):
+    """Never raised here: a sandbox of this process can be reached while it runs."""
 
 
 class InvalidArgumentException(SandboxException):
@@ -40,11 +50,27 @@ class SandboxNotFoundException(NotFoundException):
     """No sandbox of this process has this id."""
 
 
+class AuthenticationException(Exception):
+    """Never raised here: there is no service with keys. Programs name it in `except`."""
+
+
+class RateLimitException(SandboxException):
+    """Never raised here: there is no service that counts requests."""
+
+
+class ServiceBusyException(Exception):
+    """Never raised here: there is no service."""
+
+
+class TemplateException(SandboxException):
+    """Never raised here: an unknown template is an InvalidArgumentException."""
+
+
 class CommandExitException(SandboxException):
     """A command exited with another status than 0. It has the fields of its result."""
 
-    def __init__(self, stdout: str, stderr: str, exit_code: int, error: str | None) -> None:
-        super().__init__(f"Command exited with code {exit_code} and error:\n{stderr}")
+    def __init__(self, stdout: str | None, stderr: str | None, exit_code: int, error: str | None) -> None:
+        super().__init__(f"Command exited with code {exit_code} and error:\n{stderr or ''}")
         self.stdout, self.stderr, self.exit_code, self.error = stdout, stderr, exit_code, error
 
 
@@ -56,7 +82,7 @@ def translated() -> Iterator[None]:
     except (InvalidCall, UserUnavailable) as error:
         raise InvalidArgumentException(str(error)) from error
     except SandboxClosed as error:
-        raise TimeoutException(f"The sandbox is not running: {error}") from error
+        raise SandboxNotRunningException(f"The sandbox is not running: {error}") from error
     except StaddleError as error:
         raise SandboxException(str(error)) from error
     except FileNotFoundError as error:

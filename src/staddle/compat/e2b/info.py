@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypedDict
 
 from staddle import Network
@@ -14,6 +17,8 @@ from .errors import InvalidArgumentException, translated
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from staddle import Policy
 
 ALL_TRAFFIC = "0.0.0.0/0"
 
@@ -180,6 +185,42 @@ def on_timeout_of(lifecycle: Any) -> OnTimeout:
     if about.get("action") != "pause" and keep_memory is not None:
         raise InvalidArgumentException("lifecycle: keep_memory is for the action 'pause'")
     return OnTimeout(about.get("action") == "pause", keep_memory is not False)
+
+
+# ---------------------------------------------------------------- the interpreter
+
+
+@dataclass(frozen=True)
+class CodePython:
+    """The interpreter of `run_code`: the first of `places` that can be run inside.
+
+    `needed` are the directories of the host that it needs.
+    """
+
+    places: tuple[str, ...] = ("python3",)
+    needed: tuple[str, ...] = ()
+
+
+def python_of(asked: str | None, policy: Policy, workspace: str | None) -> CodePython:
+    """The interpreter that `python=` names, or the caller's own if that is in a virtual environment.
+
+    The caller's own is left out by a policy with a base, or without the host's toolchains.
+    """
+    if asked is not None:
+        return CodePython((asked,))
+    root, programs = sys.prefix, os.path.dirname(sys.executable)
+    wide = Path.home().is_relative_to(root)  # no environment, but much else
+    if root == sys.base_prefix or wide or not policy.toolchains or policy.base is not None:
+        return CodePython()
+    places = [sys.executable]
+    if programs in os.environ.get("PATH", "").split(":"):
+        places.insert(0, "/home/user/.venv/bin/python3")  # continues it, see docs/toolchains.md
+    base = [f"{sys.base_prefix}/{name}" for name in ("bin", "lib", "lib64")]
+    needed = [root, *base]
+    if workspace is not None and Path(root).is_relative_to(os.path.abspath(workspace)):
+        places.insert(0, f"/workspace/{os.path.relpath(sys.executable, workspace)}")
+        needed = base
+    return CodePython((*places, "python3"), tuple(path for path in needed if os.path.isdir(path)))
 
 
 def now() -> datetime:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
-from .commands import HOME, E2BCommandResult, at
-from .errors import NotFoundException, translated
+from .commands import HOME, TO_END, E2BCommandResult, at, streamed
+from .errors import NotFoundException, TimeoutException, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from staddle import Sandbox
-
-
-#: Seconds to wait for a shell that was killed.
-_TO_END = 10
 
 
 @dataclass
@@ -33,7 +30,7 @@ class PtyHandle:
 
     def __init__(self, terminal: Any, on_data: Callable[[bytes], Any] | None) -> None:
         self._terminal, self._said, self._on_data = terminal, b"", on_data
-        self._lock = threading.Lock()
+        self._lock, self._until = threading.Lock(), float("inf")
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -63,6 +60,10 @@ class PtyHandle:
         with self._lock:
             self._on_data = on_data
 
+    def connected(self, timeout: float | None) -> None:
+        """Have `wait` end in so many seconds from now (0 and None: never)."""
+        self._until = time.monotonic() + timeout if timeout else float("inf")
+
     def wait(self, on_pty: Any = None, on_stdout: Any = None, on_stderr: Any = None) -> E2BCommandResult:
         """Wait for the end of the shell. `on_pty` gets what was printed so far, and what is printed then."""
         if on_pty is not None:
@@ -70,7 +71,10 @@ class PtyHandle:
                 if self._said:
                     on_pty(self._said)
                 self._on_data = on_pty
-        self._thread.join()
+        left = self._until - time.monotonic()
+        self._thread.join(None if left == float("inf") else max(0.0, left))
+        if self._thread.is_alive():
+            raise TimeoutException("the shell runs on: the time of this connection to it is up")
         code = self._terminal.wait()
         return E2BCommandResult("", self._said.decode("utf-8", "replace"), code or 0)
 
@@ -79,7 +83,7 @@ class PtyHandle:
         running = self._terminal.poll() is None
         if running:
             self._terminal.kill()
-            self._terminal.wait(_TO_END)
+            self._terminal.wait(TO_END)
         return running
 
     def send_stdin(self, data: str | bytes, request_timeout: float | None = None) -> None:
@@ -140,8 +144,12 @@ class Pty:
         request_timeout: float | None = None,
         on_data: Callable[[bytes], Any] | None = None,
     ) -> PtyHandle:
-        """The handle of a terminal that is open; `on_data` gets what it prints from now on."""
+        """The handle of a terminal that is open; `on_data` gets what it prints from now on.
+
+        Its `wait` ends `timeout` seconds from now at the latest. The shell runs on.
+        """
         self._terminal(pid)
+        self._handles[pid].connected(timeout)
         if on_data is not None:
             self._handles[pid].listen(on_data)
         return self._handles[pid]
@@ -150,6 +158,11 @@ class Pty:
         """Type something."""
         with translated():
             self._terminal(pid).write(data)
+
+    def stream_input(self, pid: int, data: Iterable[str | bytes], *, timeout: float | None = 60) -> None:
+        """Type each piece of `data`."""
+        self._terminal(pid)
+        streamed(self._handles[pid].send_stdin, data, timeout)
 
     def resize(self, pid: int, size: PtySize, request_timeout: float | None = None) -> None:
         """Another size."""
@@ -162,7 +175,7 @@ class Pty:
         if terminal is None or terminal.poll() is not None:
             return False
         terminal.kill()
-        terminal.wait(_TO_END)  # its number is free then
+        terminal.wait(TO_END)  # its number is free then
         return True
 
     def _terminal(self, pid: int) -> Any:

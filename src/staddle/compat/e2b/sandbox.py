@@ -6,7 +6,7 @@ import os
 import threading
 import uuid
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from types import MethodType
 
 from staddle import Interpreter, Network, Sandbox
@@ -18,6 +18,7 @@ from .errors import (
     NotFoundException,
     SandboxException,
     SandboxNotFoundException,
+    SandboxNotRunningException,
     TimeoutException,
     translated,
 )
@@ -33,6 +34,7 @@ from .info import (
     network_of,
     now,
     on_timeout_of,
+    python_of,
 )
 from .pty import Pty
 
@@ -74,7 +76,7 @@ class ByIdToo:
         if method is E2BSandbox.__dict__["kill"]._method and _OPEN.get(sandbox_id) is None:
             return False
         if method is E2BSandbox.__dict__["fork"]._method:
-            _at_least_one(options.get("count", 1))
+            _at_least_one(options.get("count"))
         return method(_found(sandbox_id), *args, **options)
 
 
@@ -115,6 +117,7 @@ class E2BSandbox:
         *,
         policy: AnyPolicy = None,
         workspace: str | None = None,
+        python: str | None = None,
         _opened: Sandbox | None = None,
         **options: Any,
     ) -> None:
@@ -127,7 +130,8 @@ class E2BSandbox:
             chosen = chosen.with_network(Network.open())
         elif allow_internet_access is False:
             chosen = chosen.with_network(Network.deny())
-        given: dict[str, Any] = {"policy": chosen, "env": envs}
+        self._code_python = python_of(python, chosen, workspace)
+        given: dict[str, Any] = {"policy": chosen.with_read(*self._code_python.needed), "env": envs}
         with translated():
             if _opened is not None:
                 self.sandbox = _opened
@@ -143,7 +147,7 @@ class E2BSandbox:
         self.alive, self._paused = True, False
         self.sandbox_id = _OPEN.add(self, f"i{uuid.uuid4().hex[:20]}")
         self.commands, self.files, self.pty = (
-            Commands(self.sandbox),
+            Commands(self.sandbox, lambda: os.path.dirname(self._python)),
             Filesystem(self.sandbox),
             Pty(self.sandbox),
         )
@@ -152,13 +156,18 @@ class E2BSandbox:
         self._cells = 0
         self._started = now()
         self._ending: threading.Timer | None = None
+        self.list_snapshots = partial(type(self).list_snapshots, self.sandbox_id)  # type: ignore[method-assign]
         self.set_timeout(_LIFETIME if timeout is None else timeout)
 
     # ------------------------------------------------------------ lifetime
 
     @classmethod
     def create(cls, template: str | None = None, timeout: float | None = None, **options: Any) -> Self:
-        """Open a sandbox; `policy=` and `workspace=` are staddle's."""
+        """Open a sandbox; `policy=`, `workspace=` and `python=` are staddle's.
+
+        `python` is the interpreter of `run_code`: a name or path inside. By default it is the caller's own
+        with its packages, if that is in a virtual environment which the policy does not deny, else `python3`.
+        """
         return cls(template, timeout, **options)
 
     @ByIdToo
@@ -319,11 +328,11 @@ class E2BSandbox:
         cls,
         sandbox_id: str | None = None,
         limit: int | None = None,
-        name: str | None = None,
         next_token: str | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> Pages:
-        """The snapshots of this process: all, of one sandbox, or of one name."""
+        """The snapshots of this process: all, of one sandbox, or of one name. On a sandbox: those of it."""
         _nothing_else(options)
         found = [
             SnapshotInfo(number, [label] if label else [])
@@ -342,15 +351,16 @@ class E2BSandbox:
         return snapshot is not None
 
     @ByIdToo
-    def fork(self, count: int = 1, timeout: float | None = None, **options: Any) -> Any:
-        """Sandboxes that continue from here."""
+    def fork(self, timeout: float | None = None, count: int | None = None, **options: Any) -> Any:
+        """Sandboxes that continue from here, one by default."""
         _nothing_else(options)
-        _at_least_one(count)
+        count = _at_least_one(count)
         if not self.alive:
             raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
             made = self.sandbox.fork(count)
-        return [type(self)(timeout=timeout, metadata=self.metadata, _opened=each) for each in made]
+        given: dict[str, Any] = {"timeout": timeout, "metadata": self.metadata, "python": self._python}
+        return [type(self)(**given, _opened=each) for each in made]
 
     def get_host(self, port: int) -> str:
         """`127.0.0.1:PORT`, which leads to this port inside. It is HTTP unless the server inside has TLS."""
@@ -373,7 +383,7 @@ class E2BSandbox:
         _nothing_else(options)
         _python_only(language)
         context = CodeContext(uuid.uuid4().hex, "python", cwd or HOME)
-        self._interpreters[context.id] = Interpreter(self.sandbox, cwd=context.cwd)
+        self._interpreters[context.id] = Interpreter(self.sandbox, python=self._python, cwd=context.cwd)
         self._contexts[context.id] = context
         return context
 
@@ -395,10 +405,18 @@ class E2BSandbox:
         del self._interpreters[name]
         self._contexts.pop(name, None)
 
+    @cached_property
+    def _python(self) -> str:
+        """The interpreter of `run_code`: the first that is there."""
+        *places, last = self._code_python.places
+        with translated():
+            found = (each for each in places if self.sandbox.exec(["test", "-x", each], timeout=10).ok)
+            return next(found, last)
+
     def _interpreter(self, context: CodeContext | str | None) -> Interpreter:
         name = "default" if context is None else context if isinstance(context, str) else context.id
         if name == "default" and name not in self._interpreters:
-            self._interpreters[name] = Interpreter(self.sandbox, cwd=HOME)
+            self._interpreters[name] = Interpreter(self.sandbox, python=self._python, cwd=HOME)
         if name not in self._interpreters:
             raise NotFoundException(f"there is no context {name!r}")
         return self._interpreters[name]
@@ -427,7 +445,7 @@ class E2BSandbox:
             if self.alive:
                 raise
         if not self.alive:
-            raise TimeoutException("the sandbox was killed while the request was in progress")
+            raise SandboxNotRunningException("the sandbox was killed while the request was in progress")
         if cell.timed_out:
             raise TimeoutException(f"the cell was interrupted after {timeout} seconds")
         made = CodeExecution(execution_count=self._cells)
@@ -452,9 +470,10 @@ class E2BSandbox:
         return made
 
 
-def _at_least_one(count: int) -> None:
-    if count < 1:
+def _at_least_one(count: int | None) -> int:
+    if count is not None and count < 1:
         raise InvalidArgumentException(f"count should be at least 1, and is {count}")
+    return 1 if count is None else count
 
 
 def _python_only(language: str | None) -> None:

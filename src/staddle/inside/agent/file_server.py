@@ -240,7 +240,7 @@ class FileServer:
 
     def _glob(self, directory: bytes, pattern: bytes) -> None:
         root = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._say_matches(root, pattern, links=True)
+        self._say_matches(root, pattern, special=True)
 
     def _real(self, path: bytes) -> list[FileRow]:
         real = os.path.realpath(path, strict=True)
@@ -249,12 +249,12 @@ class FileServer:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
         return [file_row(real, found)]
 
-    # ---------------------------------------------------------------- beneath a directory, without links
+    # ---------------------------------------------------------------- beneath a directory
 
     def _open_beneath(self, directory: bytes, path: bytes) -> int:
         root = _root(directory)
         try:
-            fd = beneath.open_file(root, os.fsdecode(path))
+            fd = beneath.open_file(root, beneath.real_name(root, os.fsdecode(path)))
         finally:
             os.close(root)
         try:
@@ -272,9 +272,9 @@ class FileServer:
             os.close(root)
 
     def _glob_beneath(self, directory: bytes, pattern: bytes) -> None:
-        self._say_matches(_root(directory), pattern, links=False)
+        self._say_matches(_root(directory), pattern, special=False)
 
-    def _say_matches(self, root: int, pattern: bytes, *, links: bool) -> None:
+    def _say_matches(self, root: int, pattern: bytes, *, special: bool) -> None:
         """Takes `root`. The names of what matches; of each only whether it is a directory is said."""
         glob = Glob(os.fsdecode(pattern))
         depth, looked = len(glob.head), 0
@@ -289,7 +289,7 @@ class FileServer:
         def rows() -> Iterable[FileRow]:
             if glob.prefix and glob.matches(glob.prefix):  # `docs/**` names docs too
                 yield os.fsencode(glob.prefix), stat.S_IFDIR, *_NOTHING_MORE
-            for path, is_directory in beneath.walk(root, glob.prefix, enter, links=links):
+            for path, is_directory in beneath.walk(root, glob.prefix, enter, special=special):
                 if glob.matches(path):
                     yield os.fsencode(path), stat.S_IFDIR if is_directory else 0, *_NOTHING_MORE
 

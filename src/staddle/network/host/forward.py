@@ -14,7 +14,7 @@ from __future__ import annotations
 import _socket
 import os
 
-from ...errors import LaunchFailed, StaddleError
+from ...errors import InvalidCall, LaunchFailed, StaddleError
 from ...ipc import wire
 from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
@@ -45,6 +45,15 @@ def connect(socket: int, port: int) -> int:
             fix="start a server inside first",
         )
     return descriptors[0]
+
+
+def same_port(port: int, host_port: int) -> int:
+    """The port of the host that leads to `port` inside where both have one network: the same."""
+    if host_port not in (0, port):
+        raise InvalidCall(
+            f"port {port} cannot be had at {host_port}", why="its network is the host's", fix=f"use {port}"
+        )
+    return checked_port(port)
 
 
 class ExposedPort:

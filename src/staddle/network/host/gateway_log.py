@@ -10,6 +10,7 @@ import _thread
 import select
 import time
 
+from ...background import start_thread
 from ...events import Event
 from ...ipc.gateway_messages import Attempt, ConnectQuestion, encode_decision
 from .gateway_process import receive
@@ -68,7 +69,7 @@ class GatewayLog:
 
     def attend(self) -> None:
         """Read whatever comes, in a thread of its own, until the gateway ends: for who does not read."""
-        _thread.start_new_thread(self._attend, ())
+        start_thread(self._attend, "staddle-network-log")
 
     def events(self) -> tuple[Event, ...]:
         """Every destination that was refused, and whatever the gateway has to say of itself."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FORWARD_REQUEST, FORWARD_REPLY = b"forward 1\n", b"forwarded 1\n"
 CONNECT, NEED_SOCKETS, LISTENERS = 1, 2, 3
+#: The first message of a process that has entered a command's network to answer there.
+ENTERED = b"!"
 #: The answer where the sockets that a gateway had cannot be made again.
 _NOT_HERE = 95  # EOPNOTSUPP
 #: Unconnected sockets to hand out at a time.

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
     from socket import socket
-    from typing import IO, Any, Literal, Self, Unpack
+    from typing import IO, Any, Literal, Never, Self, Unpack
 
     from ...enforcement import BackendName, Enforcement, Mode
     from ...environment.aio import AsyncLocalEnvironment
     from ...events import Event
     from ...launch.audit import AuditTarget
     from ...limits.usage import Usage
-    from ...policy import Policy
+    from ...policy import Identity, Policy
     from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
@@ -107,7 +107,12 @@ class AsyncSandbox:
         workspace_at: str | PathLike[str] | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
-        **overrides: Unpack[sandbox_settings.PolicyOverrides],
+        identity: Identity | None = None,
+        environment: str | None = None,
+        base: str | PathLike[str] | None = None,
+        workdir: str | PathLike[str] | None = None,
+        freeze: bool | None = False,
+        **unknown: Never,
     ) -> None:
         settings = sandbox_settings.settings(
             workspace,
@@ -127,7 +132,12 @@ class AsyncSandbox:
             name=name,
             labels=labels,
             awaited=True,
-            **overrides,
+            identity=identity,
+            environment=environment,
+            base=base,
+            workdir=workdir,
+            freeze=freeze,
+            **unknown,
         )
         decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
         self._begin(
@@ -150,6 +160,7 @@ class AsyncSandbox:
 
     # ------------------------------------------------------------ commands
 
+    @arguments.with_options_shown
     async def run(self, command: str, *, user: User = None, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
         main = await self._main()
@@ -159,6 +170,7 @@ class AsyncSandbox:
         command_bytes(command)
         return await self._executed(command, (self._inside.bash, "-c", command), options, other)
 
+    @arguments.with_options_shown
     def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         inside = self._inside
@@ -167,6 +179,7 @@ class AsyncSandbox:
         single = inside.single_session(other, inside.main._exec_context)
         return self._session_of(single).stream(command, **options)
 
+    @arguments.with_options_shown
     async def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[RunOptions]) -> Result:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = arguments.arguments(argv)
@@ -202,6 +215,7 @@ class AsyncSandbox:
             await hooks.end_awaited(spec, result)
         return result.check() if check else result
 
+    @arguments.with_options_shown
     async def start(
         self,
         command: str | Sequence[str],

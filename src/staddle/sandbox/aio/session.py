@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import SessionBusy
+from ..arguments import with_options_shown
 from ..capture import CapturedCommand, captured
 from ..execution import drive
 from ..stream import Chunks
@@ -38,6 +39,7 @@ class AsyncSession:
         """Its name."""
         return self._session.name
 
+    @with_options_shown
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
         spec, check = captured(command, self._limits, options, secrets=self._session._secrets)
@@ -60,6 +62,7 @@ class AsyncSession:
             await hooks.end_awaited(spec, result)
         return result.check() if check else result
 
+    @with_options_shown
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
         """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
         spec = CapturedCommand(

@@ -20,7 +20,7 @@ from ...network.namespace.from_policy import needs_gateway
 from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
-from ...policy.workspace import compile_session, seen_at
+from ...policy.workspace import compile_session, seen_at, with_copy
 from .settings import APART
 
 TYPE_CHECKING = False
@@ -191,8 +191,6 @@ def _decided(
     if settings.workspace_at is not None and moved:
         plan = seen_at(plan, settings.workspace_at)
     if copy is not None:
-        from ..workspace.copied import with_copy
-
         plan, workspace = with_copy(plan, copy, moved=moved), None
     # A layer shows no socket of the host's.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
@@ -260,7 +258,8 @@ def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcem
         layer: Literal["directory", "none"] = "directory" if mode in APART else "none"
         holds, gaps = enforced_defaults(limits, session_cgroups(limits), by=OF_SESSION, layer=layer)
     elif enforced.backend == "landlock":
-        holds, gaps = of_landlock(limits, "directory" if mode in APART else "none")
+        as_root = any(gap.protection == "root" for gap in enforced.gaps)
+        holds, gaps = of_landlock(limits, "directory" if mode in APART else "none", as_root=as_root)
     else:
         holds, gaps = enforced_defaults(limits, CgroupSupport(()), by={})
     return enforced.replace(limits=(*enforced.limits, *holds), gaps=(*enforced.gaps, *gaps))

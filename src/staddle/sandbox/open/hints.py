@@ -17,7 +17,7 @@ _LONGEST_NAME, _MOST_LABELS, _LONGEST_LABEL = 128, 64, 1024
 #: Options of other programs, and of a policy, and where they belong here.
 _ELSEWHERE = {
     "timeout": "a command, sb.run(..., timeout=60), or to a policy: Policy.agent().with_limits(timeout=60)",
-    "network": "a policy: policy=Policy.agent().with_network(Network.open())",
+    "network": "a policy: policy=Policy.agent().with_network(Network.allow('pypi.org'))",
     "memory": "a policy: policy=Policy.agent().with_limits(memory='1G')",
     "limits": "a policy: policy=Policy.agent().with_limits(memory='1G')",
     "cpu": "a policy: policy=Policy.agent().with_limits(cpu=2)",

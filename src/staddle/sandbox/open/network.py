@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 
+from ...background import start_thread
 from ...errors import LaunchFailed, StaddleError
 from ...events import Event
 from ...interrupts import uninterruptible
@@ -361,8 +362,7 @@ class SandboxNetwork:
     def _attend(self) -> None:
         """Have a thread read what the gateway asks for, until it or the sandbox ends."""
         if self._attending is None:
-            self._attending = threading.Thread(target=self._feed, name="staddle-network", daemon=True)
-            self._attending.start()
+            self._attending = start_thread(self._feed, "staddle-network")
 
     def _feed(self) -> None:
         """Give the gateway the decisions that it asks for, and sockets that lead inside."""

@@ -16,11 +16,9 @@ from ...policy.network import PATIENCE, whole_seconds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from os import PathLike
-    from typing import Any, TypedDict
+    from typing import Any
 
     from ...network.host.approval_calls import OnConnect
-    from ...policy.identity import Identity
     from .hook_settings import HookSettings
 
 MODES = ("overlay", "copy", "bind", "readonly")
@@ -28,21 +26,6 @@ MODES = ("overlay", "copy", "bind", "readonly")
 APART = ("overlay", "copy")
 
 _USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
-
-
-if TYPE_CHECKING:
-
-    class PolicyOverrides(TypedDict, total=False):
-        """Fields of a policy that a sandbox takes by themselves. None: as the policy has it."""
-
-        identity: Identity | None
-        environment: str | None
-        base: str | PathLike[str] | None
-        #: Not of the policy: where its session begins, in the workspace, or an absolute path inside.
-        workdir: str | PathLike[str] | None
-        #: Not of the policy: whether to work over a copy of the workspace's directory as it is now, so that
-        #: later edits on the host are not seen. None: if the directory is small.
-        freeze: bool | None
 
 
 class SandboxSettings(Value):
@@ -91,8 +74,8 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
 ) -> SandboxSettings:
     """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
 
-    With `awaited`, there is an event loop on which callbacks can be awaited. `overrides` are those
-    fields of a policy that a sandbox takes by themselves: `PolicyOverrides`.
+    With `awaited`, there is an event loop on which callbacks can be awaited. `overrides` are the fields of a
+    policy that a sandbox takes as arguments (identity, environment, base), `workdir` and `freeze`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
@@ -195,7 +178,14 @@ def _real(path: str) -> str:
             pass  # there is no /proc
         finally:
             os.close(fd)
-    return os.path.realpath(path)
+    try:
+        return os.path.realpath(path)
+    except FileNotFoundError:
+        raise InvalidCall(
+            f"the workspace {path!r} cannot be found",
+            why="the current directory of this program no longer exists",
+            fix="give an absolute path, or change to a directory that exists",
+        ) from None
 
 
 def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConnect | None, int]:

@@ -12,6 +12,7 @@ import queue
 import subprocess
 import threading
 
+from ...background import start_thread
 from ...errors import LaunchFailed, StaddleError
 from ...inside.agent import standalone
 from ...ipc.agent_client import AgentClient
@@ -190,7 +191,7 @@ class _Thread:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._stay, name="staddle-launches", daemon=True).start()
+        start_thread(self._stay, "staddle-launches")
 
     @property
     def ours(self) -> bool:

@@ -16,7 +16,7 @@ import stat
 
 from ...errors import LayerError
 from ...files.tree import LastDirectory, Tree, walk
-from ...layers.baseline import Baseline
+from ...layers.baseline import Baseline, CopyBaseline
 from ...layers.copied_tree import condense, exchange
 from ...layers.differences import Selection, differences
 from ...layers.discard import bring_back
@@ -26,7 +26,6 @@ from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.persistent_store import give
 from ...layers.stack import LayerSnapshot, Stack
 from ...policy.paths import WORKSPACE_PATH, covers
-from ...policy.plan import COPY, Grant
 from ...policy.workspace import compile_session
 from .stores import copy_store_for, owner_of_copy
 from .trees import LayeredTree, by_tree
@@ -34,24 +33,14 @@ from .workspace import SandboxWorkspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ...ipc.agent_messages import NamedProcess, Others
     from ...layers.changes import Change
-    from ...layers.differences import Difference
     from ...layers.store import Layer, Store
     from ...policy import Policy
-    from ...policy.plan import Plan
     from .trees import MountedTrees
     from .workspace import Method
-
-
-class CopyBaseline(Baseline):
-    """The marks of the host's files when they were copied, and of the copies then."""
-
-    def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
-        """The differences that the sandbox made: where it has touched nothing, the host made them."""
-        return [item for item in found if not self.is_as_settled(item)]
 
 
 class CopySnapshot(LayerSnapshot):
@@ -355,16 +344,3 @@ def denied_paths(policy: Policy, workspace: str) -> tuple[str, ...]:
     _, alone = compile_session(policy, workspace, access="read", moved=True)
     found = () if alone is None else alone.hidden
     return tuple(item.path[len(workspace) :].lstrip("/") for item in found if covers(workspace, item.path))
-
-
-def with_copy(plan: Plan, copy: str, *, moved: bool) -> Plan:
-    """The plan of a session with the copy in place of the workspace: there is nothing to protect in it."""
-    place = WORKSPACE_PATH if moved else copy
-    ours = Grant(place, "write", True, COPY, copy if moved else "")
-    grants = [grant for grant in plan.grants if not covers(place, grant.path)]
-    return plan.replace(
-        grants=tuple(sorted((*grants, ours), key=lambda grant: grant.path)),
-        hidden=tuple(item for item in plan.hidden if not covers(place, item.path)),
-        guards=tuple(item for item in plan.guards if not covers(place, item.path)),
-        cwd=place,
-    )

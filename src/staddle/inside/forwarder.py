@@ -1,0 +1,62 @@
+"""A process in the network of a single command: it makes sockets there for the host program.
+
+    python -I -S .../inside/__main__.py forwarder
+
+Descriptor 0 is its socket to the host program, descriptor 1 the network namespace. It enters that
+namespace, gives up every capability, and answers what `network.host.forward` asks. It is in no other
+namespace of the command, which can neither see nor signal it. It ends with its socket.
+"""
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+
+from ..ipc.descriptors import receive
+from ..ipc.status import reason
+from ..linux import process, userns
+from ..linux.syscalls import call
+from ..network.namespace.socket_handoff import ENTERED, answer, is_forward_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_LONGEST = 4096
+#: ioctl(2) on a namespace: a descriptor of the user namespace that it belongs to.
+_NS_GET_USERNS = 0xB701
+
+
+def main() -> NoReturn:
+    """Do it. Never returns."""
+    channel = _socket.socket(fileno=os.dup(0))
+    try:
+        _enter(1)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        process.close_from(3, keep=(channel.fileno(),))
+    except OSError as error:
+        channel.send(reason(error))
+        os._exit(1)
+    channel.send(ENTERED)
+    while message := receive(channel, _LONGEST)[0]:
+        if is_forward_request(message):
+            answer(channel.fileno(), message)
+    os._exit(0)
+
+
+def _enter(network: int) -> None:
+    """Be in `network`, without any right there or elsewhere."""
+    try:
+        call("setns", network, userns.CLONE_NEWNET)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        # Who made a user namespace has every right in it, and only once inside.
+        call("setns", call("ioctl", network, _NS_GET_USERNS, 0), userns.CLONE_NEWUSER)
+        call("setns", network, userns.CLONE_NEWNET)
+    process.no_new_privs()
+    process.drop_capabilities()
+    process.dumpable(False)
