@@ -93,7 +93,7 @@ def test_the_mount_table_names_neither_the_workspace_nor_its_layers(sandbox: San
 def test_only_processes_of_the_sandbox_are_in_sight(sandbox: Sandbox) -> None:
     sandbox.session("other").run("true")
     names = sandbox.run("cat /proc/[0-9]*/comm").stdout.split()
-    assert names == ["bash", "bash"]
+    assert names == ["staddle-forkser", "bash", "bash"]
 
 
 def test_no_socket_of_the_host_is_in_sight(sandbox: Sandbox) -> None:

@@ -212,3 +212,12 @@ def test_requests_without_end_do_not_have_the_agent_work_without_end() -> None:
         took = time.monotonic() - began
         assert worked() - before < 1.0 + 0.35 * took
         assert sandbox.run("sudo id -u", timeout=30).stdout == "0\n"
+
+
+def test_everybody_sees_what_root_has_started() -> None:
+    with Sandbox() as sb:
+        sb.run("sudo sh -c 'sleep 4321 > /dev/null 2>&1 &'", check=True)
+        assert sb.run("pgrep -fx 'sleep 4321' | wc -l").stdout == "1\n"
+        assert sb.run("ps -eo args | grep -c '[s]leep 4321'").stdout == "1\n"
+        # The command lines of staddle's own processes name no file of the host.
+        assert sb.run("tr '\\0' ' ' < /proc/1/cmdline").stdout.split() == ["staddle-forkserver"]

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 #: Milliseconds without a request before a spare is made again, as long as one was ready: the processor
 #: is for the first command.
 _QUIET = 20
+#: The command line of the fork server, and of the processes that it makes.
+_TITLE = b"staddle-forkserver"
 #: Seconds that the end of the host program may take, on a busy machine, once it has closed the socket.
 _LAST_PATIENCE = 30.0
 
@@ -62,6 +64,8 @@ def main(words: list[str]) -> NoReturn:
         config = decode_config(contents(int(words[1])))
         outside = verify.outside(config)
         process.close_from(3, keep=(socket.fileno(),))
+        # Inside, everybody can read the command lines of our processes: no path of the host is in them.
+        process.set_command_line(_TITLE)
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
         server_mounts.make_template(config, socket)

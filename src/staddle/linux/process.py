@@ -27,7 +27,7 @@ LAST_SIGNAL = 64
 RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE, RLIMIT_RTPRIO = 1, 4, 7, 8, 13, 14
 UNLIMITED = -1
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_GET_SECCOMP = 1, 4, 21
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 4, 15, 21
 _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -131,6 +131,19 @@ def new_session_keyring() -> None:
 def dumpable(yes: bool) -> None:
     """Whether a process of the same user may look into this one (and /proc belongs to it)."""
     _prctl(_PR_SET_DUMPABLE, int(yes))
+
+
+def set_command_line(text: bytes) -> None:
+    """Have /proc show `text` as the command line and name of this process, and of those that it forks.
+
+    The kernel reads a command line from the memory of the process: it is overwritten there.
+    """
+    name = ctypes.create_string_buffer(text[:15])
+    _prctl(_PR_SET_NAME, ctypes.addressof(name))
+    with open("/proc/self/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    begin, end = int(words[45]), int(words[46])  # arg_start and arg_end: see proc(5)
+    ctypes.memmove(begin, text[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:

@@ -77,10 +77,12 @@ def place_for(operations: Sequence[Operation]) -> str:
     return there[0]
 
 
-def mount_processes(target: str) -> None:
-    """Mount a /proc of the pid namespace we are in, at a path without links."""
-    # ProcMount that may not be looked into, ourselves first of all, do not exist here.
-    mounts.mount("proc", target, "proc", flags=_PLAIN | mounts.MS_NOEXEC, options="hidepid=2")
+def mount_processes(target: str, *, options: str = "hidepid=2") -> None:
+    """Mount a /proc of the pid namespace we are in, at a path without links.
+
+    hidepid=2: processes that a reader may not trace, PID 1 included, are not listed.
+    """
+    mounts.mount("proc", target, "proc", flags=_PLAIN | mounts.MS_NOEXEC, options=options)
 
 
 def outer_processes(place: str = "/proc") -> int:

@@ -168,11 +168,13 @@ def open_memory_of_the_first_process(world: World) -> str:
         return "opened"
 
 
-@attack("processes", "ENOENT EACCES EPERM", twin=TWIN)
-def read_the_command_line_of_the_first_process(world: World) -> str:
-    """It is no secret of a process that is closed, but names paths of the host."""
+@attack("processes", "ENOENT EACCES EPERM nothing", twin=TWIN)
+def read_a_path_of_the_host_in_the_command_line_of_the_first_process(world: World) -> str:
     with open("/proc/1/cmdline") as file:
-        return file.read()
+        text = file.read()
+    if "/" not in text:
+        raise Refused(f"it is {text!r}")
+    return text
 
 
 @attack("environment", "ENOENT EACCES EPERM", control="", twin=TWIN)

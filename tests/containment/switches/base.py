@@ -101,7 +101,11 @@ NO_PROCESS_NAMESPACE = (
 NO_LAST_LOOK = Edit("inside/namespace_init.py", "    verify.around(spec, kept)\n", "")
 SEEN_FIRST_PROCESS = Edit("mounts/builder.py", '"hidepid=2"', '""')
 #: No process that is closed to the ones inside is seen in /proc.
-HIDEPID = Switch(nothing, ("read-the-command-line-of-the-first-process",), edits=(SEEN_FIRST_PROCESS,))
+HIDEPID = Switch(
+    nothing,
+    ("read-a-path-of-the-host-in-the-command-line-of-the-first-process",),
+    edits=(SEEN_FIRST_PROCESS,),
+)
 OPEN_FIRST_PROCESS = (
     Edit("inside/namespace_init.py", "    process.dumpable(False)\n", ""),
     # PID 1 keeps it where it measures memory: a process without capabilities cannot look into one with some.

@@ -9,7 +9,6 @@ from typing import Any
 
 from . import bwrap
 from .base import (
-    HIDEPID,
     SEEN_FIRST_PROCESS,
     SOCKETS_IN_GRANTS,
     Edit,
@@ -180,7 +179,19 @@ SWITCHES: dict[str, Switch] = {
             SEEN_FIRST_PROCESS,
         ),
     ),
-    "hidepid": HIDEPID,
+    "command line without paths": Switch(
+        nothing,
+        ("read-a-path-of-the-host-in-the-command-line-of-the-first-process",),
+        edits=(
+            Edit("forkserver/server.py", "        process.set_command_line(_TITLE)\n", ""),
+            Edit("inside/agent/verify.py", 'b"/" not in read_whole("/proc/self/cmdline")', "True"),
+        ),
+    ),
+    "last look at the command line": Switch(
+        nothing,
+        ("start",),
+        edits=(Edit("forkserver/server.py", "        process.set_command_line(_TITLE)\n", ""),),
+    ),
     "no new privileges": Switch(
         nothing,
         ("start",),  # the kernel takes no filter without it

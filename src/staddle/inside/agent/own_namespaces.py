@@ -87,7 +87,8 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
     if config.outer_processes:
         _attach_processes()
     else:
-        mount_processes("/proc")
+        # Every process is listed: `ps` and `pgrep` find what root started. Ours show no path of the host.
+        mount_processes("/proc", options="")
     if not config.network:
         setup.allow_low_ports()
     if layer:
