@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -125,9 +126,10 @@ def test_it_does_what_bash_does(words: list[str], given: str, broker: ShellBroke
     plain, *expected = run("/bin/bash")
     # The shim exits as a shell says that its child was killed; and bash calls itself by its name.
     assert status == (128 - plain if plain < 0 else plain), said
-    assert said[0].replace(b"/bin/bash", b"bash") == expected[0].replace(b"/bin/bash", b"bash")
+    named = re.compile(rb"(/usr)?/bin/bash")
+    assert named.sub(b"bash", said[0]) == named.sub(b"bash", expected[0])
     if "-ic" not in words:  # an interactive one complains about the terminal that it has not
-        assert said[1].replace(b"/bin/bash", b"bash") == expected[1].replace(b"/bin/bash", b"bash")
+        assert named.sub(b"bash", said[1]) == named.sub(b"bash", expected[1])
 
 
 def test_it_runs_in_the_sandbox(broker: ShellBroker, workspace: Path, tmp_path: Path) -> None:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from staddle.linux.process_tree import descendants
 from tests.support.in_a_child import python
-from tests.support.staddle_command import environment
-from tests.support.waiting import until
 
 LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -68,7 +62,7 @@ print({sb.run("ulimit -Sn").stdout.strip() for sb in sandboxes})
 
 @pytest.mark.slow
 def test_a_full_process_says_so_and_its_sandboxes_go_on() -> None:
-    """What runs in the background keeps its files: it cannot be parked."""
+    """What runs in the background keeps its files."""
     said = limited(
         *(200, 200),
         """
@@ -96,97 +90,6 @@ print(Sandbox().run("echo again").stdout)
         "this process may have 200; raise the limit (ulimit -n), or close sandboxes that are not used"
     )
     assert rest.split("\n") == ["True {'42\\n'}", "again"]
-
-
-PARKED = """
-import signal, subprocess
-from staddle import Sandbox
-from staddle.errors import SandboxLost
-from staddle.ipc.parked_sockets import PARKED
-
-def holders():
-    return [holder.pid for holder in PARKED._holders]
-
-sandboxes = [Sandbox() for _ in range(24)]
-for number, sb in enumerate(sandboxes):
-    sb.files.write("number", str(number))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.same_for_everyone
-def test_more_sandboxes_are_open_than_descriptors_are_allowed() -> None:
-    """Idle ones have none in this process. All are alive, keep their state, and work as before."""
-    said = limited(
-        *(80, 80),
-        PARKED
-        + """
-found = [sb.run(f"x={number}; cat number").stdout for number, sb in enumerate(sandboxes)]
-print(found == list(map(str, range(24))))
-dev = sandboxes[0].session("dev")
-dev.run("y=1")
-print([sb.run("echo $x").stdout for sb in sandboxes] == [f"{number}\\n" for number in range(24)])
-# Work in the background has some for a moment.
-few = any((time.sleep(0.02), len(os.listdir("/proc/self/fd")) < 80)[1] for _ in range(500))
-print(dev.run("echo $y").stdout.strip(), len(holders()) > 1, few)
-sandboxes[-1].run("kill -9 $$")
-print(all(sb.alive for sb in sandboxes), sandboxes[-1].run("echo $x").stdout.strip())
-snapshots = [sb.snapshot() for sb in sandboxes]
-with sandboxes[7].fork()[0] as fork:
-    print(fork.run("cat number").stdout)
-for sb in sandboxes:
-    sb.close()
-holders = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "descriptor_holder"])
-print(PARKED._holders, holders.returncode)
-""",
-    )
-    assert said.split("\n") == ["True", "True", "1 True True", "True 23", "7", "[] 1"]
-
-
-@pytest.mark.slow
-@pytest.mark.same_for_everyone
-def test_a_killed_holder_loses_what_it_held_and_nothing_else() -> None:
-    said = limited(
-        *(80, 80),
-        PARKED
-        + """
-os.kill(holders()[0], signal.SIGKILL)
-answers = []
-for sb in sandboxes:
-    try:
-        answers.append(sb.run("cat number").stdout)
-    except SandboxLost as error:
-        print(error)
-        answers.append("lost")
-        break
-print(sandboxes[answers.index("lost")].alive, sandboxes[-1].run("cat number").stdout)
-print(Sandbox().run("echo another").stdout)
-""",
-    )
-    first, rest = said.split("\n", 1)
-    assert first.startswith("the sandbox has stopped by itself: ")
-    assert rest.split("\n") == ["False 23", "another"]
-
-
-@pytest.mark.slow
-@pytest.mark.same_for_everyone
-def test_parked_sandboxes_end_with_a_host_program_that_is_killed() -> None:
-    code = LIMIT.format(soft=80, hard=80) + PARKED + "print(holders() != [], flush=True); time.sleep(600)"
-    words = [sys.executable, "-c", "import os, time\n" + code]
-    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout
-        assert program.stdout.readline() == "True\n"
-        everything = descendants(program.pid)
-        program.kill()
-    assert len(everything) > 48
-    assert until(lambda: not any(_is_there(pid) for pid in everything))
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

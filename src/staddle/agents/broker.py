@@ -17,11 +17,11 @@ import threading
 from .. import places
 from .._value import Value
 from ..errors import InvalidCall, StaddleError
+from ..sandbox.execution import Streams
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import check_rules
 from .relay import RelayedCommand, ShimStreams, StreamFlow, open_streams
 from .shim import BROKER, INTERPRETER_WORDS, PREFIX, REQUESTS, fixed_shim, start_ticks, write_shims
-from .spares import CommandPipes, SpareShells
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class ShellBroker:
         except BaseException:
             self._remove()
             raise
-        self._spares = SpareShells(sandbox)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._threads: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._serve, name="staddle-broker", daemon=True)
@@ -162,7 +161,6 @@ class ShellBroker:
             self._prepare(request)
             spawned, flows = self._start(request)
             RelayedCommand(streams, spawned, flows, lambda _: self._bring_out(request)).attend()
-            self._spares.refill(streams.merged)
         finally:
             streams.close()
 
@@ -182,27 +180,17 @@ class ShellBroker:
                 [StreamFlow(spawned.master, streams.stdout)],
             )
             return spawned, flows
-        merged = streams.merged
-        spare = self._spares.take(request.argv[1:], request.directory, request.variables, merged=merged)
-        if spare is not None:
-            spawned, pipes = spare.spawned, spare.pipes
-        else:
-            pipes = CommandPipes(inside.uid, merged=merged)
-            try:
-                spawned = inside.agent.spawn(
-                    argv, variables, request.directory, stdio=pipes.theirs, waits=True
-                )
-            except BaseException:
-                pipes.close()
-                raise
-            pipes.started()
-        stdin, *sources = pipes.ours
-        targets = (streams.stdout,) if merged else (streams.stdout, streams.stderr)
-        outputs = [
-            StreamFlow(source, target, owns_source=True)
-            for source, target in zip(sources, targets, strict=True)
-        ]
-        return spawned, ([StreamFlow(streams.stdin, stdin, owns_target=True)], outputs)
+        pipes = Streams(inside.uid, with_stdin=True, merge=streams.merged)
+        try:
+            spawned = inside.agent.spawn(argv, variables, request.directory, stdio=pipes.theirs, waits=True)
+        except BaseException:
+            pipes.close()
+            raise
+        pipes.started()
+        outputs = [StreamFlow(pipes.stdout, streams.stdout, owns_source=True)]
+        if not streams.merged:
+            outputs.append(StreamFlow(pipes.stderr, streams.stderr, owns_source=True))
+        return spawned, ([StreamFlow(streams.stdin, pipes.stdin, owns_target=True)], outputs)
 
     def _prepare(self, request: ShimRequest) -> None:
         """Make the directory inside that an agent has made outside for its command."""
@@ -238,7 +226,6 @@ class ShellBroker:
         """Take no more requests, end what runs, close the sandbox and remove the directory."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
-        self._spares.close()
         self.sandbox.close()
         for thread in list(self._threads):
             thread.join(_PATIENCE)

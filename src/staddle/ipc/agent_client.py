@@ -17,12 +17,10 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, too_many_open_files
-from ..interrupts import free_within, interruptible, is_of_a_handler, uninterruptible, wait_readable
+from ..interrupts import free_within, interruptible, is_of_a_handler, wait_readable
 from ..linux.process import exit_status
 from . import agent_messages
-from .descriptor_holder import is_connected
 from .opened_shell import lost, opened_shell, refused
-from .parked_sockets import PARKED, taken_back
 from .wire import Malformed
 
 TYPE_CHECKING = False
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
     from .agent_messages import NamedProcess, Others, Who
     from .opened_shell import OpenedShell
-    from .parked_sockets import Ticket
 
 #: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
 PATIENCE = 10.0
@@ -61,8 +58,6 @@ class AgentClient:
         self._stop_first, self._kill = stop_first, kill
         self._socket = _socket.socket(fileno=main_socket)
         self._socket.settimeout(PATIENCE)
-        #: Set while another process has the socket for us.
-        self._parked: Ticket | None = None
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
@@ -70,7 +65,6 @@ class AgentClient:
         self.is_paused = False
         #: Whether an answer may come to a request that was given up; and the number of the last ping.
         self._is_out_of_step, self._serial = False, 0
-        PARKED.clients.add(self)
 
     def announced(self) -> OpenedShell:
         """Return the shell that was started ahead: the first message of an agent."""
@@ -146,36 +140,9 @@ class AgentClient:
         """Whether the agent is at the other end."""
         if self._closed:
             return False
-        if (parked := self._parked) is not None:
-            return parked.is_connected()
-        return is_connected(self._socket.fileno())
-
-    @uninterruptible
-    def park_sockets(self) -> bool:
-        """Have another process hold the socket until the next request; False when one is in progress."""
-        if not self._turn.acquire(False):
-            return False
-        try:
-            if self._closed or self._parked is not None or self._is_out_of_step:
-                return False
-            self._parked = PARKED.hold((self._socket.fileno(),))
-            self._socket.close()
-            return True
-        finally:
-            self._turn.release()
-
-    def _take_back(self, parked: Ticket) -> None:
-        try:
-            (socket,) = taken_back(parked)
-        except OSError as error:
-            if is_of_a_handler(error):
-                raise
-            if is_full(error):
-                raise too_many_open_files() from None
-            raise lost(error.strerror or str(error)) from None
-        self._socket = _socket.socket(fileno=socket)
-        self._socket.settimeout(PATIENCE)
-        self._parked = None
+        poll = select.poll()
+        poll.register(self._socket.fileno(), 0)
+        return not poll.poll(0)  # hung up is always told
 
     def network(self) -> int:
         """Return a socket for the sandbox's network, on which its sockets come; the caller's to close."""
@@ -282,9 +249,6 @@ class AgentClient:
                 return
             self._closed = True
             self._socket.close()
-            if self._parked is not None:
-                self._parked.drop()
-        PARKED.forget(self)
         self._close()
 
     def kill(self) -> None:
@@ -303,8 +267,6 @@ class AgentClient:
 
     def _shut_down(self) -> None:
         """Hang up; a thread that waits for an answer wakes up."""
-        if (parked := self._parked) is not None:
-            parked.drop()
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
@@ -333,8 +295,6 @@ class AgentClient:
     def _send(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one", why="its agent has exited")
-        if self._parked is not None:
-            self._take_back(self._parked)
         if self._is_out_of_step:
             self._resynchronize()
         self._is_out_of_step = True  # before it is sent: an interruption from here on leaves that open

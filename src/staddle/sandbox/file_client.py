@@ -14,6 +14,7 @@ import select
 import stat
 import threading
 from functools import partial
+from weakref import WeakSet
 
 from .. import errors
 from ..display import shown
@@ -22,8 +23,8 @@ from ..interrupts import interruptible, uninterrupted, uninterruptible
 from ..ipc import file_messages
 from ..ipc.agent_client import PATIENCE
 from ..ipc.opened_shell import lost
-from ..ipc.parked_sockets import PARKED
 from ..ipc.wire import Malformed
+from ..linux.file_room import FILE_ROOM
 from ..linux.fileio import memory_file, resize_pipe
 
 TYPE_CHECKING = False
@@ -139,7 +140,7 @@ class FileClient:
                 self.turn.release()
 
     @uninterruptible
-    def park_sockets(self) -> bool:
+    def end_idle_server(self) -> bool:
         """End the server of an idle sandbox, for its descriptors; the next request starts another one."""
         # Also not while this very thread asks for something, in the middle of which it needs descriptors.
         if self.turn._is_owned() or not self.turn.acquire(blocking=False):  # type: ignore[attr-defined]
@@ -281,7 +282,7 @@ class FileClient:
             theirs.close()
         ours.settimeout(PATIENCE)
         self._socket = ours
-        PARKED.clients.add(self)
+        _serving.add(self)
         return ours
 
     def _let_go(self) -> None:
@@ -320,7 +321,6 @@ class FileClient:
     def close(self) -> None:
         """End the server, unless a request is in progress: that one fails when the sandbox ends."""
         self._closed = True
-        PARKED.forget(self)
         if self.turn.acquire(blocking=False):
             try:
                 self._let_go()
@@ -430,3 +430,22 @@ class Receiving:
         os.close(self._pipe)
         if not self._ended:
             self._client._let_go()
+
+
+#: Those that have had a server.
+_serving: WeakSet[FileClient] = WeakSet()
+
+
+def _end_idle_servers() -> bool:
+    """End the file servers that are idle, for their descriptors; whether there were any."""
+    while True:
+        try:
+            clients = list(_serving)
+            break
+        except RuntimeError:
+            continue  # another thread has added one that moment
+    ended = [client.end_idle_server() for client in clients]
+    return any(ended)
+
+
+FILE_ROOM.givers.append(_end_idle_servers)

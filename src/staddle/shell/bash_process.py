@@ -12,7 +12,6 @@ from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
 from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
-from ..ipc.parked_sockets import PARKED, taken_back
 from ..ipc.wire import Malformed
 from ..linux.file_room import FILE_ROOM
 from ..linux.fileio import put, resize_pipe, unread_bytes
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..ipc.opened_shell import OpenedShell
-    from ..ipc.parked_sockets import Ticket
 
     Sink = Callable[[bytes], None]
 
@@ -69,8 +67,6 @@ class BashProcess:
         self._socket = _socket.socket(fileno=opened.socket)
         self._socket.setblocking(False)
         self._control = opened.control
-        #: Set while another process has both of them for us.
-        self._sockets: Ticket | None = None
         self._files: OpenShellFiles | None = None
         self._length = 0
         self._left: set[int] = set()
@@ -128,25 +124,6 @@ class BashProcess:
         if not self.stale:
             self._drop_files()
 
-    def park_sockets(self) -> bool:
-        """Have another process hold the socket and the control pipe, of one that is parked."""
-        if self._files is not None or self._sockets is not None or self._control < 0:
-            return False
-        self._sockets = PARKED.hold((self._socket.fileno(), self._control))
-        self._socket.close()
-        fd, self._control = self._control, -1
-        os.close(fd)
-        return True
-
-    def _take_back(self, sockets: Ticket) -> None:
-        try:
-            socket, self._control = taken_back(sockets)
-        except OSError as error:
-            raise lost_or_full(error) from None
-        self._socket = _socket.socket(fileno=socket)
-        self._socket.setblocking(False)
-        self._sockets = None
-
     def renew(self) -> None:
         """New pipes in place of those that were left to background jobs."""
         self._drop_files()
@@ -179,9 +156,6 @@ class BashProcess:
         if self._control >= 0:
             fd, self._control = self._control, -1
             os.close(fd)
-        if self._sockets is not None:
-            self._sockets.drop()
-            self._sockets = None
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
@@ -238,8 +212,6 @@ class BashProcess:
     def _ask(
         self, kind: bytes, expected: bytes, *fields: int, patience: float = _PATIENCE
     ) -> agent_messages.Message:
-        if self._sockets is not None:
-            self._take_back(self._sockets)
         try:
             agent_messages.send_message(self._socket, agent_messages.encode(kind, *fields))
         except OSError as error:

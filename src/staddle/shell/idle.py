@@ -14,7 +14,6 @@ from ..background import Worker
 from ..errors import is_full
 from ..interrupts import is_of_a_handler
 from ..ipc.opened_shell import lost
-from ..ipc.parked_sockets import PARKED
 from ..linux import open_files
 from ..linux.file_room import FILE_ROOM, OTHERS, too_many
 
@@ -172,5 +171,5 @@ def lost_or_full(error: Exception) -> Exception:
     return too_many() if is_full(error) else lost(str(error))
 
 
-FILE_ROOM.givers += OPEN_SHELLS.park_all, PARKED.park_all
+FILE_ROOM.givers.append(OPEN_SHELLS.park_all)
 FILE_ROOM.are_in_use = OPEN_SHELLS.are_in_use

@@ -8,7 +8,6 @@ from functools import partial
 
 from ..errors import SandboxClosed, SandboxLost, SessionBusy, StaddleError
 from ..interrupts import free_within, uninterrupted, uninterruptible
-from ..ipc.parked_sockets import PARKED
 from .bash_process import BashProcess
 from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET, idle_from
 from .running_command import RunningCommand
@@ -65,7 +64,6 @@ class Shell:
         self._used = 0.0  # when it was used last
         self._late: list[BackgroundOutput] = []
         OPEN_SHELLS.use(self)  # it has its files open from the beginning
-        PARKED.clients.add(self)
 
     @property
     def pid(self) -> int:
@@ -376,7 +374,6 @@ class Shell:
                 self._state.close()
         IDLE_MAINTENANCE.forget(self)
         OPEN_SHELLS.forget(self)
-        PARKED.forget(self)
         for late in self._late:
             late.close()
 
@@ -389,19 +386,6 @@ class Shell:
             if not self._closed:
                 self._state.park()
             return True
-        finally:
-            self._turn.release()
-
-    @uninterruptible
-    def park_sockets(self) -> bool:
-        """Have another process hold the sockets of a shell at rest; False when it is not at rest."""
-        if not self._turn.acquire(False):
-            return False
-        try:
-            if self._closed:
-                return False
-            self._state.park()
-            return self._state.bash.park_sockets()
         finally:
             self._turn.release()
 
