@@ -17,7 +17,7 @@ from staddle.policy.layouts import SYSTEM
 ON_A_MACHINE = {
     f"kernel/test_{name}.py"
     for name in (
-        *("systemd", "systemd_containment", "systemd_endings", "systemd_network", "systemd_session"),
+        *("systemd", "systemd_endings", "systemd_network", "systemd_session"),
         *("jail_systemd", "jail_systemd_endings", "limits_scope"),
     )
 }

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from part import Part, Run
 
 from staddle import Sandbox
-from staddle.errors import CommitFailed, CommitRefused
 
 #: How many times as long as the call usually takes the alarm waits at most.
 _LATEST = 1.2
@@ -27,6 +26,19 @@ class _Alarm(Exception):
 
 def _raising(*_: object) -> None:
     raise _Alarm
+
+
+def _interrupted(call: Callable[[], object], after: float) -> bool:
+    """Call it, and raise after so many seconds; whether that came before its end."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _Alarm:
+        return True
+    return False
 
 
 def _commit(sandbox: Sandbox) -> None:
@@ -64,16 +76,7 @@ def _storm(call: Callable[[Sandbox], object]) -> Callable[[Run], None]:
             usual, hits = sorted(took)[2], 0
             for number in run.steps():
                 with run.step():
-                    try:
-                        wait = run.random.uniform(0.00005, usual * _LATEST)
-                        signal.setitimer(signal.ITIMER_REAL, wait)
-                        call(sandbox)
-                    except _Alarm:
-                        hits += 1
-                    except (CommitRefused, CommitFailed) as error:
-                        run.expect(isinstance(error.__cause__ or error.__context__, _Alarm), True, str(error))
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
+                    hits += _interrupted(lambda: call(sandbox), run.random.uniform(0.00005, usual * _LATEST))
                     run.expect(sandbox.run('echo "$x"').stdout, "kept\n", "state")
                     if number % _COLLECTED == 0:
                         gc.collect()

@@ -1,7 +1,7 @@
-"""Background work of the host program: a daemon thread for each kind, started when it is first needed.
+"""Background work of the host program: one daemon thread for each kind of work, started on first use.
 
-A `Worker` is the thread of one kind of work. `do_later` is for all work that no caller waits for and that is
-done once: deleting layers, merging them, making things in advance.
+A `Worker` is the thread of one kind of work. `do_later` is for one-time jobs that no caller waits for:
+deleting layers, merging them, preparing resources in advance.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-#: Delay before the first of some jobs, so that it does not compete with the caller that queued it.
+#: Seconds before the first queued job, so that it does not compete with the caller that queued it.
 _STANDS_BACK = 0.01
-#: A thread that makes one short system call after the other hardly ever lets another one have the
-#: interpreter: so it sleeps for a moment after so many.
+#: A thread that makes many short system calls rarely releases the interpreter to other threads. So it
+#: sleeps `_RESTS` seconds after every `_AT_A_TIME` steps.
 _AT_A_TIME, _RESTS = 16, 0.0003
-#: With more jobs left than this, the thread takes no rests, and who adds more gives way to it for so long.
+#: With more than `_MANY` queued jobs, the thread stops pausing and producers sleep `_GIVES_WAY` seconds.
 _MANY, _GIVES_WAY = 256, 0.005
 
 
-#: Seconds until work that could open no file is tried again.
+#: Seconds until a worker is called again that failed because it could open no file.
 _NO_ROOM = 0.1
 
 
 class Worker:
-    """Calls `work` in a thread of its own, whenever `wake` was called and whenever `work` asked for it.
+    """Calls `work` in its own thread after each `wake`, and when `work` asked for it.
 
-    `work` returns the seconds until it is to be called again, or None: not before the next `wake`. If it
-    raises, its thread ends, and the next `wake` starts another one; but if no file can be opened, it is
-    called again after a moment: limits are held by some.
+    `work` returns the seconds until its next call, or None to wait for the next `wake`. If it raises, its
+    thread ends, and the next `wake` starts another thread. If it fails because the process can open no more
+    files, it is called again after a moment, because some workers enforce limits.
 
-    A fork of the program has none of its threads: there the first `wake` starts one, and `forget` is called
-    in it first of all, to let go of what belongs to the parent.
+    A forked child has none of these threads. It calls `forget` at once, to drop the parent's state, and its
+    first `wake` starts a thread.
     """
 
     def __init__(self, work: Callable[[], float | None], forget: Callable[[], object]) -> None:
         self._work, self._forget = work, forget
         self._is_running = False
         self._starting = _thread.allocate_lock()
-        #: Locked while nothing has to be done but what `work` knows of.
+        #: Locked until `wake` releases it; the thread sleeps on it.
         self._bell = _thread.allocate_lock()
         _workers.append(self)
 
     def wake(self) -> None:
-        """Have `work` called soon. From any thread, and from a signal's handler."""
+        """Have `work` called soon. Any thread and any signal handler may call this."""
         if not self._is_running:
             from .interrupts import uninterrupted
 
@@ -95,9 +95,9 @@ class Worker:
             self._is_running = False
 
     def after_fork(self) -> None:
-        """In a fork of the program, which has this object and no thread of it."""
+        """Reset this object in a forked child, which has no thread for it."""
         self._is_running = False
-        self._starting = _thread.allocate_lock()  # a thread that had it is not here
+        self._starting = _thread.allocate_lock()  # the thread that held the lock does not exist here
         self._forget()
 
 
@@ -113,21 +113,22 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class JobQueue:
-    """Jobs that no caller waits for, done one after the other, the oldest first, in one thread.
+    """Jobs that no caller waits for. One thread runs them, the oldest first.
 
-    The interpreter waits for them when it ends. Holds no lock: a signal's handler may add one at any time.
+    The interpreter waits for them before it exits. There is no lock, because a signal handler may add a job
+    at any time.
     """
 
     def __init__(self) -> None:
         self._jobs: list[Callable[[], object]] = []
-        #: Locked, one for each caller of `wait`; released when no job is left.
+        #: One locked lock for each caller of `wait`, released when no job is left.
         self._waiters: list[_thread.LockType] = []
         self._is_busy = self._is_registered = False
         self._steps = 0
         self._worker = Worker(self._work, self._forget)
 
     def add(self, job: Callable[[], object]) -> None:
-        """Have it done soon."""
+        """Queue `job`."""
         if not self._is_registered:
             self._is_registered = True
             atexit.register(self.wait)
@@ -135,21 +136,21 @@ class JobQueue:
         self._wake()
 
     def rest(self) -> None:
-        """Sleep for a moment between steps of a job, so that other threads run, unless one waits for it."""
+        """Sleep for a moment between steps of a job, so that other threads run, unless one waits for jobs."""
         self._steps += 1
         if self._steps % _AT_A_TIME == 0 and not self._waiters and len(self._jobs) <= _MANY:
             time.sleep(_RESTS)
 
     def let_catch_up(self) -> None:
-        """Sleep for a moment if many jobs are left: for callers who add one in each step of theirs."""
+        """Sleep for a moment if many jobs are left. For callers that add a job in each of their steps."""
         if len(self._jobs) > _MANY:
             time.sleep(_GIVES_WAY)
 
     def wait(self) -> None:
-        """Wait until all are done that were added before."""
+        """Wait until all jobs that were added before are done."""
         done = _thread.allocate_lock()
         done.acquire()
-        self._waiters.append(done)  # before the look: the thread clears its mark first, and then looks here
+        self._waiters.append(done)  # before the check: the thread clears `_is_busy` first and then looks here
         if self._jobs or self._is_busy:
             self._wake()
             done.acquire()
@@ -157,7 +158,7 @@ class JobQueue:
             try:
                 self._waiters.remove(done)
             except ValueError:
-                pass  # it was released that moment
+                pass  # the thread has released it meanwhile
 
     def _wake(self) -> None:
         try:
@@ -177,7 +178,7 @@ class JobQueue:
             waiters = []
             while self._waiters:
                 waiters.append(self._waiters.pop())
-            if self._jobs:  # added at this moment, perhaps by one of these
+            if self._jobs:  # added meanwhile, perhaps by one of the waiting callers
                 self._waiters += waiters
                 self._wake()
             else:
@@ -185,7 +186,7 @@ class JobQueue:
                     waiter.release()
 
     def _forget(self) -> None:
-        """In a fork: the jobs are its parent's."""
+        """Drop the jobs in a forked child: they are the parent's."""
         self._jobs.clear()
         self._waiters.clear()
         self._is_busy = False
@@ -195,9 +196,9 @@ def _do(job: Callable[[], object]) -> None:
     try:
         job()
     except ThreadUnavailable:
-        return  # a job that needs another thread, and there is no room for one
+        return  # the job needs another thread, and no thread can be started
     except Exception:
-        # A bug of ours: reported as any thread's is, and the next job is done.
+        # A bug of ours. It is reported like an exception in any thread, and the next job runs.
         import threading
 
         report = (*sys.exc_info(), threading.current_thread())
@@ -205,7 +206,7 @@ def _do(job: Callable[[], object]) -> None:
 
 
 def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
-    """Start a daemon thread for `work`; ThreadUnavailable if there is no room for one."""
+    """Start a daemon thread for `work`; raise ThreadUnavailable if no thread can be started."""
     import threading
 
     thread = threading.Thread(target=work, name=name, daemon=True)
@@ -220,20 +221,20 @@ _jobs = JobQueue()
 
 
 def do_later(job: Callable[[], object]) -> None:
-    """Do a `job` that never raises, when no caller waits."""
+    """Queue `job` for the background thread."""
     _jobs.add(job)
 
 
 def rest() -> None:
-    """To be called between small steps of such a job."""
+    """Call this between the small steps of a long job, so that other threads run."""
     _jobs.rest()
 
 
 def let_catch_up() -> None:
-    """Sleep for a moment if many jobs are left: for callers who add one in each step of theirs."""
+    """Sleep for a moment if many jobs are left. For callers that add a job in each of their steps."""
     _jobs.let_catch_up()
 
 
 def wait_for_jobs() -> None:
-    """Wait until all jobs are done that were added before."""
+    """Wait until all jobs that were added before are done."""
     _jobs.wait()

@@ -1,8 +1,8 @@
-"""Work that must not be left half done because of Ctrl-C: signal handlers are deferred."""
+"""Defer signal handlers during work that Ctrl-C must not leave half done."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps costs ten times as much
+import _signal  # type: ignore[import-not-found]  # the wrappers in `signal` take ten times as long
 import _thread
 import os
 import select
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _SIGNALS = range(1, _signal.NSIG)
-#: Those of which a program may have handlers that raise an OSError. To look at all of them takes longer than
-#: it may before each command.
+#: Signals for which programs install handlers that may raise an OSError. This is checked before each command,
+#: and checking all signals would take too long.
 _USUAL = tuple(
     getattr(_signal, f"SIG{name}")
     for name in (
@@ -36,7 +36,7 @@ _USUAL = tuple(
 _GENERATOR = 0x20  # CO_GENERATOR
 
 
-#: The main thread, which runs the handlers of signals. In a fork it is the one that has forked.
+#: The main thread, which runs signal handlers. In a forked child it is the thread that called fork.
 _main_thread = [threading.main_thread().ident]
 
 
@@ -48,12 +48,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Deferral:
-    """Signals whose handlers are deferred in the main thread, and those that came meanwhile."""
+    """Deferred signal handlers of the main thread, and the signals that arrived meanwhile."""
 
     def __init__(self) -> None:
         self.came: list[tuple[int, object]] = []
         self.handlers: dict[int, Callable[[int, object], object]] = {}
-        #: How many callers do work that must not be interrupted at all; whether there is a wait that may be.
+        #: `atomic` counts callers whose work must not be interrupted. `waits` is True in an interruptible
+        #: wait.
         self.atomic, self.waits = 0, False
 
     def __call__(self, number: int, frame: object) -> None:
@@ -63,7 +64,7 @@ class _Deferral:
             self.came.append((number, frame))
 
     def deliver(self) -> None:
-        """Run the handlers of what came. One may raise; those after it run later."""
+        """Run the handlers of the signals that arrived. If one raises, the next call runs the rest."""
         while self.came:
             self.handlers[self.came[0][0]](*self.came.pop(0))
 
@@ -72,20 +73,20 @@ _deferral: _Deferral | None = None
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """Run `work` with the handlers of signals deferred; they run, and may raise, when it has returned.
+    """Run `work` with signal handlers deferred; they run, and may raise, after it has returned.
 
-    Python runs the handlers of signals in the main thread, between any two steps, and what they raise
-    comes out there. So they are put off: no thread, which would take longer than most of this work does.
+    Python runs signal handlers in the main thread, between any two bytecodes, and their exceptions
+    propagate from there. A separate thread would avoid that, but takes longer than most of this work.
     """
     return _deferred(work, 1)
 
 
 def owned(work: Callable[[], T]) -> T:
-    """Run `work` so that nothing it makes is lost to the handler of a signal.
+    """Run `work` so that a signal handler that raises cannot leak anything that it has created.
 
-    The handlers are deferred, as by `uninterrupted`, but run while the work waits (`interruptible`,
-    `wait_readable`), where everything that it has made has an owner that ends it. The result has one, too: it
-    is dropped, and so closed, if a handler raises in the last moment.
+    Handlers are deferred, as in `uninterrupted`, but run while the work waits (`interruptible`,
+    `wait_readable`). At these points an owner closes everything that was created. If a handler raises after
+    the last one, the result is dropped and thereby closed.
     """
     return _deferred(work, 0)
 
@@ -95,7 +96,7 @@ def _deferred(work: Callable[[], T], atomic: int) -> T:
     if _thread.get_ident() != _main_thread[0]:
         return work()
     outer = _deferral
-    if outer is not None:  # the handlers are deferred already
+    if outer is not None:
         outer.atomic += atomic
         try:
             return work()
@@ -112,7 +113,7 @@ def _deferred(work: Callable[[], T], atomic: int) -> T:
     finally:
         _deferral = None
         raised = _put_back(now.handlers)
-        while now.came:  # nothing of them stays in this frame: see `unmistaken`
+        while now.came:  # this frame keeps no reference to them: see `unmistaken`
             try:
                 now.deliver()
             except BaseException as error:
@@ -125,7 +126,7 @@ def _deferred(work: Callable[[], T], atomic: int) -> T:
 
 
 def interruptible(wait: Callable[[], T]) -> T:
-    """Run `wait`, which makes nothing. In `owned` work, the handlers of signals run meanwhile and before."""
+    """Run `wait`, which must create nothing. In `owned` work, signal handlers run before and during it."""
     now = _deferral
     if now is None or now.atomic or _thread.get_ident() != _main_thread[0]:
         return wait()
@@ -138,7 +139,7 @@ def interruptible(wait: Callable[[], T]) -> T:
 
 
 def wait_readable(fd: int, seconds: float) -> None:
-    """In `owned` work, wait until `fd` can be read, so long at most. Elsewhere a read can be interrupted."""
+    """In `owned` work, wait at most `seconds` until `fd` is readable. Elsewhere a read can be interrupted."""
     if _deferral is not None:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
@@ -146,13 +147,13 @@ def wait_readable(fd: int, seconds: float) -> None:
 
 
 def _handlers() -> list[tuple[int, Callable[[int, object], object]]]:
-    """The signals that have handlers in Python, and these."""
+    """Return (signal, handler) for each signal with a handler in Python."""
     found = zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True)
     return [(number, handler) for number, handler in found if callable(handler)]
 
 
 def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseException | None:
-    """Install these handlers again, all of them; return what one of them has raised meanwhile."""
+    """Install all these handlers again; return the last exception that one of them raised meanwhile."""
     raised = None
     while True:
         try:
@@ -174,7 +175,7 @@ def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Carried(BaseException):
-    """An OSError of the caller's, on its way through our code."""
+    """Wraps an OSError from the caller's signal handler, so that our `except OSError` does not catch it."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error)
@@ -182,9 +183,10 @@ class _Carried(BaseException):
 
 
 def unmistaken(work: Callable[[], T]) -> T:
-    """Run `work` so that no OSError of a signal handler is taken for one of ours on its way out.
+    """Run `work`; an OSError from the caller's signal handler propagates unchanged.
 
-    An alarm that raises TimeoutError is the usual case. The error comes out of here as it was raised.
+    Our code would otherwise handle it as an error of a system call. The usual case is an alarm that raises
+    TimeoutError.
     """
     if not _can_be_mistaken():
         return _as_raised(work)
@@ -194,7 +196,7 @@ def unmistaken(work: Callable[[], T]) -> T:
             _Carrier.is_used = True
             for number, handler in _handlers():
                 if handler is not _signal.default_int_handler:
-                    # One of ours was left here by a signal that came in the last moment.
+                    # A signal at the end of an earlier call may have left our wrapper installed.
                     ours = handler if isinstance(handler, _Carrier) else _Carrier(handler)
                     handlers[number] = ours
                     _signal.signal(number, ours)
@@ -207,24 +209,24 @@ def unmistaken(work: Callable[[], T]) -> T:
     try:
         raise error
     finally:
-        del error  # or else it would keep this frame alive, and all that the caller had
+        del error  # its traceback would keep this frame alive, and every object of the caller's frames
 
 
 def _as_raised(work: Callable[[], T]) -> T:
-    """Run `work`; an error that stands for another one comes out as that."""
+    """Run `work`, and replace a wrapping error with the error that it stands for."""
     try:
         return work()
     except (RuntimeError, OSError) as error:
         if not (meant := _meant(error)):
             raise
-    raise meant.pop()  # nothing of it stays in this frame: see `unmistaken`
+    raise meant.pop()  # this frame keeps no reference to it: see `unmistaken`
 
 
 def _meant(error: RuntimeError | OSError) -> list[BaseException]:
-    """The error that this one stands for, if it does for another; to be taken out of the list.
+    """Return the error that `error` stands for, in a list for the caller to pop, or an empty list.
 
-    Until 3.12 an error in the middle of making a class, as by an import, becomes a RuntimeError. An
-    OSError of ours may come from anywhere when no file can be opened.
+    Before Python 3.12, an exception during the creation of a class, as in an import, becomes a RuntimeError.
+    If the process can open no more files, any of our calls may raise an OSError.
     """
     if isinstance(error, OSError):
         return [too_many_open_files()] if is_full(error) else []
@@ -233,7 +235,7 @@ def _meant(error: RuntimeError | OSError) -> list[BaseException]:
 
 
 def _can_be_mistaken() -> bool:
-    """Whether an OSError of a signal handler may be raised here. Quick: it is asked for every command."""
+    """Whether a signal handler may raise an OSError here. Quick, because every command checks it."""
     if _Carrier.is_used or _thread.get_ident() != _main_thread[0]:
         return False
     now = list(map(_signal.getsignal, _USUAL))
@@ -246,16 +248,16 @@ def _can_be_mistaken() -> bool:
 
 
 def original(error: BaseException) -> BaseException:
-    """The error as the caller's signal handler raised it, while it is on its way through our code."""
+    """Return the error as the caller's signal handler raised it, if `error` wraps one."""
     return error.error if isinstance(error, _Carried) else error
 
 
 def unmistakable(
     *, but: tuple[str, ...] = (), also: tuple[str, ...] = (), own: tuple[str, ...] = ()
 ) -> Callable[[type[T]], type[T]]:
-    """Decorate a class: its public methods run `unmistaken`, `but` for some that call others for all.
+    """Decorate a class: its public methods run `unmistaken`, except those in `but`, which only call others.
 
-    Of its properties those do that are named in `also`. The methods named in `own` run `owned`.
+    The properties named in `also` run `unmistaken` too. The methods named in `own` run `owned`.
     """
 
     def decorated(cls: type[T]) -> type[T]:
@@ -288,7 +290,7 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         if _can_be_mistaken():
             return unmistaken(partial(method, *args, **kwargs))
-        try:  # as in `_as_raised`, which would cost every command another call
+        try:  # a copy of `_as_raised`, to save every command another call
             return method(*args, **kwargs)
         except (RuntimeError, OSError) as error:
             if not (meant := _meant(error)):
@@ -299,11 +301,11 @@ def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Carrier:
-    """A signal handler of the caller whose OSErrors are carried through our code."""
+    """Wraps a signal handler of the caller, and its OSErrors in `_Carried`."""
 
-    #: Whether `unmistaken` has put them in the place of the caller's.
+    #: Whether `unmistaken` has installed these wrappers.
     is_used = False
-    #: What the usual signals do while the caller has no handlers, when that was last seen.
+    #: Dispositions of the usual signals when the caller was last seen without handlers.
     without_handlers: list[object] = []  # noqa: RUF012
 
     def __init__(self, handler: Callable[[int, object], object]) -> None:
@@ -317,12 +319,12 @@ class _Carrier:
 
 
 def _set_again(handlers: dict[int, _Carrier]) -> None:
-    """Set the caller's own handlers again; a signal that comes meanwhile is raised when that is done."""
+    """Install the caller's own handlers again; then raise the last exception that one raised meanwhile."""
     late: BaseException | None = None
     while handlers:
         try:
             number, ours = next(iter(handlers.items()))
-            if _signal.getsignal(number) is ours:  # else the caller has set another one meanwhile
+            if _signal.getsignal(number) is ours:  # else the caller has installed another handler meanwhile
                 _signal.signal(number, ours.handler)
             del handlers[number]
         except BaseException as error:
@@ -337,8 +339,8 @@ def _set_again(handlers: dict[int, _Carrier]) -> None:
 def is_of_a_handler(error: BaseException) -> bool:
     """Whether a signal handler of the caller raised `error` in the middle of our code.
 
-    A TimeoutError of theirs is an OSError, as one of ours is. An error of a system call was raised in our
-    code, or in a module of Python's own that we called; one of a handler in the handler.
+    Their TimeoutError is an OSError, like the errors of our system calls. The module that raised it tells
+    them apart: ours, or one of the standard library, for a system call; any other module for a handler.
     """
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -350,7 +352,7 @@ def is_of_a_handler(error: BaseException) -> bool:
 
 
 def free_within(seconds: float, lock: _thread.LockType) -> bool:
-    """Wait until `lock` is not held, for so long at most; return whether it is free. It is not taken."""
+    """Wait at most `seconds` until `lock` is free, without acquiring it; return whether it is free."""
     end = time.monotonic() + seconds
     while lock.locked():
         if time.monotonic() > end:
@@ -360,10 +362,10 @@ def free_within(seconds: float, lock: _thread.LockType) -> bool:
 
 
 def with_all(locks: Sequence[_thread.LockType | threading.RLock], work: Callable[[], T]) -> T:
-    """Run `work` while all of these are held, and return its result.
+    """Run `work` with all these locks held, and return its result.
 
-    A `with` of a lock is the one way to hold it that nothing can come between, unless the handlers of
-    signals are deferred: then they run while a lock is waited for.
+    Only a `with` statement cannot be interrupted between acquiring a lock and the code that releases it.
+    If signal handlers are deferred, they run while we wait for a lock.
     """
     if not locks:
         return work()
@@ -379,12 +381,12 @@ def with_all(locks: Sequence[_thread.LockType | threading.RLock], work: Callable
 
 
 def _touch(lock: _thread.LockType | threading.RLock) -> None:
-    """Wait until the lock is free. It is not kept."""
+    """Wait until the lock is free, and leave it free."""
     with lock:
         pass
 
 
 def breathe() -> None:
-    """Let the handlers of signals run: in a long loop of `owned` work, where everything has an owner."""
+    """Run pending signal handlers. For long loops of `owned` work, where everything has an owner."""
     if _deferral is not None and _deferral.came:
         interruptible(int)

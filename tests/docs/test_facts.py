@@ -46,7 +46,6 @@ NUMBERS = (
     ("limits.md", "on a disk at most {:.0f} GiB", "limits.default_limits.MOST_ON_DISK", GIB),
     ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
     ("limits.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
-    ("limits.md", "started none, {:.1f} ms at most", "shell.usage_meter._LONGEST_SHORT", 0.001),
     ("limits-enforcement.md", "and {:.0f} MiB are added to the limit", "sandbox.open.limits._ROOM", MIB),
     (
         "limits-enforcement.md",

@@ -119,7 +119,7 @@ def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
         scope = ["--user"] if prison.user else []
         (unit,) = prison.units()
         shown = prison.unconfined(["systemctl", *scope, "show", unit, "--all"]).stdout
-        assert b"ExecStart" in shown
+        assert b"Description=a command confined by staddle" in shown
         assert key.encode() not in shown
         assert key.encode() not in prison.unconfined(["systemctl", *scope, "cat", unit]).stdout
         assert prison.processes(key) == []

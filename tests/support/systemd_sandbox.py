@@ -83,7 +83,7 @@ class Sandbox:
         """The units of ours that the manager knows."""
         told = self._systemctl("--no-legend", "--plain", "--all", "list-units", "staddle-*")
         names = [line.split()[0].decode() for line in told.stdout.splitlines() if line.split()]
-        return [name for name in names if name.endswith(".service")]
+        return [name for name in names if name.endswith(".scope")]
 
     def end(self, units: list[str]) -> None:
         """End these, and let the manager forget them."""

@@ -26,6 +26,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
         "_value.py",
         "enforcement.py",
         "errors.py",
+        "check.py",
         "events.py",
         "display.py",
         "interrupts.py",
@@ -70,7 +71,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 )
 #: These rooms import nothing of ours but the public names: `staddle` itself, and its public modules.
 PUBLIC_NAMES_ONLY = ("adapters", "compat", "mcp", "tui", "server", "fleet")
-PUBLIC = ("__init__.py", "errors.py", "display.py")
+PUBLIC = ("__init__.py", "errors.py", "check.py", "display.py")
 #: Class names that stand in more than one file, each with the reason why one name is right for both.
 ALLOWED_TWICE: dict[str, str] = {}
 

@@ -17,6 +17,7 @@ import errno
 import os
 import time
 
+from .._value import Value
 from ..enforcement import Gap, Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed, StaddleError
 from ..ipc import namespace_spec
@@ -34,7 +35,7 @@ from .launching import Descriptors, filter_profile, instructions, needed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..limits.command_limits import CommandLimits
     from ..mounts.from_plan import Layout
@@ -112,7 +113,7 @@ class Namespaces:
         """Steps of the setup, in order."""
         from ..mounts.from_plan import layout_of
 
-        return tuple(steps(plan, layout_of(plan), _who()))
+        return tuple(steps(plan, layout_of(plan), _who(), _groups(plan)))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The helper that makes the sandbox and stands for the command."""
@@ -212,17 +213,34 @@ def _who() -> int | None:
     return found
 
 
-def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Sequence[str]) -> Launch:
-    """The helper, ready to be started once."""
+class Unit(Value):
+    """A unit of systemd for the launcher and the sandbox; its fields are those of `NamespaceSpec`."""
+
+    unit: bytes
+    starter: tuple[bytes, ...]
+    starter_environment: tuple[bytes, ...]
+    bounds: tuple[tuple[bytes, int], ...]
+
+
+def launch(
+    plan: Plan,
+    layout: Layout,
+    unprivileged_uid: int | None,
+    command: Sequence[str],
+    unit: Unit | None = None,
+) -> Launch:
+    """The helper, ready to be started once. With a `unit`, the unit limits memory, cpu and processes."""
     give = Descriptors()
     read = -1
     limited: CommandLimits | None = None
     try:
         read, write = os.pipe2(os.O_CLOEXEC)
         status = give.keep(write)
-        gateway_log, ends = gateways.open_socket(plan, give, command)
-        limited = _limited(plan)
-        asked = spec(plan, layout, unprivileged_uid, command, status=status, gateway=ends, limited=limited)
+        gateway_log, ends = gateways.open_socket(plan, give, command, copies=unit is not None)
+        limited = _limited(plan) if unit is None else None
+        asked = spec(
+            plan, layout, unprivileged_uid, command, status=status, gateway=ends, limited=limited, unit=unit
+        )
         if limited is not None:
             asked = asked.replace(
                 cgroup_fds=tuple(give.keep(cgroup_fd) for cgroup_fd in limited.cgroup_fds()),
@@ -239,7 +257,7 @@ def launch(plan: Plan, layout: Layout, unprivileged_uid: int | None, command: Se
             relays=True,
             close=give.close,
             uid=unprivileged_uid,
-            here=lambda prepare: _start_here(asked, prepare, gateway_log),
+            here=None if unit else lambda prepare: _start_here(asked, prepare, gateway_log),
             gateway_log=gateway_log,
             limited=limited,
         )
@@ -307,6 +325,7 @@ def spec(
     status: int,
     gateway: tuple[int, ...] = (),
     limited: CommandLimits | None = None,
+    unit: Unit | None = None,
 ) -> namespace_spec.NamespaceSpec:
     """The namespace specification: everything that the helper needs to know."""
     who = plan.identity
@@ -326,7 +345,7 @@ def spec(
                 command,
                 scopes(plan),
                 () if limited is None else limited.rlimits,
-                keeps_processors=_keeps_processors(plan),
+                keeps_processors=unit is None and _keeps_processors(plan),
             )
         ),
         network=gateways.rows(plan) if gateway else (),
@@ -337,6 +356,7 @@ def spec(
         processors=_processors(plan),
         outer_processes=int(outer_processes()),
         maps_as_root=int(unprivileged_uid is not None and userns.is_restricted()),
+        **({} if unit is None else unit.__dict__),
     )
 
 
@@ -371,10 +391,10 @@ def scopes(plan: Plan) -> tuple[str, ...]:
 _OURS = "namespaces"
 
 
-def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[Step]:
-    """Each thing that is set up, in the order in which it is."""
+def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None, limits: Iterable[Step]) -> Iterator[Step]:
+    """Each thing that is set up, in the order in which it is; `limits` are the steps that set limits."""
     yield from gateways.started(_OURS, plan)
-    yield from _groups(plan)
+    yield from limits
     if unprivileged_uid is None:
         yield from _user(plan)
     names = ", ".join(("pid", "mnt", *namespaces(plan)))

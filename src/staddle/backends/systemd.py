@@ -1,24 +1,11 @@
-"""systemd: the command in a transient unit of the user's or the system's service manager.
+"""systemd: the launcher of the namespaces backend, in a transient unit of the user's or the system's manager.
 
-Which manager there is to talk to is in linux/systemd_manager.py.
+The unit is a scope: the launcher asks the manager for it, and is moved into it before it makes the sandbox.
+The manager limits memory, cpu and processes of the scope, and lists it by a name. Everything else is done as
+on `namespaces`. The scope ends when the launcher and the sandbox have ended.
 
-The manager gives the unit its own network, IPC and keys, a control group and an end; our
-process inside it checks that this is so and does the rest: a fresh root with only what the
-plan names, its own processes, Landlock and the filter. The unit ends with the process that
-stands for it outside, however that ends.
-
-No path, variable or argument of the policy or the command is in the unit's properties or on systemd-run's
-command line: every user who may list the units may read them, and systemd expands `$` in a command from the
-manager's environment. All that is handed over by descriptor. Properties that mean nothing to a user's manager
-(ProtectProc=, ProcSubset=, IPAddressDeny=, DevicePolicy=, ...) are not used, and that those
-below were obeyed is checked inside the unit before anything runs.
-
-Run by root it is the system's manager, and the command runs as an id that no account has.
-
-What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
-be connected to; a name of the policy's that appears on the host after the start is not seen; the mount table
-inside shows the paths of what was granted; the groups of the user stay, so that what a group
-may read in a granted directory can be read.
+The message to the manager contains the number of the launcher and the limits. It contains no path, variable
+or argument of the policy or the command: every user who may list the units may read the properties of a unit.
 """
 
 from __future__ import annotations
@@ -26,35 +13,28 @@ from __future__ import annotations
 import os
 
 from .._value import Value
-from ..display import shown
 from ..enforcement import Gap, Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed
-from ..ipc import systemd_spec
-from ..ipc.exec_spec import encode as encode_instructions
-from ..ipc.namespace_spec import foreign
-from ..ipc.status import sentence
-from ..launch.contract import ENVIRONMENT, Launch, helper_command
-from ..linux import landlock, systemd_manager, userns
+from ..inside.systemd_unit import LAUNCHER, WITNESS
+from ..launch.contract import ENVIRONMENT
+from ..linux import systemd_manager
 from ..linux.systemd_manager import delegated_controllers
 from ..linux.userns import Obstacle
-from ..mounts.operations import encode_operations
 from . import description as common
-from . import gateways
-from .description import become, filter_steps, last, view
-from .gateways import reaches_out
-from .launching import Descriptors, filter_profile, instructions, needed
+from . import namespaces
+from .namespaces import Unit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Literal
 
+    from ..launch.contract import Launch
     from ..linux.systemd_manager import Manager
     from ..mounts.from_plan import Layout
     from ..policy.limits import Limits
     from ..policy.plan import Plan
 
-#: The first version with everything that is used here (PrivateIPC=). Run with 252.
+#: The oldest version that staddle supports. Run with 252.
 OLDEST = 248
 
 
@@ -67,7 +47,7 @@ class Systemd:
         self._probe: Probe | None = None
 
     def probe(self) -> Probe:
-        """Whether a unit of ours confines as it must: a harmless command in it tells. Tried once."""
+        """Whether a sandbox in a unit confines as it must: a harmless command in it tells. Tried once."""
         if self._probe is None:
             self._probe = self._try()
         return self._probe
@@ -85,12 +65,13 @@ class Systemd:
         return tuple(steps(plan, layout_of(plan), self._manager()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The process that starts the unit and stands for it."""
+        """The launcher, which enters a unit, makes the sandbox and stands for the command."""
         from ..mounts.from_plan import forget, layout_of
 
         layout = layout_of(plan)
         forget(plan)
-        return launch(plan, layout, self._manager(), command)
+        found = self._manager()
+        return namespaces.launch(plan, layout, _who(found), command, unit(plan.limits, found))
 
     def _manager(self) -> Manager:
         found = systemd_manager.find()
@@ -133,204 +114,87 @@ class Systemd:
         return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix, version=version)
 
 
-#: What root's helper needs until it drops them all: mounts, other ids and their maps, and giving files away.
-_CAPABILITIES = (
-    *("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID"),
-    *("CAP_SETPCAP", "CAP_SETFCAP", "CAP_DAC_OVERRIDE", "CAP_CHOWN"),
-)
-#: And to make a network of the sandbox's own.
-_FOR_THE_NETWORK = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE")
 #: Our own processes in the unit, which count as any other there.
 _OUR_PROCESSES = 2
+_LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
 
 
 class Bound(Value):
-    """A limit the manager sets: its properties, and what the control group must say then."""
+    """A limit that the manager sets: properties of the unit, and the most that a file of its group allows."""
 
-    properties: tuple[str, ...]
+    properties: tuple[tuple[str, int], ...]
     file: str
     most: int
 
 
-def properties(plan: Plan, scope: Literal["user", "system"]) -> Iterator[str]:
-    """The unit's properties, each as systemd-run takes it."""
-    yield "NoNewPrivileges=yes"
-    if scope == "user":
-        yield "PrivateUsers=yes"  # or a user's manager may make none of the namespaces below
-    else:
-        more = _FOR_THE_NETWORK if reaches_out(plan) else ()
-        yield f"CapabilityBoundingSet={' '.join((*_CAPABILITIES, *more))}"
-    if plan.network.mode != "open":
-        yield "PrivateNetwork=yes"
-    yield "PrivateIPC=yes"
-    yield "KeyringMode=private"
-    yield "LimitCORE=1"  # of ours: it has the command's environment in memory
-    yield "KillMode=mixed"  # who stops the unit signals us first, and we everybody
-    yield "TimeoutStopSec=5"
-    for bound in bounds(plan.limits).values():
-        yield from bound.properties
-
-
-def namespaces(plan: Plan, scope: Literal["user", "system"]) -> tuple[str, ...]:
-    """The namespaces that the unit must have to itself, by their names in /proc."""
-    own = ["ipc"]
-    if plan.network.mode != "open":
-        own.append("net")
-    if scope == "user":
-        own.append("user")
-    return tuple(own)
-
-
 def bounds(limits: Limits) -> dict[str, Bound]:
-    """The limits that control groups can hold, by the name of the controller."""
+    """The limits that the control group of the unit can hold, by the name of the controller."""
     found = {}
     if limits.memory is not None:
-        found["memory"] = Bound(
-            (f"MemoryMax={limits.memory}", "MemorySwapMax=0"), "memory.max", limits.memory
-        )
+        memory = (("MemoryMax", limits.memory), ("MemorySwapMax", 0))
+        found["memory"] = Bound(memory, "memory.max", limits.memory)
     if limits.cpu is not None:
         percent = max(1, round(limits.cpu * 100))
-        found["cpu"] = Bound((f"CPUQuota={percent}%",), "cpu.max", percent * 10)
+        found["cpu"] = Bound((("CPUQuotaPerSecUSec", percent * 10_000),), "cpu.max", percent * 10)
     if limits.processes is not None:
         most = limits.processes + _OUR_PROCESSES
-        found["pids"] = Bound((f"TasksMax={most}",), "pids.max", most)
+        found["pids"] = Bound((("TasksMax", most),), "pids.max", most)
     return found
 
 
-def command_line(
-    found: Manager, name: str, settings: Sequence[str], command: Sequence[str]
-) -> tuple[str, ...]:
-    """systemd-run for a unit `name` that runs `command` and is waited for."""
+def properties(limits: Limits) -> tuple[tuple[str, str, str], ...]:
+    """The unit's properties: name, type and value, as D-Bus has them."""
     return (
-        found.systemd_run,
-        *(("--user",) if found.scope == "user" else ("--system",)),
-        *("--pipe", "--wait", "--collect", "--quiet", "--no-ask-password"),
-        *(f"--unit={name}", "--description=a command confined by staddle", "--working-directory=/"),
-        *(f"--property={setting}" for setting in settings),
-        "--",
-        *(escaped(word) for word in command),
+        ("Description", "s", "a command confined by staddle"),
+        ("CollectMode", "s", "inactive-or-failed"),  # nothing of it stays, however it ends
+        ("TimeoutStopUSec", "t", "5000000"),
+        *((name, "t", str(value)) for bound in bounds(limits).values() for name, value in bound.properties),
     )
 
 
-def escaped(word: str) -> str:
-    """A word of a unit's command that stays as it is: systemd expands `$` with the manager's variables."""
-    return word.replace("$", "$$")
-
-
-def launch(plan: Plan, layout: Layout, found: Manager, command: Sequence[str]) -> Launch:
-    """The client, ready to be started once."""
-    give = Descriptors()
-    read, write = os.pipe2(os.O_CLOEXEC)
-    try:
-        status = give.keep(write)
-        gateway_log, ends = gateways.open_socket(plan, give, command, copies=True)
-        asked = spec(plan, layout, found, command, status=status, gateway=ends)
-        file = give.holding(systemd_spec.encode(asked))
-        return Launch(
-            argv=helper_command("systemd-client", str(file)),
-            env=dict(ENVIRONMENT),
-            cwd="/",
-            pass_fds=give.all(),
-            status=read,
-            failure=sentence,
-            relays=True,
-            close=give.close,
-            uid=found.unprivileged_uid if found.unprivileged_uid >= 0 else None,
-            gateway_log=gateway_log,
-        )
-    except BaseException:
-        give.close()
-        os.close(read)
-        raise
-
-
-def spec(
-    plan: Plan,
-    layout: Layout,
-    found: Manager,
-    command: Sequence[str],
-    *,
-    status: int,
-    gateway: tuple[int, ...] = (),
-) -> systemd_spec.SystemdSpec:
-    """The specification for both ends of the socket."""
-    name = f"staddle-{os.urandom(8).hex()}"
-    starter = command_line(found, name, tuple(properties(plan, found.scope)), helper_command("systemd-unit"))
+def unit(limits: Limits, found: Manager) -> Unit:
+    """A unit with these limits, and the command that asks for it."""
+    name = f"staddle-{os.urandom(8).hex()}.scope"
+    asked = properties(limits)
+    manager = "org.freedesktop.systemd1"
+    words = (
+        os.path.join(os.path.dirname(found.systemd_run), "busctl"),
+        *(f"--{found.scope}", "--timeout=10", "--quiet", "call"),
+        *(
+            manager,
+            "/org/freedesktop/systemd1",
+            f"{manager}.Manager",
+            "StartTransientUnit",
+            "ssa(sv)a(sa(sv))",
+        ),
+        *(name, "fail", str(1 + len(asked)), "PIDs", "au", "2", os.fsdecode(LAUNCHER), os.fsdecode(WITNESS)),
+        *(word for setting in asked for word in setting),
+        "0",
+    )
     environment = {**ENVIRONMENT, **found.environment}
-    try:
-        encoded = tuple(word.encode() for word in starter)
-    except UnicodeEncodeError:
-        raise LaunchFailed(
-            "systemd cannot start the helper",
-            why=f"{starter[-5]!r} or {__file__!r} is not UTF-8, and its bus carries nothing else",
-            fix="install them elsewhere",
-        ) from None
-    who = plan.identity
-    return systemd_spec.SystemdSpec(
-        starter=encoded,
+    return Unit(
+        unit=os.fsencode(name),
+        starter=tuple(os.fsencode(word) for word in words),
         starter_environment=tuple(os.fsencode(f"{key}={value}") for key, value in environment.items()),
-        status=status,
-        launcher=os.getpid(),
-        view=encode_operations(needed(layout)),
-        # The manager makes those of the network and of IPC. A network with more than a loopback is
-        # made by us, in that one: over the manager's a user's unit has no right.
-        namespaces=userns.CLONE_NEWUTS | userns.CLONE_NEWCGROUP | (userns.CLONE_NEWNET if gateway else 0),
-        uid=who.uid,
-        gid=who.gid,
-        host=os.fsencode(who.host),
-        unprivileged_uid=found.unprivileged_uid,
-        foreign=foreign(namespaces(plan, found.scope)),
-        bounds=tuple((os.fsencode(bound.file), bound.most) for bound in bounds(plan.limits).values()),
-        command=encode_instructions(instructions(plan, command, scopes())),
-        network=gateways.rows(plan) if gateway else (),
-        gateway=gateway,
-        cgroup_fds=(),
+        bounds=tuple((os.fsencode(bound.file), bound.most) for bound in bounds(limits).values()),
     )
-
-
-_OURS = "systemd"
-_LIMIT_PROPERTIES = {"MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
 
 
 def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
     """Each thing that is set up, in the order in which it is."""
-    yield from gateways.started(_OURS, plan)
-    yield Step(f"ask the {found.scope} manager for a transient unit, with {shown(found.systemd_run)}", _OURS)
-    for setting in properties(plan, found.scope):
-        yield Step(
-            f"unit property {setting}", "limits" if setting.split("=")[0] in _LIMIT_PROPERTIES else _OURS
-        )
-    yield Step("inside the unit: verify the properties, then make pid, mount and host name namespaces", _OURS)
-    yield from gateways.reached(plan)
-    yield from view(layout, found.unprivileged_uid >= 0)
-    yield Step("detach the old root", _OURS)
-    if found.unprivileged_uid >= 0:
-        yield become(found.unprivileged_uid, _OURS)
-    yield Step(
-        f"be uid {plan.identity.uid} and gid {plan.identity.gid} in a user namespace of its own", _OURS
-    )
-    yield from last(plan, _OURS)
-    if scopes():
-        yield Step(f"Landlock keeps within the sandbox: {', '.join(sorted(scopes()))}", _OURS)
-    yield from filter_steps(filter_profile(plan))
+    yield from namespaces.steps(plan, layout, _who(found), _unit_steps(plan, found))
 
 
-_LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
+def _unit_steps(plan: Plan, found: Manager) -> Iterator[Step]:
+    yield Step(f"ask the {found.scope} manager for a transient scope, and wait to be in it", "systemd")
+    for bound in bounds(plan.limits).values():
+        for name, value in bound.properties:
+            yield Step(f"unit property {name}={value}", "limits")
 
 
 def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
     """Every gap, those of the policy first."""
-    unprivileged_uid = found.unprivileged_uid if found.unprivileged_uid >= 0 else None
-    yield from common.of_a_fresh_root(plan, layout, unprivileged_uid, common.scopes_sockets)
-    yield from _limits(plan, found)
-
-
-def scopes() -> frozenset[str]:
-    """Landlock's scopes in the sandbox here."""
-    return landlock.weaken(landlock.SCOPES, landlock.abi())[0]
-
-
-def _limits(plan: Plan, found: Manager) -> Iterator[Gap]:
+    yield from common.of_a_fresh_root(plan, layout, _who(found), common.scopes_sockets)
     asked = bounds(plan.limits)
     missing = asked.keys() - delegated_controllers(found.scope) if asked else ()
     for controller in asked:
@@ -342,3 +206,8 @@ def _limits(plan: Plan, found: Manager) -> Iterator[Gap]:
                 f"limits.{_LIMITS[controller]} out",
             )
     yield from common.limits("systemd", plan, ("disk",))
+
+
+def _who(found: Manager) -> int | None:
+    """The id of root's sandbox; None for an ordinary user."""
+    return found.unprivileged_uid if found.unprivileged_uid >= 0 else None

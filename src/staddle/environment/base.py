@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
+from .. import check
 from ..errors import CommandCancelled, CommandTimeout, PathNotAllowed, PolicyError, StaddleError
 from ..launch.redaction import Secrets, secret_values
 from ..policy.environment import checked_name
@@ -40,12 +41,7 @@ class EnvironmentBase(ABC):
         secrets: Iterable[str],
     ) -> None:
         self._audit: CommandAudit | None = None
-        if on_unavailable not in ("refuse", "record"):
-            raise PolicyError(
-                f"on_unavailable is {on_unavailable!r}",
-                fix="use 'refuse' or 'record'",
-                why="there is no such choice",
-            )
+        check.one_of("on_unavailable", on_unavailable, ("refuse", "record"), PolicyError)
         for each in (rules, policy.rules):
             if each is not None:
                 each.ready()

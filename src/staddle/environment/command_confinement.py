@@ -104,7 +104,7 @@ class CommandConfinement:
 
         def why_not(name: str) -> str:
             if globs is not None and not globs.matches(name):
-                return "no glob of writable_paths names it"
+                return writable_paths.NOT_NAMED
             if any(covers(place, f"{self._path}/{name}") for place in own):
                 return "it is staddle's own, and trusted later"
             return "the policy denies it" if self.hides(name) else ""
@@ -199,7 +199,7 @@ class CommandConfinement:
         asked = plan.replace(layers=(Layered(self._path, self._path, self._path, "writable_paths"),))
         try:
             _, held = backends.choose(asked, self._backend)
-            self._layer(root, None).close()
+            self._kept(copies=False).layer(root, None).close()
         except (BackendUnavailable, LayerError, PolicyNotEnforceable) as error:
             return f"{error.what}: {error.why}"
         return held
@@ -215,13 +215,8 @@ class CommandConfinement:
         if not probe.usable:
             raise BackendUnavailable("there is no backend with layers", why=probe.why, fix=probe.fix)
         who = unprivileged_uid()
-        layer = self._layer(root, who if isinstance(who, int) else None)
-        try:
-            made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=False)
-            return _looked_at(made, argv[0], written), layer
-        except BaseException:
-            layer.close()
-            raise
+        layer = self._kept(copies=False).layer(root, who if isinstance(who, int) else None)
+        return self._over(layer, plan, argv, written, best_effort=False), layer
 
     def _copied(self) -> Enforcement | None:
         """The enforcement of a command that works in a copy; None where it can write in place.
@@ -250,15 +245,18 @@ class CommandConfinement:
         prefix = self._path.rstrip("/") + "/"
         hidden = [path.removeprefix(prefix) for path in self._hidden if path.startswith(prefix)]
         layer = self._kept(copies=True).copy(root, hidden)
+        return self._over(layer, plan, argv, [], best_effort=self._record), layer
+
+    def _over(
+        self, layer: CommandLayer, plan: Plan, argv: list[str], written: list[str], *, best_effort: bool
+    ) -> WrappedCommand:
+        """The command with `layer` over the directory. Closes the layer if it cannot be prepared."""
         try:
-            made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=self._record)
-            return _looked_at(made, argv[0], []), layer
+            made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=best_effort)
+            return _looked_at(made, argv[0], written)
         except BaseException:
             layer.close()
             raise
-
-    def _layer(self, root: int, owner: int | None) -> CommandLayer:
-        return self._kept(copies=False).layer(root, owner)
 
     def _kept(self, *, copies: bool) -> CommandLayers:
         if self._layers is None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from ..layers.differences import Difference
     from ..layers.merged_view import OpenLayers
-    from ..layers.review import Choice
     from ..layers.store import Layer
     from ..policy.plan import Plan
 
@@ -155,16 +154,24 @@ class CommandLayer:
             return [item for item in found if item.path not in left]
 
         # By the descriptor that we hold: the path may lead elsewhere by now.
-        self._commit(f"/proc/self/fd/{self._root}", only)
+        view = self._view(f"/proc/self/fd/{self._root}")
+        # Not durable: a command that writes without a layer does not wait for the disk either.
+        commit(
+            view,
+            baseline=self._baseline if view.plain else None,  # a layer has nothing but changes
+            on_conflict="overwrite",
+            allow_protected=True,
+            only=only,
+            durable=False,
+        )
         return self._told(left)
 
     def _has_changes(self) -> bool:
         return not _is_empty(self._layer.upper)
 
-    def _commit(self, base: str, only: Choice) -> None:
-        # Not durable: a command that writes without a layer does not wait for the disk either.
-        view = LayerView((self._layer.upper,), (base,))
-        commit(view, on_conflict="overwrite", allow_protected=True, only=only, durable=False)
+    def _view(self, base: str) -> LayerView:
+        """The changes of the command, on top of the directory at `base`."""
+        return LayerView((self._layer.upper,), (base,))
 
     def close(self) -> None:
         """Drop the layer with its content."""
@@ -238,16 +245,8 @@ class CommandCopy(CommandLayer):
     def _has_changes(self) -> bool:
         return True  # the comparison tells
 
-    def _commit(self, base: str, only: Choice) -> None:
-        view = LayerView((self._layer.upper,), (base,), plain=True, hidden=self._hidden)
-        commit(
-            view,
-            baseline=self._baseline,
-            on_conflict="overwrite",
-            allow_protected=True,
-            only=only,
-            durable=False,
-        )
+    def _view(self, base: str) -> LayerView:
+        return LayerView((self._layer.upper,), (base,), plain=True, hidden=self._hidden)
 
 
 def _is_empty(directory: str) -> bool:

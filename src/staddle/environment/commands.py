@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 
+from .. import check
 from .._value import Value
 from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
@@ -33,24 +34,14 @@ def seconds(timeout: object, from_policy: float | None) -> float | None:
     """The time that a command gets: `timeout`, else the policy's."""
     if timeout is None:
         return from_policy
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise PolicyError(
-            f"timeout is {timeout!r}",
-            why="it is not a positive number of seconds",
-            fix="give a number above 0, or None for the policy's",
-        )
-    return timeout
+    fix = "give a number above 0, or None for the policy's"
+    return check.seconds("timeout", timeout, fix=fix, error=PolicyError)
 
 
 def size(limit: object, from_policy: int | None) -> int | None:
     """The number of bytes kept of a stream: `limit`, else the policy's."""
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise PolicyError(
-            f"output_limit is {limit!r}",
-            why="it is not a number of bytes",
-            fix="give a whole number, 0 for the policy's",
-        )
-    return limit if limit > 0 else from_policy
+    fix = "give a number of bytes, 0 for the policy's"
+    return check.count("output_limit", limit, 0, fix=fix, error=PolicyError) or from_policy
 
 
 def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
@@ -133,14 +124,19 @@ def run(
     by_limit = () if limit is None else (Event("violation", limit.limit, limit.sentence),)
     found = (*by_limit, *wrapped.violations(), *afterwards())
     result = result.replace(violations=tuple(secrets.event(event) for event in found))
-    if ending == "timeout":
+    return unless_ended(ending, timeout, result)
+
+
+def unless_ended(reason: str, timeout: float | None, result: CommandResult) -> CommandResult:
+    """The result of a command, or the error for one that we ended for this reason, with the result in it."""
+    if reason == "timeout":
         raise CommandTimeout(
             f"the command was ended after {timeout:g} seconds",
             result=result,
             why="its time was up",
             fix="give it more with timeout=, or in limits.timeout",
         )
-    if ending == "cancelled":
+    if reason == "cancelled":
         raise CommandCancelled(
             "the command was cancelled",
             result=result,

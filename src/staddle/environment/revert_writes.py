@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 
 from ..events import Event
-from .writable_paths import parents, refused
+from ..policy.paths import covers
+from .writable_paths import NOT_NAMED, parents, refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-    from typing import Protocol, Self
+    from typing import Protocol
 
     from ..files.globs import GlobSet
     from ..layers.changes import Change
@@ -27,55 +28,40 @@ if TYPE_CHECKING:
         def discard(self, paths: Collection[str]) -> object: ...
 
 
-_RULE = "no glob of writable_paths names it"
-
-
 class WriteReverter:
-    """Used as a context around each command; `revert` undoes its changes that no glob names."""
+    """Reverts the changes of a command that no glob names. For one command at a time."""
 
     def __init__(
         self, sandbox: LayeredSandbox, modified: Callable[[str], float], directory: str, globs: GlobSet
     ) -> None:
         self._sandbox, self._modified, self._directory, self._globs = sandbox, modified, directory, globs
-        self._before: dict[str, object] = {}
 
-    def __enter__(self) -> Self:
+    def fingerprints(self) -> dict[str, object]:
+        """A fingerprint of each change that no glob names, by path: before the command, for `revert`."""
         changes = self._sandbox.diff()
-        found = unnamed(changes, self._directory, self._globs)
-        self._before = {
-            path: self._fingerprint(change) for path, change in _by_path(changes).items() if path in found
-        }
-        return self
+        found, by_path = unnamed(changes, self._directory, self._globs), _by_path(changes)
+        return {path: self._fingerprint(by_path[path]) for path in found}
 
-    def __exit__(self, *_: object) -> None:
-        self._before = {}
-
-    def revert(self) -> tuple[Event, ...]:
+    def revert(self, before: Mapping[str, object]) -> tuple[Event, ...]:
         """Undo the changes of the command that no glob names, and return each as an event."""
         changes = self._sandbox.diff()
-        found = unnamed(changes, self._directory, self._globs)
-        by_path = _by_path(changes)
-        new = [path for path in found if path not in self._before]
+        found, by_path = unnamed(changes, self._directory, self._globs), _by_path(changes)
+        new = [path for path in found if path not in before]
         # A file that was changed before the command: the layer has only its last state.
         again = [
             path
-            for path in found
-            if path in self._before and self._before[path] != self._fingerprint(by_path[path])
+            for path, was in before.items()
+            if path not in found or was != self._fingerprint(by_path[path])
         ]
-        again += [path for path in self._before if path not in found]
         dropped = _least(new, by_path)
         if dropped:
             self._sandbox.discard(dropped)
-        along = [
-            path for path in by_path if path not in found and any(_lies_in(path, top) for top in dropped)
-        ]
-        return (
-            *(Event("violation", path, f"{found[path]}; it was put back", path) for path in new),
-            *(Event("violation", path, "it was put back with the directory that it is in") for path in along),
-            *(
-                Event("violation", path, f"{_RULE}; it had been changed before, and stays", path)
-                for path in again
-            ),
+        along = [path for path in by_path if path not in found and any(covers(top, path) for top in dropped)]
+        told = {path: f"{found[path]}; it was put back" for path in new}
+        told |= dict.fromkeys(again, f"{NOT_NAMED}; it had been changed before, and stays")
+        told |= dict.fromkeys(along, "it was put back with the directory that it is in")
+        return tuple(
+            Event("violation", path, why, "" if path in along else path) for path, why in told.items()
         )
 
     def _fingerprint(self, change: Change) -> object:
@@ -89,7 +75,7 @@ def unnamed(changes: Iterable[Change], directory: str, globs: GlobSet) -> dict[s
     def why_not(path: str) -> str:
         below = os.path.relpath(path, directory)
         outside = below == ".." or below.startswith("../")
-        return _RULE if outside or not globs.matches(below) else ""
+        return NOT_NAMED if outside or not globs.matches(below) else ""
 
     return refused([row for change in changes for row in _rows(change)], why_not)
 
@@ -120,7 +106,3 @@ def _least(paths: Collection[str], changes: Mapping[str, Change]) -> list[str]:
     """
     back = {above for path in paths if changes[path].kind != "added" for above in parents(path)}
     return [path for path in paths if changes[path].kind != "deleted" or path not in back]
-
-
-def _lies_in(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
 
 
+#: The reason for a path that no glob matches.
+NOT_NAMED = "no glob of writable_paths names it"
+
+
 def parse_globs(globs: Iterable[str]) -> GlobSet:
     """The globs as one set. None at all is refused: saying what may be written must say something."""
     found = [Glob(glob) for glob in several(globs, "writable_paths")]  # type: ignore[arg-type]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from staddle import Policy, Snapshot
+from staddle import Policy, Snapshot, check
 from staddle.errors import FleetBusy, InvalidCall, SandboxLost, StaddleError
 
 from .cluster import Cluster, KeeperHandle
@@ -27,19 +27,23 @@ _TRIES = 3
 Workspace = str | os.PathLike[str] | SentTree | None
 
 
+def _refuse_unknown(options: Iterable[str]) -> None:
+    for name in options:
+        if name not in (*OPTIONS, "workspace"):
+            raise InvalidCall(
+                f"a sandbox of a fleet has no option {name!r}",
+                fix=f"choose {', '.join(OPTIONS)}",
+                why="it is made on another machine",
+            )
+
+
 class SandboxFactory:
     """Makes the sandboxes of one fleet. `defaults` are options of each."""
 
     def __init__(self, cluster: Cluster, store: ContentStore, defaults: Mapping[str, Any]) -> None:
         self.cluster, self.store = cluster, store
         self.defaults = {name: value for name, value in defaults.items() if value is not None}
-        for name in self.defaults:
-            if name not in (*OPTIONS, "workspace"):
-                raise InvalidCall(
-                    f"a sandbox of a fleet has no option {name!r}",
-                    fix=f"choose {', '.join(OPTIONS)}",
-                    why="it is made on another machine",
-                )
+        _refuse_unknown(self.defaults)
 
     # ------------------------------------------------------------ specs
 
@@ -49,13 +53,7 @@ class SandboxFactory:
         """Build the specification and put its content. The caller closes the tree."""
         options = {**self.defaults, **{name: value for name, value in given.items() if value is not None}}
         workspace = options.pop("workspace", None)
-        for name in options:
-            if name not in OPTIONS:
-                raise InvalidCall(
-                    f"a sandbox of a fleet has no option {name!r}",
-                    fix=f"choose {', '.join(OPTIONS)}",
-                    why="it is made on another machine",
-                )
+        _refuse_unknown(options)
         if options.get("mode") == "bind":
             raise InvalidCall(
                 "mode is 'bind'", why="all sandboxes of a node share one copy", fix='use "overlay"'
@@ -169,8 +167,7 @@ class SandboxFactory:
 
     async def fork(self, source: RemoteSandbox, n: int = 1, *, spread: bool = True) -> list[RemoteSandbox]:
         """`n` sandboxes that continue from `source`: here by its own fork, on other nodes from a snapshot."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="use fork(2)")
+        check.count("the number of forks", n, fix="use fork(2)")
         source.actor  # noqa: B018 - raises when there is nothing to fork
         made: list[RemoteSandbox] = []
         grants: list[Reservation] = []

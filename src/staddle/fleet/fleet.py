@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-from staddle.errors import InvalidCall
+from staddle import check
 
 from .cluster import Cluster, FleetEvent, FleetSettings
 from .content_store import ContentStore, SentTree
@@ -43,18 +43,8 @@ class _FleetFace:
         logs: str | os.PathLike[str] | None = None,
         **defaults: Any,
     ) -> None:
-        if isinstance(lease, bool) or not isinstance(lease, int | float) or not lease >= 2:
-            raise InvalidCall(
-                f"lease is {lease!r}",
-                fix="give a number of seconds, at least 2",
-                why="it is not a time, or too short a one",
-            )
-        if isinstance(warm, bool) or not isinstance(warm, int) or warm < 0:
-            raise InvalidCall(
-                f"warm is {warm!r}",
-                fix="give a number of sandboxes, 0 for none",
-                why="it is not a whole number",
-            )
+        check.seconds("lease", lease, 2, fix="give a number of seconds, at least 2")
+        check.count("warm", warm, 0, fix="give a number of sandboxes, 0 for none")
         if logs is not None:
             os.makedirs(logs, mode=0o700, exist_ok=True)
         settings = FleetSettings(
@@ -167,7 +157,7 @@ class Fleet(_FleetFace):
     On each node, `warm` sandboxes of the kinds that are asked for are kept ready, and `cpus` and `memory`
     are reserved with Ray. Sandboxes end when the driver ends, or has not been heard of for `lease` seconds.
     `head_patience` is how long the head of the cluster may be silent. `runtime_env` is for keepers,
-    `ray_options` for `ray.init`. `on_event` is called for each event, `logs` is a directory for the logs, one
+    `ray_options` for ray.init. `on_event` is called for each event, `logs` is a directory for the logs, one
     of each sandbox.
     The other options are those of `create`, and hold for each sandbox that does not say otherwise.
     """

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from staddle.errors import FleetBusy, FleetError, InvalidCall, SandboxLost
+from staddle import check
+from staddle.errors import FleetBusy, FleetError, SandboxLost
 
 #: Of so few nodes each is looked at for the one that has the content already; else any of these is as good.
 _FEW = 16
@@ -39,18 +40,9 @@ class FleetLimits:
         named = {"per_node": self.per_node, "total": self.total, "tenant": self.tenant}
         named |= {f"tenants[{name!r}]": value for name, value in self.tenants.items()}
         for name, value in named.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidCall(
-                    f"{name} is {value!r}",
-                    fix="give a number of sandboxes, at least 1",
-                    why="it is not a whole number from 1 on",
-                )
-        if isinstance(self.waiting, bool) or not isinstance(self.waiting, int) or self.waiting < 0:
-            raise InvalidCall(
-                f"waiting is {self.waiting!r}",
-                fix="give a number of requests, 0 for none",
-                why="it is not a whole number",
-            )
+            if value is not None:
+                check.count(name, value, fix="give a number of sandboxes, at least 1")
+        check.count("waiting", self.waiting, 0, fix="give a number of requests, 0 for none")
 
     def of(self, tenant: str) -> int | None:
         """The most sandboxes of that tenant."""

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from socket import socket
 from typing import IO, TYPE_CHECKING, Any
 
-from staddle import Change, Enforcement, Network, Plan, Policy, Result
+from staddle import Change, Enforcement, Network, Plan, Policy, Result, check
 from staddle.errors import (
     FleetError,
     InvalidCall,
@@ -437,12 +437,7 @@ class RemoteSandbox:
             raise LayerError(
                 "there is no directory to commit to", why="the sandbox has no workspace", fix="pass to="
             )
-        if on_conflict not in ("refuse", "overwrite"):
-            raise InvalidCall(
-                f"on_conflict is {on_conflict!r}",
-                fix='use "refuse" or "overwrite"',
-                why="there is no such choice",
-            )
+        check.one_of("on_conflict", on_conflict, ("refuse", "overwrite"))
         sent = await self.export()
         chosen = _listed(paths)
         options = {"on_conflict": on_conflict, "allow": allow, "allow_protected": allow_protected}

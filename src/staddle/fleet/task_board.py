@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from staddle.errors import InvalidCall, SandboxLost
+from staddle import check
+from staddle.errors import SandboxLost
 
 #: Seconds that one batch should take: short tasks travel together, long ones alone.
 _BATCH_SECONDS = 0.25
@@ -55,12 +56,7 @@ class TaskBoard:
     """All tasks of one `map`. At most `window` are out or wait to be reported, so memory is bounded."""
 
     def __init__(self, items: Iterable[Any], *, ordered: bool, retries: int, window: int) -> None:
-        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidCall(
-                f"retries is {retries!r}",
-                fix="give a number, 0 for at most once",
-                why="it is not a whole number",
-            )
+        check.count("retries", retries, 0, fix="give a number, 0 for at most once")
         self._items: Iterator[Any] = iter(items)
         self._ordered, self._retries, self._window = ordered, retries, max(1, window)
         self._again: deque[_MapTask] = deque()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any, Self
 
+from staddle import check
 from staddle.errors import InvalidCall
 
 from .cluster import Cluster, KeeperHandle
@@ -223,13 +224,7 @@ class TaskMap:
 def _slots(cluster: Cluster, concurrency: int | None) -> int:
     if concurrency is None:
         return max(2, int(2 * cluster.ray.cluster_resources().get("CPU", 1)))
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise InvalidCall(
-            f"concurrency is {concurrency!r}",
-            fix="give a number of sandboxes, at least 1",
-            why="it is not a whole number from 1 on",
-        )
-    return concurrency
+    return check.count("concurrency", concurrency, fix="give a number of sandboxes, at least 1")
 
 
 class Progress:

@@ -5,10 +5,10 @@
     client        the host program's side: fork servers by configuration, sandboxes taken from them
     connection    one fork server: its process, the socket to it, and the requests
     server        the fork server's loop, and its spares
-    server_mounts the shared part of the view, made once, and the directory of each sandbox
-    cloner        a fork of the server that does nothing but clone itself
+    server_mounts the shared part of the view, made once, and the directories of each sandbox
+    cloner        a fork of the server that only clones itself
     spare         the clone, until it is taken
 
-The server's side uses the standard library only, is single-threaded, and imports everything before
-the first clone: soon after, the files of this package are out of sight.
+The server's side uses only the standard library, is single-threaded, and imports everything before the first
+clone. Soon after, the files of this package are no longer visible.
 """

@@ -1,6 +1,6 @@
 """The program of the fork server: `python -I -S .../forkserver/__main__.py SOCKET CONFIG`, two descriptors.
 
-Run by the host program (see `connection`), with its rights.
+The host program runs it (see `connection`), with its rights.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 
 
 def main() -> None:
-    _signal.signal(17, 0)  # a program that ignores SIGCHLD leaves that to what it starts
-    gc.disable()  # half a millisecond of looking for garbage in freshly loaded code
-    # Appended: nothing that lies beside the package can stand in for the standard library.
+    _signal.signal(17, 0)  # a program that ignores SIGCHLD passes that on to its children
+    gc.disable()  # a collection of freshly loaded code would take half a millisecond
+    # Appended: no file next to the package can replace a module of the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from staddle.forkserver import server
 

@@ -1,7 +1,7 @@
 """The host program's side: one fork server for each configuration, and sandboxes taken from it.
 
-A fork server is started when the first session with its plan is opened, and serves all that follow.
-It is the host program's child and never outlives it.
+The first session with a plan starts its fork server, which serves all later sessions. It is the host
+program's child and never outlives it.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from .connection import ForkReply
 
     LayersToMount = tuple[OverlayDirs, "HomeTree | None", Mapping[str, OverlayDirs]]
-    #: From the mount points of the home tree, and its first content, to the directories to mount.
+    #: From the mount points of the home tree, and its initial contents, to the directories to mount.
     ToMount = Callable[[tuple[str, ...], tuple[Operation, ...]], LayersToMount]
 
-#: With the home, the mount points of the home tree.
+#: The mount points of the home tree, besides the home itself.
 _LAYERED = ("/tmp", "/var/tmp")
 _SPARES = 2
-#: Fork servers without a session that are kept for the next one.
+#: The most fork servers without a session to keep for the next one.
 _MOST_IDLE = 4
 
 
 class HomeTree(Value):
-    """The layered tree beside the workspace (home, /tmp): a fresh layer over `skeleton`, or `layers`.
+    """The layered tree besides the workspace (home, /tmp): a fresh layer over `skeleton`, or `layers`.
 
-    With both, a spare whose fresh layer was made before it was asked for will do as well.
+    With both, a spare whose fresh layer was made in advance may be used too.
     """
 
     skeleton: str | None
@@ -60,7 +60,7 @@ class SandboxProcess:
     """A sandbox that was taken: the socket to its agent, and its processes' uid on the host, if not ours.
 
     `layer` is the name of its prewarmed home layer, in the directory of the skeleton; the caller uses or
-    removes it. The sandbox ends when `agent_socket` is closed; `close` is to be called after that.
+    removes it. The sandbox ends when `agent_socket` is closed; call `close` after that.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SandboxProcess:
     ) -> None:
         self.agent_socket, self.layer = reply.descriptors[0], reply.layer
         self.uid = config.base + config.whose if config.base >= 0 else None
-        #: How many users there can be inside, and the first one's id on the host; one id has one name.
+        #: The number of users inside, and the first one's id on the host (one id: no mapping).
         self.ids, self.base = (config.count, config.base) if config.whose else (1, -1)
         self._owner: ForkServerClient | None = owner  # until it is closed
         #: The cgroups of the fork server's sandboxes, if it has any.
@@ -76,10 +76,9 @@ class SandboxProcess:
         self._config, self._place = config, place
 
     def make_trees(self, layers: Mapping[str, OverlayDirs], socket: int) -> None:
-        """Have the fork server mount trees with other layers, by the path of each one's root inside.
+        """Have the fork server mount trees with other layers, by the path of each root inside.
 
-        The mounts, attached nowhere, go to the agent at the other end of `socket`: that of the workspace
-        first, see `in_order`.
+        The detached mounts go to the agent at the other end of `socket`, the workspace first; see `in_order`.
         """
         workspace = layers.get(WORKSPACE_PATH)
         if self._owner is None or (workspace is not None and self._place is None):
@@ -96,7 +95,7 @@ class SandboxProcess:
             )
 
     def close(self) -> None:
-        """Count this sandbox as ended. A fork server without sandboxes may be ended by this."""
+        """Count this sandbox as ended. This may end a fork server without sandboxes."""
         owner, self._owner = self._owner, None
         if owner is not None:
             _released(owner)
@@ -109,9 +108,9 @@ _registry = threading.Lock()
 
 
 def mounter() -> tuple[int, int] | None:
-    """The owner and group that must be able to write the layers of a workspace, if not ours.
+    """Return the owner and group that must be able to write the layers of a workspace, if not ours.
 
-    Root's fork server runs with ids that no account has.
+    Root's fork server runs with ids without an account.
     """
     if os.geteuid() != 0:
         return None
@@ -121,15 +120,15 @@ def mounter() -> tuple[int, int] | None:
 
 
 def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
-    """The uid on the host of the sandbox's root, whose layers `mounter` mounts; None where it is ours.
+    """Return the uid on the host of the sandbox's root, whose layers `mounter` mounts; None if it is ours.
 
-    `uid` is the number inside of the sandbox's user, who may be root already.
+    `uid` is the id inside of the sandbox's user, who may be root already.
     """
     return None if mounter is None else _ids()[0] if uid else mounter[0]
 
 
 def hides_nothing(plan: Plan, bash: str) -> bool:
-    """Whether a workspace is shown as it is: nothing is mounted in it."""
+    """Whether the workspace is shown unchanged: nothing is mounted in it."""
     return len(_views_of(plan, bash).plain.workspace) <= 1
 
 
@@ -141,16 +140,15 @@ def open_sandbox(
     extra_fds: Sequence[int] = (),
     cgroups: CgroupSupport | None = None,
 ) -> SandboxProcess:
-    """Take a sandbox for `plan`; with `to_mount`, changes to its workspace go to layers, else to the host.
+    """Take a sandbox for `plan`. With `to_mount`, changes to its workspace go to layers, else to the host.
 
-    That is called with the mount points of the home tree and its first content (see
-    `shared_view.SharedView`), and gives the layers of the workspace, the home tree, to which other writes
-    go (None: to tmpfs), and the layered directories of the system, by their paths, where those can be
-    written, too. `extra_fds` are descriptors for its agent (see `SandboxRequest`), which stay the
-    caller's; it is in `cgroups`, if there are any.
+    `to_mount` gets the mount points of the home tree and its initial contents (see `shared_view.SharedView`).
+    It returns the layers of the workspace, the home tree for other writes (None: tmpfs), and the writable
+    layered directories of the system, by their paths. `extra_fds` are descriptors for its agent (see
+    `SandboxRequest`), which stay the caller's. The sandbox is in `cgroups`, if there are any.
 
     Its shell, the program `bash` inside, is running already. The first message on the agent's socket
-    announces it, or says why there is no sandbox.
+    announces it, or contains the reason why there is no sandbox.
     """
     views = _views_of(plan, bash)
     layers: OverlayDirs | None = None
@@ -186,7 +184,7 @@ def open_sandbox(
 
 
 def _taken(take: Callable[[], ForkReply | None], home: HomeTree | None) -> ForkReply | None:
-    """A sandbox that lives. None when another fork server has to be asked."""
+    """Return a living sandbox; None if another fork server has to be asked."""
     for _ in range(_SPARES + 1):  # a spare may have been killed while it waited
         found = take()
         if found is None or not found.has_been_killed:
@@ -200,16 +198,16 @@ def _taken(take: Callable[[], ForkReply | None], home: HomeTree | None) -> ForkR
 
 
 def _discard(reply: ForkReply, home: HomeTree | None) -> None:
-    """Let go of a sandbox that is not used, and of its home layer."""
+    """Close an unused sandbox, and delete its home layer."""
     reply.close()
     if reply.layer and home is not None and home.skeleton is not None:
         remove((os.fsencode(f"{os.path.dirname(home.skeleton)}/{reply.layer}"),))
 
 
 def _server(config: records.ForkServerConfig) -> ForkServerClient:
-    """The fork server of this configuration, started if there is none or it has ended.
+    """Return the fork server of this configuration, started if there is none or it has ended.
 
-    It counts as one with one more sandbox: no other thread ends it meanwhile. See `_released`.
+    It counts one more sandbox already, so that no other thread ends it meanwhile. See `_released`.
     """
     with _registry:
         found = _servers.get(config)
@@ -223,7 +221,7 @@ def _server(config: records.ForkServerConfig) -> ForkServerClient:
 
 
 def _forget(config: records.ForkServerConfig, stale: ForkServerClient) -> None:
-    """Ask this fork server no more: it gave no sandbox, and ends with its last one."""
+    """Do not use this fork server any more: it gave no sandbox, and ends with its last one."""
     with _registry:
         if _servers.get(config) is stale:
             del _servers[config]
@@ -231,7 +229,7 @@ def _forget(config: records.ForkServerConfig, stale: ForkServerClient) -> None:
 
 
 def _released(owner: ForkServerClient) -> None:
-    """Count one sandbox less, and end idle fork servers but for the newest ones."""
+    """Count one sandbox less, and end idle fork servers except for the newest."""
     with _registry:
         owner.live -= 1
         forgotten = owner not in _servers.values() and not owner.live
@@ -242,7 +240,7 @@ def _released(owner: ForkServerClient) -> None:
 
 
 def _after_fork() -> None:
-    """A fork of the host program has no fork servers: those are its parent's, and end with that."""
+    """Close all connections in a forked child: the fork servers are its parent's."""
     while _servers:
         _servers.popitem()[1].hang_up()
 
@@ -261,7 +259,7 @@ class _SharedViews:
         self._configs: dict[tuple[bool, str | None, CgroupSupport | None], records.ForkServerConfig] = {}
 
     def config(self, home: HomeTree | None, cgroups: CgroupSupport | None) -> records.ForkServerConfig:
-        """The fork server's configuration; sandboxes with one skeleton share one."""
+        """Return the fork server's configuration; sandboxes with the same skeleton share it."""
         skeleton = None if home is None else home.skeleton
         key = (home is not None, skeleton, cgroups)
         if key not in self._configs:
@@ -274,12 +272,12 @@ class _SharedViews:
                 made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))
             if len(_interned) >= _MOST_INTERNED:
                 _interned.clear()
-            made = _interned.setdefault(made, made)  # then it is found without being compared
+            made = _interned.setdefault(made, made)  # so that lookups find it by identity
             self._configs[key] = made
         return self._configs[key]
 
 
-#: Each configuration once: those of two plans may be the same.
+#: Each configuration once: two plans may have equal ones.
 _interned: dict[records.ForkServerConfig, records.ForkServerConfig] = {}
 _MOST_INTERNED = 64
 

@@ -1,9 +1,9 @@
-"""The process that sandboxes are cloned from, and that does nothing else.
+"""The process from which sandboxes are cloned, and which does nothing else.
 
-Memory is shared between it and its clones page by page, until one of them writes. An interpreter writes
-to whatever it uses, so everything that this process did between two clones would be copied in each of
-them. The fork server, which receives requests and mounts trees, is another process: it never clones,
-and never has to copy what it uses.
+It shares memory with its clones page by page, until one of them writes. An interpreter writes to every object
+that it uses. So anything that this process did between two clones would be copied in each of them. The fork
+server, which receives requests and mounts trees, is another process: it never clones, and never copies its
+pages.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ..inside.agent import verify
     from ..ipc.forkserver_messages import ForkServerConfig
 
-#: To it: clone one, with this layer. From it: cloned, with the agent's socket; failed, with an errno.
+#: To the cloner: clone, with this layer. From it: cloned, with the agent's socket; or failed, with an errno.
 _CLONE, _CLONED, _FAILED = b"m", b"d", b"x"
 _LONGEST = 4096
-#: Milliseconds between two looks for ended clones while nothing is asked for.
+#: Milliseconds between two checks for ended clones while there is no request.
 _OFTEN = 1000
 
 
@@ -35,7 +35,7 @@ class Cloner:
     """The fork server's handle of the cloner."""
 
     def __init__(self, config: ForkServerConfig, outside: verify.Outside) -> None:
-        """Start it. Everything that sandboxes share is there, and everything is imported."""
+        """Start it. Everything that sandboxes share exists already, and everything is imported."""
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         self._process = os.fork()
         if self._process == 0:
@@ -47,11 +47,11 @@ class Cloner:
         return self._socket.fileno()
 
     def ask(self, layer: bytes, cgroup_fds: Sequence[int] = ()) -> None:
-        """Ask for a new sandbox, see `spare.make`; then call `made`."""
+        """Request a new sandbox, see `spare.make`; then call `made`."""
         send(self._socket, _CLONE + layer, cgroup_fds)
 
     def made(self) -> _socket.socket:
-        """The host's end of the new agent's socket. ConnectionError: the cloner has ended."""
+        """Return the host's end of the new agent's socket. ConnectionError: the cloner has ended."""
         answer, descriptors = receive(self._socket, _LONGEST)
         if not answer:
             raise ConnectionResetError
@@ -61,7 +61,7 @@ class Cloner:
         return _socket.socket(fileno=descriptors[0])
 
     def end(self) -> None:
-        """End it, and every sandbox; returns when there is none any more."""
+        """End it, and every sandbox; returns when none is left."""
         self._socket.close()
         os.waitpid(self._process, 0)
 
@@ -74,7 +74,7 @@ class CloneServer:
         self._children: set[int] = set()
 
     def serve(self) -> NoReturn:
-        """Clone one for each request of the fork server, until that has ended."""
+        """Clone once for each request of the fork server, until that has ended."""
         try:
             process.death_signal(process.SIGKILL)
             process.close_from(3, keep=(self._socket.fileno(),))
@@ -88,7 +88,7 @@ class CloneServer:
                     if not message:
                         break
                     self._make(message[1:], cgroup_fds)
-        finally:  # also if the last one could not be handed over any more
+        finally:  # even if the last clone could not be handed over any more
             try:
                 self._end()
             finally:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LONGEST_ANSWER = 4096
 #: Seconds for a fork server to start on a loaded machine.
 _PATIENCE = 60.0
-#: For an answer, which takes a few milliseconds: one that was stopped does not keep its caller for long.
+#: Seconds for an answer, which takes a few milliseconds: a stopped server must not block its caller for long.
 _ANSWER_PATIENCE = 20.0
 #: Seconds for it to end once its socket is closed.
 _LAST_PATIENCE = 5.0
@@ -54,7 +54,7 @@ class ForkReply:
 
     @property
     def has_been_killed(self) -> bool:
-        """Whether the spare ended without a message while it waited. Another one may live."""
+        """Whether the spare ended without a message while it waited. Another spare may live."""
         if not self._waited:
             return False
         socket = _socket.socket(fileno=self.descriptors[0])
@@ -64,18 +64,18 @@ class ForkReply:
         except OSError as error:
             if is_of_a_handler(error):
                 raise
-            # After another error the caller finds out when it uses the socket.
+            # After another error, the caller notices when it uses the socket.
             return isinstance(error, ConnectionResetError)
         finally:
             socket.detach()
 
     def close(self) -> None:
-        """Let go of a sandbox that is not used."""
+        """Close an unused sandbox."""
         close_all(self.descriptors)
 
 
 class ForkServerClient:
-    """One fork server: its process, and the lock under which it is asked."""
+    """One fork server: its process, and the lock for requests to it."""
 
     def __init__(self, config: records.ForkServerConfig) -> None:
         self._config = config
@@ -83,12 +83,13 @@ class ForkServerClient:
         self._lock = threading.Lock()
         #: Whether it has ended, or does not answer in time.
         self._deaf = False
-        #: Whether a reply may come to a request whose caller was interrupted; the number of the last SYNC.
+        #: Whether a reply may come to a request whose caller was interrupted; and the number of the last
+        #: SYNC.
         self._is_out_of_step, self._serial = False, 0
         before, around = scope.asked() if config.cgroup_fds else ((), {})
         self.cgroups: PrewarmedCgroups | None = None
         try:
-            # An interrupt between the start of a process and the note of its number would leave a zombie.
+            # An interrupt between the start of a process and recording its pid would leave a zombie.
             uninterrupted(partial(self._begin, before, around))
             self._socket.settimeout(_PATIENCE)
             if config.base >= 0:
@@ -107,7 +108,7 @@ class ForkServerClient:
         self._socket, self._process = _start(records.encode(self._config), before, around)
 
     def _abandon(self) -> bytes:
-        """End it, and return its last message."""
+        """Kill it, and return its last message."""
         self._process.kill()
         last_words = self._last_words()
         self.close()
@@ -122,15 +123,15 @@ class ForkServerClient:
         *,
         alone: bool = False,
     ) -> ForkReply | None:
-        """Ask for a new sandbox, or, `alone`, for trees of an open one.
+        """Request a new sandbox, or, with `alone`, trees of an open sandbox.
 
         `view` is mounted at its workspace, with `layers`; `others` are further trees, by their roots.
-        `extra_fds` go with the request, see `SandboxRequest`. None when the host's mounts have changed since
+        `extra_fds` go with the request, see `SandboxRequest`. None if the host's mounts have changed since
         the fork server was started, or it has ended.
         """
         request = _request(view, layers, others).replace(extra_fds=len(extra_fds), alone=int(alone))
         if layers is not None and layers.base:
-            view = ()  # nothing to open for root's fork server: the copy is given to it
+            view = ()  # root's fork server need not open anything: the copy is given to it
         try:
             if self.cgroups is None or alone:
                 return self._take(view, request, extra_fds)
@@ -190,7 +191,7 @@ class ForkServerClient:
     def _asked(
         self, request: records.SandboxRequest, extra_fds: Sequence[int], borrowed: Sequence[int]
     ) -> tuple[bytes, list[int]]:
-        """The reply and its descriptors; closes what is `borrowed`."""
+        """Return the reply and its descriptors; close the `borrowed` ones."""
         try:
             with self._lock:
                 try:
@@ -221,13 +222,13 @@ class ForkServerClient:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or must not be asked any more."""
+        """Whether it has ended, or must not be used any more."""
         without_groups = self.cgroups is not None and self.cgroups.gone
         return self._deaf or without_groups or self._has_exited
 
     @property
     def _has_exited(self) -> bool:
-        """Whether the process has exited. Without Popen's lock, which Ctrl-C can leave locked for ever."""
+        """Whether the process has exited. Without Popen's lock, which Ctrl-C can leave locked forever."""
         try:
             waits = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, waits) is not None
@@ -235,13 +236,13 @@ class ForkServerClient:
             return True
 
     def hang_up(self) -> None:
-        """Close our end after a fork: the parent process still has the socket."""
+        """Close our end in a forked child: the parent process still has the socket."""
         self._socket.close()
         if self.cgroups is not None:
             self.cgroups.let_go()
 
     def close(self) -> None:
-        """End it, and every sandbox of it."""
+        """End it, and all its sandboxes."""
         try:
             send(self._socket, records.GOODBYE)
         except OSError:
@@ -283,7 +284,7 @@ class ForkServerClient:
             raise _failed(answer)
 
     def _last_words(self) -> bytes:
-        """Its last message: a socket reports the end of the other side before it."""
+        """Return its last message, which a socket yields only after the end of the other side."""
         try:
             return receive_last(self._socket, records.LONGEST)[0]
         except OSError:
@@ -291,7 +292,7 @@ class ForkServerClient:
 
 
 def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:
-    """Cgroups for the sandboxes of the fork server `pid`: below ours, or in the scope it was started in."""
+    """Return cgroups for the sandboxes of the fork server `pid`: below ours, or in its scope."""
     from ..limits import host_cgroups
     from ..limits.cgroup_tree import CgroupTree
     from ..limits.prewarm import PrewarmedCgroups
@@ -306,7 +307,10 @@ def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:
 def _start(
     config: bytes, before: Sequence[str] = (), around: dict[str, str] | None = None
 ) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
-    """Start a fork server; (our end of the socket, the process). `before` is prefixed to its command line."""
+    """Start a fork server with `before` as prefix of its command line;
+
+    return (our end of the socket, process).
+    """
     import subprocess
 
     opened: list[int] = []
@@ -322,7 +326,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the user's terminal is not for it
+            start_new_session=True,  # Ctrl-C in the user's terminal must not reach it
         )
         open_files.hand_down(process.pid)
         return ours, process
@@ -357,7 +361,7 @@ def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:
 class OverlayDirs(Value):
     """The directories of one overlay mount: paths of the host, lower ones topmost first.
 
-    Of a workspace the lowest one is not among them: it is the directory itself, or the copy `base`.
+    The lowest directory of a workspace is missing: it is the workspace itself, or the copy `base`.
     """
 
     upper: str
@@ -367,7 +371,7 @@ class OverlayDirs(Value):
 
 
 def in_order(roots: Iterable[str]) -> tuple[str, ...]:
-    """The roots of trees in the order in which a fork server makes them."""
+    """Return the roots of trees in the order in which a fork server makes them."""
     return tuple(sorted(roots, key=lambda root: root != WORKSPACE_PATH))
 
 
@@ -376,7 +380,7 @@ def _request(
     layers: OverlayDirs | None,
     others: Mapping[str, OverlayDirs],
 ) -> records.SandboxRequest:
-    """The request for a sandbox, with a workspace or without one."""
+    """Return the request for a sandbox, with or without a workspace."""
     trees = tuple(
         (
             os.fsencode(root),
@@ -414,9 +418,9 @@ def _borrowed(view: Sequence[Operation], config: records.ForkServerConfig) -> li
 
 
 def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | None:
-    """Open the source of a bind with its owner mapped to the sandbox's user. Run by root's host program.
+    """Open the source of a bind with its owner mapped to the sandbox's user. Root's host program runs this.
 
-    The owner of a base that is below layers is the sandbox's root.
+    The owner of a base below layers is the sandbox's root.
     """
     unprivileged_uid = config.base + (0 if operation.path == BASE and config.uid else config.whose)
     try:
@@ -429,18 +433,18 @@ def _taken_as_root(operation: Bind, config: records.ForkServerConfig) -> int | N
 
 
 def _found(path: str) -> tuple[int, int]:
-    """Device and inode of the directory at `path`. The fork server compares them with what it opens."""
+    """Return device and inode of the directory at `path`, for the fork server to compare."""
     try:
         status = os.lstat(path)
     except OSError:
-        os.close(open_named(path))  # which says what is wrong
+        os.close(open_named(path))  # this raises an error with the reason
         raise
     return status.st_dev, status.st_ino
 
 
 @lru_cache(maxsize=64)
 def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
-    """The operations of a workspace as rows; the first one shows it, `writable` if it is layered."""
+    """Encode the operations of a workspace as rows; the first shows it, `writable` if it is layered."""
     place, *rest = view
     if writable:
         place = place.replace(writable=True)

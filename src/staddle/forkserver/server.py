@@ -1,8 +1,8 @@
-"""The fork server: one process for each configuration that a host program opens sessions with.
+"""The fork server: one process for each configuration with which a host program opens sessions.
 
-Single-threaded, started by exec, so that it may enter a user namespace and clone itself. It
-keeps a few sandboxes ready, its spares, and hands one out when asked. It ends when the host program ends,
-however that happens, because their socket is closed then; with it the kernel kills every sandbox.
+It is single-threaded and started by exec, so that it may enter a user namespace and clone itself. It keeps a
+few sandboxes ready, its spares, and hands one out on request. When the host program ends, for whatever
+reason, their socket is closed and the fork server ends. With it the kernel kills every sandbox.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from ..files.remove_tree import remove
 from ..inside.agent import own_namespaces, verify
 from ..inside.parent import contents
-from ..ipc.descriptors import close_all, receive, send
+from ..ipc.descriptors import close_all, receive, receive_last, send
 from ..ipc.forkserver_messages import (
     GOODBYE,
     LONGEST,
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
     from ..ipc.forkserver_messages import ForkServerConfig, SandboxRequest
 
-#: Milliseconds without a request before a spare is made again, as long as one was ready: the processor
-#: is for the first command.
+#: Milliseconds without a request before a spare is replaced, if another is ready: the first command needs the
+#: processor.
 _QUIET = 20
-#: The command line of the fork server, and of the processes that it makes.
+#: The command line of the fork server and of its clones.
 _TITLE = b"staddle-forkserver"
-#: Seconds that the end of the host program may take, on a busy machine, once it has closed the socket.
+#: Seconds for a host program to end, on a busy machine, once it has closed the socket.
 _LAST_PATIENCE = 30.0
 
 
@@ -64,7 +64,7 @@ def main(words: list[str]) -> NoReturn:
         config = decode_config(contents(int(words[1])))
         outside = verify.outside(config)
         process.close_from(3, keep=(socket.fileno(),))
-        # Inside, everybody can read the command lines of our processes: no path of the host is in them.
+        # Every process inside can read our command lines, so they contain no path of the host.
         process.set_command_line(_TITLE)
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
@@ -73,6 +73,7 @@ def main(words: list[str]) -> NoReturn:
         old_root = os.open(OLD_ROOT, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         gc.collect()
         gc.freeze()
+        gc.enable()  # this process and its forks live long; frozen objects are neither scanned nor copied
         cloner = Cloner(config, outside)
     except BaseException as error:
         try:
@@ -98,11 +99,11 @@ class ForkServer:
         self._coming: list[tuple[bytes, tuple[int, ...]]] = []  # clones in the making
         self._stores: set[bytes] = {own_namespaces.layer_store(config)} if config.skeleton else set()
         self._held: dict[bytes, int] = {}
-        self._cgroup_fds: list[tuple[int, ...]] = []  # of sandboxes to be made
+        self._cgroup_fds: list[tuple[int, ...]] = []  # for sandboxes that are made next
         self._spares = Spares(config)
 
     def serve(self) -> NoReturn:
-        """Answer requests until the host program closes the socket, and refill the spares between them."""
+        """Answer requests until the host program closes the socket, and refill the spares in between."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._cloner, select.POLLIN)
@@ -131,7 +132,7 @@ class ForkServer:
                 self._refill()
 
     def _hand_out(self, message: bytes, borrowed: list[int]) -> None:
-        """Answer one request: for a sandbox, or for trees of one."""
+        """Answer one request: for a sandbox, or for trees of a sandbox."""
         extra_fds: list[int] = []
         try:
             request = decode_request(message)
@@ -172,7 +173,7 @@ class ForkServer:
         is_late = spare is None
         if spare is None:
             self._begin_one()
-        else:  # it gets ready while we make what it waits for
+        else:  # it gets ready while we make its trees
             tell(spare.socket, message)
         trees: list[int] = []
         try:
@@ -193,7 +194,7 @@ class ForkServer:
             self._give(spare, [*trees, *extra_fds], MADE if is_late else TAKEN)
         finally:
             close_all(trees)
-        if is_late:  # they are asked for faster than we make them: then without a pause
+        if is_late:  # requests arrive faster than we clone, so clone without a pause
             self._refill()
 
     def _give(self, spare: Spare, descriptors: list[int], answer: bytes) -> None:
@@ -211,14 +212,14 @@ class ForkServer:
         try:
             server_mounts.tidy()
         except OSError:
-            pass  # done again before the next
-        while len(self._cgroup_fds) > self._missing_spares:  # of a request that was not granted
+            pass  # done again before the next request
+        while len(self._cgroup_fds) > self._missing_spares:  # from a request that was not granted
             close_all(self._cgroup_fds.pop())
 
     def _use(self, store: bytes) -> None:
-        """Note a store of layers. In a persistent one hold a shared lock: its next user waits for our end."""
+        """Record a store of layers. Lock a persistent one (shared): its next user waits for our end."""
         if store in self._stores and store not in self._held:
-            return  # they go with the host program
+            return  # such stores end with the host program
         self._stores.add(store)
         path = f"{os.fsdecode(store[1:])}/users-{os.getppid()}"
         try:
@@ -231,12 +232,12 @@ class ForkServer:
         fcntl.flock(users, fcntl.LOCK_SH)
 
     def _is_volatile(self, upper: bytes) -> bool:
-        """Whether a layer is on a disk, and not of a kept sandbox: it goes with the host program."""
+        """Whether a layer is on a disk and not of a kept sandbox, so that it ends with the host program."""
         store = os.path.dirname(os.path.dirname(upper))
         return store not in self._held and not store.startswith(own_namespaces.IN_MEMORY)
 
     def _put_by(self, extra_fds: list[int]) -> None:
-        """Keep the cgroup descriptors that came along. The tally file of limits, if any, is before them."""
+        """Keep the received cgroup descriptors. The tally file of limits, if any, precedes them."""
         each = self._config.cgroup_fds
         told = 1 if self._config.memory or self._config.processes else 0
         while each and len(extra_fds) >= told + each:
@@ -249,7 +250,7 @@ class ForkServer:
 
     @property
     def _missing_groups(self) -> int:
-        """Count the spares that cannot be made, because those before them have ended with their cgroups."""
+        """Count the spares that cannot be made because earlier spares have ended with their cgroups."""
         each = self._config.cgroup_fds
         return min(255, max(0, self._missing_spares - len(self._cgroup_fds))) if each else 0
 
@@ -259,7 +260,7 @@ class ForkServer:
         return self._missing_spares > 0 and bool(self._cgroup_fds or not self._config.cgroup_fds)
 
     def _refill(self) -> None:
-        """Ask for one more clone, if a spare is missing."""
+        """Request one more clone, if a spare is missing."""
         try:
             if self._is_short:
                 self._ask()
@@ -278,12 +279,12 @@ class ForkServer:
             pass  # too many processes, for now; the next request reports it
 
     def _begin_one(self) -> None:
-        """No spare waits: ask for a clone while we go on, unless one is being made already."""
+        """Request a clone because no spare waits, unless one is being made already."""
         if not self._coming:
             self._ask()
 
     def _ask(self) -> None:
-        """Ask the cloner for one; `_made` follows."""
+        """Request a clone from the cloner; `_made` follows."""
         layer = own_namespaces.new_layer_name(self._config)
         if self._config.cgroup_fds and not self._cgroup_fds:
             raise _NoCgroups
@@ -296,7 +297,7 @@ class ForkServer:
         self._coming.append((layer, cgroup_fds))
 
     def _made(self) -> Spare:
-        """The oldest of the clones that were asked for."""
+        """Return the oldest of the requested clones."""
         layer, cgroup_fds = self._coming.pop(0)
         try:
             return Spare(self._cloner.made(), layer, cgroup_fds)
@@ -310,31 +311,44 @@ class ForkServer:
         except OSError:
             self._end()  # the host program has ended
 
-    def _end(self, *, said_goodbye: bool = False) -> NoReturn:
-        """End all sandboxes. If the host program has ended, remove the layers of its sandboxes, too.
+    def _finds_goodbye(self) -> bool:
+        """Whether a goodbye is among the messages that were not read: our answer before it was not wanted."""
+        self._socket.setblocking(False)
+        try:
+            while True:
+                message, descriptors, _ = receive_last(self._socket, LONGEST)
+                close_all(descriptors)
+                if message in (b"", GOODBYE):
+                    return bool(message)
+        except OSError:
+            return False
 
-        One that has closed the socket without a goodbye has ended, or is about to: the kernel closes its
-        files one after the other, the lock of a store perhaps later than the socket, which is waited for.
+    def _end(self, *, said_goodbye: bool = False) -> NoReturn:
+        """End all sandboxes. If the host program has ended, also remove the layers of its sandboxes.
+
+        A host program that has closed the socket without a goodbye has ended, or is about to. The kernel
+        closes its files one after the other, the lock of a store perhaps after the socket. So we wait for the
+        lock.
         """
         self._cloner.end()
         for layer in (*self._spares.layers, *(layer for layer, _ in self._coming)):
             own_namespaces.take_back_layer(self._config, layer)
         poll = select.poll()
         poll.register(self._socket, 0)
-        is_over = not said_goodbye and bool(poll.poll(0))  # its end is closed
+        is_over = not said_goodbye and bool(poll.poll(0)) and not self._finds_goodbye()  # its end is closed
         deadline = time.monotonic() + (_LAST_PATIENCE if is_over else 0)
         for store in self._stores:
             try:
                 lock = open_beneath(self._old_root, os.fsdecode(store[1:]) + "/lock", os.O_RDWR)
             except OSError:
-                continue  # it has tidied up itself
+                continue  # it has cleaned up itself
             if _lock(lock, deadline):
                 remove((OLD_ROOT.encode() + store,))
         os._exit(0)
 
 
 def _be_quiet() -> None:
-    """Let go of the user's terminal, standard streams and keys."""
+    """Release the user's terminal, standard streams and keys."""
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
@@ -360,7 +374,7 @@ def _pass_on(sockets: list[int], trees: list[int]) -> None:
 
 
 def _lock(lock: int, deadline: float) -> bool:
-    """Take a lock that is free now or before the deadline; whether it was taken."""
+    """Lock a file before the deadline; return whether that succeeded."""
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -372,9 +386,9 @@ def _lock(lock: int, deadline: float) -> bool:
 
 
 class Spare:
-    """One that waits: the socket to it, and its home layer.
+    """A waiting clone: the socket to it, and its home layer.
 
-    `cgroup_fds` are for another one if it is not taken.
+    If it is not taken, `cgroup_fds` are used for another clone.
     """
 
     __slots__ = ("cgroup_fds", "layer", "socket")
@@ -384,13 +398,13 @@ class Spare:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be made: a spare that waits sends nothing."""
+        """Whether it could not be made: a waiting spare sends nothing."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close the descriptors of it that we have."""
+        """Close our descriptors of it."""
         self.socket.close()
         close_all(self.cgroup_fds)
 
@@ -411,20 +425,20 @@ class Spares:
         return [spare.layer for spare in self._waiting]
 
     def add(self, spare: Spare, *, first: bool = False) -> None:
-        """Add one; at the front with `first`, if it was taken before and not used."""
+        """Add a spare; with `first` at the front, if it was taken before and not used."""
         self._waiting.insert(0 if first else len(self._waiting), spare)
 
     def take(self) -> Spare | None:
-        """Remove and return one that waits; None if there is none."""
+        """Remove and return a waiting spare; None if there is none."""
         while self._waiting:
             spare = self._waiting.pop(0)
             if not spare.has_failed:
                 return spare
-            self.discard(spare)  # something went wrong, and that may be over
+            self.discard(spare)  # the cause of its failure may be gone
         return None
 
     def discard(self, spare: Spare) -> None:
-        """End one that will not be taken, and remove its home layer.
+        """End a spare that will not be taken, and remove its home layer.
 
         No other process enters its cgroups: the host program removes them when they are empty.
         """
@@ -433,7 +447,7 @@ class Spares:
 
 
 def tell(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send a message to a spare. One that could not be made has left its reason on its socket."""
+    """Send a message to a spare. A spare that could not be made has left its reason on its socket."""
     try:
         send(socket, message, descriptors)
     except BrokenPipeError:

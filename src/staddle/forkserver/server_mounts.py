@@ -1,12 +1,12 @@
-"""The mounts that a fork server makes: the shared part of the view once, and the directories of each sandbox.
+"""The mounts that a fork server makes: the shared part of the view once, and directories of each sandbox.
 
 `make_template` moves the fork server into the shared part. Afterwards its root is the sandbox's, with the old
-root aside: from there workspaces are opened, and as long as the host's /proc can be seen there, the kernel
-lets a new one be mounted.
+root aside. Workspaces are opened from there. As long as the host's /proc is visible there, the kernel allows
+mounting a new /proc.
 
 `take_all` opens or mounts the directories of one sandbox on the host: its workspace, and further trees of
-layers. As root, the host program has opened the workspace for it. The sandbox's first process attaches the
-mounts, see `mount_swap`.
+layers. If the host program is root, it has opened the workspace for the fork server. The sandbox's first
+process attaches the mounts, see `mount_swap`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def make_template(config: ForkServerConfig, socket: _socket.socket) -> None:
-    """Be in a user namespace of our own, at the root of the template."""
+    """Enter our own user namespace, at the root of the template."""
     _enter(config, socket)
     mounts.mount(None, "/", flags=mounts.MS_REC | mounts.MS_PRIVATE)
     operations = decode_operations(config.template)
@@ -42,13 +42,12 @@ def make_template(config: ForkServerConfig, socket: _socket.socket) -> None:
     os.chdir(place)
     call("pivot_root", b".", os.fsencode(OLD_ROOT[1:]))
     os.chdir("/")
-    mounts.mount(
-        f"{OLD_ROOT}/proc", "/proc", flags=mounts.MS_BIND | mounts.MS_REC
-    )  # until a spare has its own
+    # Until a spare has its own.
+    mounts.mount(f"{OLD_ROOT}/proc", "/proc", flags=mounts.MS_BIND | mounts.MS_REC)
 
 
 def _enter(config: ForkServerConfig, socket: _socket.socket) -> None:
-    """Enter a new user namespace with every capability over it and no other; as root with unused ids."""
+    """Enter a new user namespace, with every capability over it only; as root with unused ids."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | mounts.CLONE_NEWNS)
     if config.base < 0:
@@ -58,18 +57,18 @@ def _enter(config: ForkServerConfig, socket: _socket.socket) -> None:
     if socket.recv(16) != MAPPED:
         os._exit(1)
     process.become(0, 0)
-    process.dumpable(True)  # changing ids took /proc/self away from us
+    process.dumpable(True)  # the change of ids made us undumpable, and /proc/self root's
 
 
 def _receive_trees(socket: _socket.socket, operations: tuple[object, ...]) -> dict[Bind, int | None]:
-    """Receive the shared binds: root's fork server may not open the host's files."""
+    """Receive the shared binds, because root's fork server may not open the host's files."""
     binds = [op for op in operations if isinstance(op, Bind) and not op.again]
     taken: dict[Bind, int | None] = {}
     while len(taken) < len(binds):
         present, trees = receive(socket, MOST_DESCRIPTORS)
         if not present:
             os._exit(1)
-        for there in present:  # a byte for each: whether it is there
+        for there in present:  # a byte for each: whether it exists
             taken[binds[len(taken)]] = trees.pop(0) if there else None
     return taken
 
@@ -78,14 +77,14 @@ class HostDirectories:
     """Directories of the host, by their paths there."""
 
     def __init__(self, config: ForkServerConfig, old_root: int) -> None:
-        """Find those of a base in the template, where it has one."""
+        """Find the directories of a base in the template, if there is one."""
         self._old_root = old_root
         operations = decode_operations(config.template)
         bases = [op.outside for op in operations if isinstance(op, Bind) and op.path == BASE]
         self._base = os.fsencode(bases[0]) if bases else b""
 
     def open(self, path: bytes) -> int:
-        """The directory at `path`, opened."""
+        """Open the directory at `path`."""
         if path == ROOT_OF_TEMPLATE:
             return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         if not self._base or not path.startswith(self._base + b"/"):
@@ -104,10 +103,10 @@ class Moved(Exception):
 def take_all(
     request: SandboxRequest, host: HostDirectories, borrowed: list[int], is_volatile: Callable[[bytes], bool]
 ) -> list[int]:
-    """The mounts that are asked for, attached nowhere: the workspace first, then further trees.
+    """Return the requested detached mounts: the workspace first, then further trees.
 
-    `is_volatile` tells whether a layer need not survive a crash of the machine. Removes from `borrowed`, the
-    descriptors that root has opened, those that it uses.
+    `is_volatile` tells whether a layer need not survive a crash of the machine. Removes the descriptors that
+    it uses from `borrowed`, which root has opened.
     """
     found: list[int] = []
     try:
@@ -136,7 +135,7 @@ def _layered(
     host: HostDirectories,
     borrowed: int | None,
 ) -> int:
-    """An overlay of layers of the host, and of `base` below them, which is closed.
+    """Return an overlay of layers of the host, and of `base` below them, which is closed.
 
     `top` is the upper and the work directory, and whether it is volatile.
     """
@@ -148,7 +147,7 @@ def _layered(
         *below, above, aside = opened if base is None else [*opened[1:-2], base, *opened[-2:]]
         if borrowed is None:
             return overlay.overlay(below, above, aside, volatile=volatile)
-        # What is to be a layer must be mounted somewhere in our namespace.
+        # A layer must be mounted somewhere in our namespace.
         return _mounted_for(
             borrowed, lambda: overlay.overlay([*below[:-1], BORROWED], above, aside, volatile=volatile)
         )
@@ -158,7 +157,7 @@ def _layered(
 
 
 def _mounted_for(tree: int, work: Callable[[], int]) -> int:
-    """Do `work` while `tree` is mounted at BORROWED. It stays there until `tidy`, or the next one."""
+    """Run `work` while `tree` is mounted at BORROWED. It stays there until `tidy`, or the next call."""
     tidy()
     place = os.open(BORROWED, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -169,13 +168,13 @@ def _mounted_for(tree: int, work: Callable[[], int]) -> int:
 
 
 def tidy() -> None:
-    """Unmount BORROWED. That takes a while: the kernel waits for every processor."""
+    """Unmount BORROWED. Slow: the kernel waits for every processor."""
     if os.stat(BORROWED).st_dev != os.stat(ASIDE).st_dev:
         mounts.umount(BORROWED)
 
 
 def _found(request: SandboxRequest, host: HostDirectories) -> int:
-    """The workspace on the host, opened. Moved if it is another directory now."""
+    """Open the workspace on the host. Moved if it is another directory now."""
     try:
         source = host.open(request.workspace)
     except OSError as error:
@@ -190,7 +189,7 @@ def _found(request: SandboxRequest, host: HostDirectories) -> int:
 
 
 def _taken(request: SandboxRequest, host: HostDirectories) -> int:
-    """A clone of the workspace's mount, read-only unless it is granted for writing."""
+    """Clone the workspace's mount, read-only unless it is granted for writing."""
     source = _found(request, host)
     try:
         tree = mounts.clone_tree(source)

@@ -1,7 +1,7 @@
 """A clone of the fork server that becomes the first process of one sandbox.
 
-Before it is asked for, it makes the sandbox's own part of the view, its loopback, the user namespace of
-its commands, and a shell that waits. Then it waits itself, for its workspace.
+Before it is requested, it makes the sandbox's own part of the view, its loopback, the user namespace of its
+commands, and a shell that waits. Then it waits for its workspace.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NAMESPACES = (
     | userns.CLONE_NEWUTS
     | userns.CLONE_NEWCGROUP
 )
-#: The first line to the shell: it was started before the workspace was mounted.
+#: The first line for the shell, which was started before the workspace was mounted.
 _THERE = b"cd %b; OLDPWD=; unset OLDPWD\n"
 
 
@@ -65,7 +65,7 @@ class SandboxTemplate:
             config.whose,
             config.rlimits,
             config.filter,
-            # A root has rights where it has something to itself: in layers, not in the host's directories.
+            # A root has rights only in layers of its own, not in the host's directories.
             rights=ROOT_RIGHTS if config.uid == 0 and config.places else 0,
         )
         self.agent = SandboxAgent(
@@ -83,9 +83,9 @@ class SandboxTemplate:
 
 
 def make(template: SandboxTemplate, layer: bytes, cgroup_fds: tuple[int, ...]) -> tuple[int, _socket.socket]:
-    """Clone a new sandbox with the home layer `layer`; (its process, the host's end of its socket).
+    """Clone a new sandbox with the home layer `layer`; return (its process, the host's end of its socket).
 
-    `cgroup_fds` are the descriptors by which its processes enter its cgroups.
+    `cgroup_fds` are the descriptors with which its processes enter its cgroups.
     """
     theirs, ours = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     flags = _NAMESPACES | (0 if template.config.network else userns.CLONE_NEWNET)
@@ -116,7 +116,7 @@ def _live(
         verify.at_the_first()
         doing = "while its shell was started"
         if config.scoped:
-            # Ours, so that it is one for all that we start: they may talk to each other.
+            # Our domain contains all our children, so that they may talk to each other.
             with Ruleset(0, scoped=config.scoped) as scope:
                 scope.restrict()
         trees.begin(control)
@@ -141,7 +141,7 @@ def _live(
 
 
 def _supervisor(config: ForkServerConfig, agent: SandboxAgent) -> Supervisor:
-    """The supervisor that holds in the agent's loop those limits that the kernel does not."""
+    """Return the supervisor that enforces limits without cgroups in the agent's loop."""
     in_memory = [item.path for item in decode_operations(config.own) if isinstance(item, Empty)]
     return Supervisor(
         config.memory or None,
@@ -153,7 +153,7 @@ def _supervisor(config: ForkServerConfig, agent: SandboxAgent) -> Supervisor:
 
 
 def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[[], object]) -> list[int]:
-    """Wait for a request and mount its workspace. Returns the extra descriptors for the agent.
+    """Wait for a request and mount its workspace; return the extra descriptors for the agent.
 
     `there` is called when everything is mounted.
     """
@@ -173,7 +173,7 @@ def _await_workspace(socket: _socket.socket, trees: TreeMounts, there: Callable[
 
 
 def _wake(control: int, text: bytes) -> None:
-    """Tell the shell that its workspace is there."""
+    """Tell the shell that its workspace is mounted."""
     try:
         os.write(control, text)
     except BrokenPipeError:
@@ -181,7 +181,7 @@ def _wake(control: int, text: bytes) -> None:
 
 
 def _received(socket: _socket.socket) -> tuple[bytes, list[int]]:
-    """The next message of the fork server, with its descriptors."""
+    """Return the next message of the fork server, with its descriptors."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     poll.poll()

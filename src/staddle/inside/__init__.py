@@ -1,1 +1,1 @@
-"""Ours between clone and exec, and in the sandbox: make it, let go of every right, become the command."""
+"""Our code between clone and exec, and inside the sandbox: build it, drop privileges, exec the command."""

@@ -2,16 +2,17 @@
 
     python -I -S .../inside/__main__.py jail-exec WHERE
 
-WHERE is the number of a descriptor, or the path of a file, with the instructions. Ends with
-2 (arguments), 3 (the confinement failed) or 4 (the command could not be exec'd) when the
-command did not start, and otherwise as the command does.
+WHERE is the number of a descriptor, or the path of a file, with the instructions. If the command did not
+start, the exit status is 2 (arguments), 3 (the confinement failed) or 4 (exec failed). Otherwise it is the
+command's status.
 
-Other backends start the same program in other roles: `namespaces DESCRIPTOR`, which makes the
-sandbox itself; `systemd-client DESCRIPTOR`, which stands for a unit, and `systemd-unit`, the
-process in it; `bwrap DESCRIPTOR COMMAND…`, which gives bubblewrap a network; `forwarder`, which makes
-sockets in a command's network for the host program.
+Backends start this program in other roles too:
 
-Started for every confined command, so nothing is imported but what is needed.
+    namespaces DESCRIPTOR         build the sandbox itself
+    bwrap DESCRIPTOR COMMAND…     give bubblewrap a network
+    forwarder                     make sockets in a command's network for the host program
+
+It is started for every confined command, so it imports only what it needs.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import sys
 
 
 def main() -> None:
-    _signal.signal(17, 0)  # a program that ignores SIGCHLD leaves that to what it starts
-    gc.disable()  # half a millisecond of looking for garbage in freshly loaded code
-    # Appended: nothing that lies beside the package can stand in for the standard library.
+    _signal.signal(17, 0)  # a program that ignores SIGCHLD passes that on to its children
+    gc.disable()  # a collection of freshly loaded code would take half a millisecond
+    # Appended: no file next to the package can replace a module of the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     if sys.argv[1:2] == ["namespaces"]:
         from staddle.inside import namespace_launcher
@@ -35,14 +36,6 @@ def main() -> None:
         from staddle.inside import bwrap_prelude
 
         bwrap_prelude.main(sys.argv[2:])
-    elif sys.argv[1:2] == ["systemd-client"]:
-        from staddle.inside import systemd_client
-
-        systemd_client.main(sys.argv[2:])
-    elif sys.argv[1:2] == ["systemd-unit"]:
-        from staddle.inside import systemd_unit
-
-        systemd_unit.main()
     elif sys.argv[1:2] == ["forwarder"]:
         from staddle.inside import forwarder
 

@@ -1,11 +1,11 @@
-"""The step before bubblewrap, where something outside can be reached: a network with a gateway.
+"""The step before bubblewrap if the policy allows network access: a network with a gateway.
 
     python -I -S .../inside/__main__.py bwrap DESCRIPTOR PRLIMIT... BWRAP...
 
-It starts the gateway as a child, in the host's network, makes a network namespace with the sockets
-that the gateway serves, and becomes bubblewrap, who shares that network with its command and has
-no right over it. Where the view was staged, it enters that as well. It has the rights of its
-caller until then; the gateway lives as long as the process that we become.
+This process starts the gateway as a child in the host's network, and makes a network namespace with the
+sockets that the gateway serves. It enters the staged view, if there is one. Then it becomes bubblewrap, which
+shares that network with its command and has no rights over it. Until then it has the rights of its caller.
+The gateway lives as long as the process that we become.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ MAGIC = b"staddle-before-bwrap-1\n"
 class PreludeSpec(Value):
     """The steps before bubblewrap starts."""
 
-    #: The descriptor on which a failure is told; bubblewrap tells on it, too. And who asked for all this.
+    #: The descriptor for reports of failures, which bubblewrap uses too; and the pid of the process that
+    #: asked.
     status: int
     launcher: int
-    #: What is made in the network namespace, and the ends of the gateway's sockets: see `CommandGateway`.
+    #: Rows of the network namespace's setup, and the gateway's socket ends: see `CommandGateway`.
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, int, int]
-    #: Descriptors of the namespaces that hold the staged view, -1 where there are none.
+    #: Descriptors of the namespaces with the staged view (-1: there is none).
     user_namespace: int
     mount_namespace: int
-    #: An id that no account has, to become in the place of root; -1 for an ordinary user.
+    #: An id without an account, to become instead of root; -1 for an ordinary user.
     unprivileged_uid: int
 
 
@@ -50,17 +51,17 @@ _SHAPES = wire.shapes(PreludeSpec, NetworkRow=NETWORK_ROW_SHAPE)
 
 
 def encode(spec: PreludeSpec) -> bytes:
-    """The bytes for the memory file."""
+    """Return the bytes for the memory file."""
     return wire.pack(MAGIC, spec, _SHAPES)
 
 
 def decode(data: bytes) -> PreludeSpec:
-    """The specification in `data`, or Malformed."""
+    """Return the specification in `data`; raise Malformed if it is none."""
     return wire.unpack(MAGIC, data, PreludeSpec, _SHAPES)
 
 
 def main(words: list[str]) -> NoReturn:
-    """Do it, and become what follows in `words`. Never returns."""
+    """Prepare, and become the command in `words`. Never returns."""
     status = -1
     try:
         if len(words) < 2 or not words[0].isdecimal():
@@ -79,19 +80,19 @@ def main(words: list[str]) -> NoReturn:
 
 
 def _prepare(spec: PreludeSpec) -> None:
-    # bubblewrap asks for the same, but only when it has set everything up.
+    # bubblewrap sets a death signal too, but only after its whole setup.
     parent = os.getppid()
     parent_process.die_with(parent, spec.launcher, -1)
     spaces = (spec.user_namespace, spec.mount_namespace)
     for fd in (*spec.gateway, *spaces):
         if fd >= 0:
-            os.set_inheritable(fd, False)  # nothing of ours is left for bubblewrap to hand on
+            os.set_inheritable(fd, False)  # bubblewrap must not pass our descriptors on
     gateway = CommandGateway(spec.gateway)
     for fd, kind in zip(spaces, (userns.CLONE_NEWUSER, 0), strict=True):
         if fd >= 0:
             call("setns", fd, kind)
-    # Root has the right to make one; who entered a staged view has it there; another gets it
-    # in a user namespace of its own, in which everybody keeps the id they have.
+    # Root may create a network namespace, and so may a process that entered a staged view. Others get the
+    # right in their own user namespace, in which all ids stay the same.
     if spec.unprivileged_uid >= 0 or spec.user_namespace >= 0:
         call("unshare", userns.CLONE_NEWNET)
     else:
@@ -102,7 +103,8 @@ def _prepare(spec: PreludeSpec) -> None:
     gateway.await_ready()
     if spec.unprivileged_uid >= 0:
         process.become(spec.unprivileged_uid, spec.unprivileged_uid)
-        parent_process.die_with(parent, spec.launcher, -1)  # a change of identity has cleared it
+        # A change of identity has cleared the death signal.
+        parent_process.die_with(parent, spec.launcher, -1)
     elif any(process.capabilities()):
-        # An exec would drop them, as our id is not 0; bubblewrap has none of them in any case.
+        # The exec would drop them anyway, as our id is not 0.
         process.clear_capabilities()

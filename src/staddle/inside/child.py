@@ -1,7 +1,7 @@
-"""The life of a child: forked, it becomes a program; its parent waits for its end, passes signals on.
+"""The life of a child: forked, it becomes a program; its parent waits for it and passes signals on.
 
-Shared by all processes of ours that stand above a command: the launchers, PID 1 of a single command, the
-systemd unit and client, the Landlock supervisor. Each runs with no more rights than its caller has left it.
+All our processes above a command share this: the launchers, PID 1 of a single command, and
+the Landlock supervisor. Each runs only with the rights that its caller has left it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 #: Signals that are meant for the command.
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 HANDLED = (*PASSED_ON, process.SIGCHLD)
-#: Where programs are found without a PATH.
+#: The search path for programs without a PATH.
 _PATH = b"/usr/bin:/bin"
 
 
 class Attendant:
-    """Waits for `child`. The HANDLED signals, and `more`, have to be blocked already.
+    """Waits for `child`. The HANDLED signals, and `more`, must be blocked already.
 
-    With `reaps_all` it also reaps every other child: those of the sandbox that have lost their parent.
+    With `reaps_all` it also reaps every other child: orphans of the sandbox.
     """
 
     def __init__(self, child: int, *, more: Iterable[int] = (), reaps_all: bool = False) -> None:
@@ -42,12 +42,12 @@ class Attendant:
         self._stopped = False
 
     def serve(self, fd: int, reader: Callable[[int], object], events: int = select.POLLIN) -> None:
-        """Call `reader` with the events of `fd`, which is polled for `events` from now on."""
+        """Poll `fd` for `events` from now on, and call `reader` with those that occur."""
         self._readers[fd] = reader
         self._poll.register(fd, events)
 
     def serve_now(self, fd: int) -> None:
-        """Call the reader of `fd` at once, if it has one and there is something to read."""
+        """Call the reader of `fd` at once, if it has one and `fd` is readable."""
         if fd in self._readers:
             ready = select.poll()
             ready.register(fd, select.POLLIN)
@@ -55,12 +55,12 @@ class Attendant:
                 self._readers[fd](select.POLLIN)
 
     def leave(self, fd: int) -> None:
-        """Poll `fd` no more."""
+        """Stop polling `fd`."""
         del self._readers[fd]
         self._poll.unregister(fd)
 
     def stop(self) -> None:
-        """Let `run` return, though the child has not ended."""
+        """Make `run` return although the child has not ended."""
         self._stopped = True
 
     def run(
@@ -68,10 +68,10 @@ class Attendant:
         on_signal: Callable[[int], object],
         patience: Callable[[], float | None] = lambda: None,
     ) -> int | None:
-        """Wait until the child has ended, or `stop` was called; its wait status, or None.
+        """Wait until the child has ended, or `stop` was called; return its wait status, or None.
 
-        `on_signal` is called with each signal but SIGCHLD, before the child is waited for: until then
-        its number is its own. `patience` returns the milliseconds of the next wait; None is no bound.
+        `on_signal` is called with each signal except SIGCHLD. That happens before the child is reaped, so its
+        pid is still its own. `patience` returns the milliseconds of the next wait (None: no limit).
         """
         while not self._stopped:
             for fd, events in self._poll.poll(patience()):
@@ -98,7 +98,7 @@ class Attendant:
 
 
 def release_streams() -> None:
-    """Put /dev/null in place of our standard streams: their readers see the end when the command ends."""
+    """Replace our standard streams with /dev/null: their readers see the end when the command ends."""
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for stream in range(3):
         os.dup2(null, stream)
@@ -106,9 +106,9 @@ def release_streams() -> None:
 
 
 def live(work: Callable[[], int], failed: Callable[[BaseException], int]) -> NoReturn:
-    """The whole life of a forked process: it never returns into its parent's code.
+    """Run the whole life of a forked process, which never returns into its parent's code.
 
-    It exits with what `work` returns, or with what `failed`, which reports the error, makes of it.
+    It exits with the result of `work`, or of `failed`, which reports the error.
     """
     code = 1
     try:
@@ -121,13 +121,13 @@ def live(work: Callable[[], int], failed: Callable[[BaseException], int]) -> NoR
 
 
 def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
-    """Exec `argv`, found on the PATH of `environment`. Raises NotStarted, caused by the error that counts."""
+    """Exec `argv`, found on the PATH of `environment`. Raises NotStarted with the most telling error."""
     failure: OSError | None = None
     for program in places(argv[0], environment.get(b"PATH", _PATH)):
         try:
             os.execve(program, argv, environment)  # noqa: S606 - no shell, on purpose
         except OSError as error:
-            # As execvp: a program that may not be run is worth more words than one that is not there.
+            # Like execvp, prefer the error of a program that may not be run to that of one that is missing.
             if failure is None or error.errno not in (errno.ENOENT, errno.ENOTDIR):
                 failure = error
     why = os.strerror(failure.errno or 0) if failure else "it has no name"
@@ -136,25 +136,25 @@ def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoRe
 
 
 def spawn(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes], stdio: Sequence[int]) -> int:
-    """Start `argv`, found in the same way, as a child of this process in a session of its own; its number.
+    """Start `argv`, found in the same way, as a child in its own session; return its pid.
 
-    The kernel runs the child in our memory until its exec: none of that is copied, and none to be freed.
-    The C library leaves its two own signals, 32 and 33, ignored in it, as in any child of system(3).
-    OSError of the last place that was tried.
+    The kernel runs the child in our memory until its exec, so nothing is copied or freed. The C library
+    leaves its own two signals, 32 and 33, ignored in it, as in any child of system(3). Raises the OSError of
+    the last path.
     """
     streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
     for program in places(argv[0], environment.get(b"PATH", _PATH)):
         try:
-            os.stat(program)  # a child for each place would be a number of the sandbox's each time
+            os.stat(program)  # a failed child for each path would use up a pid of the sandbox
             return os.posix_spawn(program, argv, environment, file_actions=streams, setsid=True)
         except OSError as error:
-            failure = error
+            failure = error.with_traceback(None)  # which has this frame, which has the error
     raise failure
 
 
 def places(name: bytes, path: bytes) -> list[bytes]:
-    """Paths at which execvp looks for a program called `name`, in order."""
+    """Return the paths at which execvp looks for a program called `name`, in order."""
     if not name or b"/" in name:
         return [name] if name else []
     return [os.path.join(directory or b".", name) for directory in path.split(b":")]

@@ -1,7 +1,7 @@
 """Confine the command's own process, in the one order that works, until it becomes the command.
 
-The caller has the rights of the sandbox's user and nothing more. Each step either holds or ends the
-process: there is no way past it to exec.
+The caller has only the rights of the sandbox's user. Each step either succeeds or ends the process, so that
+no failed step leads to exec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_ruleset(spec: ExecSpec) -> Ruleset | None:
-    """The Landlock rules, on descriptors, made while we may still open everything that is granted."""
+    """Build the Landlock rules on descriptors, while we may still open every granted path."""
     if not (spec.handled_fs or spec.handled_net or spec.scoped):
         return None
     try:
@@ -45,7 +45,7 @@ def build_ruleset(spec: ExecSpec) -> Ruleset | None:
 
 
 def _allow_again(ruleset: Ruleset, stream: int) -> None:
-    """Let the file that a standard stream is on be opened by /dev/stdin and the like, no wider than it is."""
+    """Let the command reopen the file of a standard stream (/dev/stdin), with that stream's access."""
     fs = RIGHTS["fs"]
     try:
         if not stat.S_ISREG(os.fstat(stream).st_mode):
@@ -55,13 +55,13 @@ def _allow_again(ruleset: Ruleset, stream: int) -> None:
         writing = fs["write_file"][0] | fs["truncate"][0] if mode != os.O_RDONLY else 0
         ruleset.allow_beneath(stream, reading | writing)
     except OSError:
-        pass  # it is closed, or a file without a place (a memfd): then it is only what it is
+        pass  # it is closed, or a file without a path (a memfd), which needs no rule
 
 
 def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
     try:
-        # By descriptor, and through no link: the plan's paths have none, so one that is there
-        # now was planted since, and the rule would hold for whatever it points to.
+        # By descriptor, and through no link. The plan's paths contain no links, so a link here was planted
+        # since, and the rule would apply to its target.
         fd = open_without_symlinks(path, os.O_PATH)
     except OSError as error:
         if optional and error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
@@ -78,7 +78,8 @@ def _allow(ruleset: Ruleset, path: str, rights: int, optional: bool) -> None:
         os.close(fd)
 
 
-#: With a hard limit of so many open files, a command has a lower one than the processes around it.
+#: If the hard limit on open files is at least this, a command gets a lower limit than the processes around
+#: it.
 _MANY_FILES = 512
 
 
@@ -92,13 +93,13 @@ def become_command(
     last: Callable[[], None] = lambda: None,
     kept: int = 0,
 ) -> NoReturn:
-    """Confine this process and exec the command. Raises NotStarted; nothing else comes back.
+    """Confine this process and exec the command. Raises only NotStarted.
 
-    `last` is called once it is confined: a last look. `kept` are capabilities that it keeps.
+    `last` is called as the final check once the process is confined. It keeps the capabilities in `kept`.
     """
     open_files = confine(spec, ruleset, guardian, broker, kept=kept)
     last()
-    if open_files:  # last: so few may be allowed that we could not have done the rest
+    if open_files:  # last, because the steps before may need more files than this
         _checked("limits cannot be set", process.set_rlimits, {process.RLIMIT_NOFILE: open_files})
     execute(spec.argv, dict(item.split(b"=", 1) for item in spec.environment))
 
@@ -106,11 +107,10 @@ def become_command(
 def confine(
     spec: ExecSpec, ruleset: Ruleset | None, guardian: int, broker: int = -1, *, kept: int = 0
 ) -> tuple[int, int] | None:
-    """Confine this process, all but for how many files it may open: that is returned, for who can set it.
+    """Confine this process, except for its limit on open files, which is returned for the caller to set.
 
-    `guardian` is the process that must be our parent (0: none in particular). `broker` is the
-    channel on which it waits for the filter's listener; until it has read that, our first
-    connect() waits too.
+    `guardian` is the process that must be our parent (0: any). On the channel `broker`, it waits for the
+    filter's listener. Our first connect() waits until it has received that.
     """
     _leave_session()
     _checked("it stays a real-time process", process.leave_real_time)
@@ -142,17 +142,17 @@ def confine(
 
 
 def _fewer_files() -> tuple[int, int] | None:
-    """The limit of open files of a command whose policy has none; None if it is low already.
+    """Return the limit on open files of a command whose policy sets none; None if it is low already.
 
-    What it sends to nobody counts against all processes of its user. These go by their own limit, which is
-    higher, so that they can still send some.
+    Descriptors that it sends and no process receives count against all processes of its user. The processes
+    around it have a higher limit, so that they can still send some.
     """
     soft, hard = process.rlimit(process.RLIMIT_NOFILE)
     return (soft, hard - hard // 4) if hard >= _MANY_FILES else None
 
 
 def _enter_directory(directory: bytes) -> None:
-    """Go where the command starts. NotStarted when that cannot be entered."""
+    """Enter the directory in which the command starts; raise NotStarted if that fails."""
     try:
         os.chdir(directory)
     except OSError as error:
@@ -161,11 +161,11 @@ def _enter_directory(directory: bytes) -> None:
 
 
 def _leave_session() -> None:
-    """No controlling terminal: nothing can be typed into it from inside."""
+    """Leave the controlling terminal, so that a process inside cannot push input into it."""
     try:
         os.setsid()
     except PermissionError:
-        if os.getsid(0) != os.getpid():  # a group leader cannot; a session leader has none to leave
+        if os.getsid(0) != os.getpid():  # a group leader cannot leave; a session leader has left already
             raise NotStarted(
                 CONFINEMENT, "the terminal cannot be left by the leader of a process group"
             ) from None
@@ -179,7 +179,7 @@ def _load_filter(spec: ExecSpec) -> int:
         except OSError as error:
             if not flags or error.errno != errno.EINVAL:
                 raise
-            # Before Linux 5.19: a signal may interrupt a connection that is being made.
+            # Before Linux 5.19, a signal may interrupt a connection that is being made.
             return load(spec.filter, NEW_LISTENER)
     except OSError as error:
         busy = flags and error.errno == errno.EBUSY

@@ -1,10 +1,10 @@
-"""A process in the network of a single command: it makes sockets there for the host program.
+"""A process in the network of a single command that makes sockets there for the host program.
 
     python -I -S .../inside/__main__.py forwarder
 
-Descriptor 0 is its socket to the host program, descriptor 1 the network namespace. It enters that
-namespace, gives up every capability, and answers what `network.host.forward` asks. It is in no other
-namespace of the command, which can neither see nor signal it. It ends with its socket.
+Descriptor 0 is its socket to the host program, descriptor 1 the network namespace. It enters that namespace,
+drops every capability, and answers requests from `network.host.forward`. It is in no other namespace of the
+command, which can neither see nor signal it. It ends when its socket is closed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _LONGEST = 4096
-#: ioctl(2) on a namespace: a descriptor of the user namespace that it belongs to.
+#: ioctl(2) on a namespace: returns a descriptor of the user namespace that owns it.
 _NS_GET_USERNS = 0xB701
 
 
 def main() -> NoReturn:
-    """Do it. Never returns."""
+    """Serve requests until the socket is closed. Never returns."""
     channel = _socket.socket(fileno=os.dup(0))
     try:
         _enter(1)
@@ -48,13 +48,13 @@ def main() -> NoReturn:
 
 
 def _enter(network: int) -> None:
-    """Be in `network`, without any right there or elsewhere."""
+    """Enter `network`, and drop all rights."""
     try:
         call("setns", network, userns.CLONE_NEWNET)
     except OSError as error:
         if error.errno != errno.EPERM:
             raise
-        # Who made a user namespace has every right in it, and only once inside.
+        # The creator of a user namespace has every right in it, but only once inside.
         call("setns", call("ioctl", network, _NS_GET_USERNS, 0), userns.CLONE_NEWUSER)
         call("setns", network, userns.CLONE_NEWNET)
     process.no_new_privs()

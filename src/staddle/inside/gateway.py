@@ -1,7 +1,7 @@
-"""The network gateway of a single command: started by the launcher, before there is a sandbox.
+"""The network gateway of a single command, which the launcher starts before the sandbox exists.
 
-It is a child of the launcher in the host's network, and ends with it. The sandbox's first process
-makes the sockets inside and sends them to it. Loaded only when the policy names something to reach.
+It is a child of the launcher in the host's network, and ends with it. The sandbox's first process makes the
+sockets inside and sends them to the gateway. This module is loaded only if the policy allows network access.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..ipc.network_spec import NetworkRow
 
-#: Milliseconds for a gateway to be there.
+#: Milliseconds for a gateway to start.
 _PATIENCE = 20_000
 
 
 class CommandGateway:
-    """A started gateway: it gets sockets on `socket`, and reports on `ready` that it has them.
+    """A started gateway: it receives sockets on `socket`, and reports on `ready` that it has them.
 
-    `copies` (-1: there is none) leads to the host program, which gives them to another one if it is killed.
+    `copies` (-1: there is none) leads to the host program. If the gateway is killed, the host program gives
+    the sockets to a new one.
     """
 
     def __init__(self, ends: tuple[int, ...]) -> None:
-        """Start it. `ends` are those of its socket pair, its own and ours, and that of `copies`.
+        """Start it. `ends` are the gateway's and our end of its socket pair, and `copies` if there is one.
 
-        NotStarted when that fails.
+        NotStarted if that fails.
         """
         self.pid = 0
         theirs, self.socket, *copies = ends
@@ -45,31 +46,24 @@ class CommandGateway:
         finally:
             os.close(send)
 
-    @classmethod
-    def elsewhere(cls, socket: int, ready: int, copies: int = -1) -> CommandGateway:
-        """A gateway that another process has started, by its descriptors."""
-        made = cls.__new__(cls)
-        made.pid, made.socket, made.ready, made.copies = 0, socket, ready, copies
-        return made
-
     def descriptors(self) -> tuple[int, ...]:
-        """Return the descriptors that `elsewhere` takes."""
+        """Return the descriptors that lead to the gateway, and to the host program."""
         return (self.socket, self.ready, *(() if self.copies < 0 else (self.copies,)))
 
     def end(self) -> None:
-        """Shut its socket down, and wait for it: it is a child of this process."""
+        """Shut down its socket, and wait for the gateway, which is a child of this process."""
         socket = _socket.socket(fileno=os.dup(self.socket))
         try:
-            socket.shutdown(_socket.SHUT_WR)  # what it has told by then can still be read
+            socket.shutdown(_socket.SHUT_WR)  # its earlier reports can still be read
         except OSError:
             pass  # it has ended already
         socket.close()
         end(self.pid)
 
-    # In the sandbox's first process.
+    # The sandbox's first process calls these.
 
     def give_sockets(self, network: tuple[NetworkRow, ...]) -> None:
-        """Make the network of our namespace and send its sockets. Needs CAP_NET_ADMIN over it."""
+        """Set up the network of our namespace and send its sockets. Needs CAP_NET_ADMIN over it."""
         from ..ipc.network_spec import decoded
         from ..network.namespace import setup, socket_handoff
 
@@ -83,7 +77,7 @@ class CommandGateway:
             os.close(self.copies)
 
     def await_ready(self) -> None:
-        """Return once it is confined and has the sockets: nothing is exec'd before."""
+        """Wait until the gateway is confined and has the sockets; nothing is exec'd before."""
         poll = select.poll()
         poll.register(self.ready, select.POLLIN)
         if not poll.poll(_PATIENCE):

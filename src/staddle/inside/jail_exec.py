@@ -1,4 +1,4 @@
-"""From the command line to the confined command: read, prepare with our own rights, let go of them."""
+"""Run a confined command: read the specification, prepare with our own rights, drop them, exec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def jail_exec(words: list[str]) -> NoReturn:
-    """Do as the specification say. Never returns."""
+    """Carry out the specification. Never returns."""
     status = -1
     try:
         if len(words) != 2 or words[0] != "jail-exec":
@@ -37,14 +37,14 @@ def jail_exec(words: list[str]) -> NoReturn:
 
 
 def _start(spec: ExecSpec, status: int) -> NoReturn:
-    """With the caller's rights, until `_become`: whatever is opened here was named by the plan."""
+    """Prepare with the caller's rights, until `_become`. Every path that is opened here is from the plan."""
     if spec.tally >= 0:
         fcntl.fcntl(spec.tally, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     for fd in spec.proxy:
         fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     process.close_from(3, keep=(status, spec.tally, *spec.proxy))
     os.umask(0o022)
-    # Held back from here on: launcher and supervisor read them from a descriptor later.
+    # Blocked from here on: launcher and supervisor later read these signals from a descriptor.
     process.block_signals(supervisor.HANDLED)
     parent = os.getppid()
     _die_with(parent, spec, status)
@@ -53,7 +53,7 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
 
         proxy.start(spec, (status, spec.tally), lambda: _become(spec))
     if spec.uid >= 0:
-        # All of it now: who we become may not be able to read this package.
+        # Import all of it now: the user that we become may not be able to read this package.
         from ..linux import process_tree  # noqa: F401
         from . import root_view
         from .landlock import connections  # noqa: F401
@@ -66,7 +66,7 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
     try:
         ruleset = confine.build_ruleset(spec)
         _become(spec)
-        _die_with(parent, spec, status)  # a change of identity has cleared it
+        _die_with(parent, spec, status)  # a change of identity has cleared the death signal
         if spec.supervise:
             supervisor.launch(spec, ruleset, status, parent)
         confine.become_command(spec, ruleset, status, guardian=0)
@@ -82,10 +82,10 @@ def _become(spec: ExecSpec) -> None:
     try:
         process.new_session_keyring()
     except OSError:
-        pass  # no keys in this kernel, or too many: the filter refuses every call that reads one
+        pass  # no keys in this kernel, or too many: the filter refuses every call that reads a key
     process.no_new_privs()
     process.drop_capabilities()
-    # No other process of this user reads our memory: it may hold secrets of the environment.
+    # Other processes of this user must not read our memory, which may contain secrets of the environment.
     process.dumpable(False)
 
 
@@ -107,7 +107,7 @@ def _read(where: str) -> ExecSpec:
 
 
 def _status(where: bytes) -> int:
-    """The descriptor for bad news. It is closed by exec, which is the good news."""
+    """Return the descriptor for a report of failure. A successful exec closes it."""
     if not where:
         return -1
     try:

@@ -2,15 +2,14 @@
 
     launcher ── first ── command
        │          │
-       │          └ PID 1 of the sandbox: makes the view, drops every right, reaps, passes
-       │            signals on to everybody
+       │          └ PID 1 of the sandbox: builds the view, drops every right, reaps, passes
+       │            signals on to every process
        └ outside: the process that was started to stand for the command
 
-`start` is called by the launcher, which has the rights of the user, or of root, until then.
-`start_here` is for our command line, which is its own launcher. The kernel kills `first` when the
-launcher ends, however it does, and with `first` every process of the sandbox. Nothing inside can
-see, signal or trace `first`: it is not dumpable, so that /proc does not show it, and the filter
-refuses its number.
+The launcher calls `start`, and has the rights of the user, or of root, until then. `start_here` is for our
+command line, which is its own launcher. When the launcher ends, for whatever reason, the kernel kills
+`first`, and with it every process of the sandbox. No process inside can see, signal or trace `first`. It is
+not dumpable, so /proc does not show it, and the filter refuses its pid.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
 def start(
     spec: NamespaceSpec, stdio: Sequence[int], gateway: CommandGateway | None = None
 ) -> tuple[int, int]:
-    """Start the sandbox and give up every right. HANDLED signals are blocked already.
+    """Start the sandbox and drop every right. HANDLED signals are blocked already.
 
-    Returns its first process, and a descriptor on which it says why there is no command
-    (see `status.written`), or which ends without a word once the command is exec'd. `gateway`
-    is running already, in the network that we are in, where something can be reached.
+    Returns its first process, and a descriptor on which that reports why there is no command (see
+    `status.written`). Once the command is exec'd, the descriptor is at end of file. If the policy allows
+    network access, `gateway` is running already, in our network.
     """
     work = _Work(spec, gateway)
     if spec.unprivileged_uid >= 0:
@@ -70,14 +69,15 @@ def start(
     for fd in (report_to, awaited, *spec.cgroup_fds, *work.tally, *work.translated.values()):
         os.close(fd)
     if spec.unprivileged_uid >= 0:
-        process.become(spec.unprivileged_uid, spec.unprivileged_uid)  # as `first` will be: we may signal it
+        # The same id as `first`, so that we may signal it.
+        process.become(spec.unprivileged_uid, spec.unprivileged_uid)
     process.no_new_privs()
     process.clear_capabilities()
-    process.dumpable(False)  # what the command is to know may be secret
+    process.dumpable(False)  # the command's specification may contain secrets
     try:
         os.write(ready, b"!")
     except BrokenPipeError:
-        pass  # it has failed already, and says why
+        pass  # it has failed already, and reports why
     os.close(ready)
     return first, report
 
@@ -85,18 +85,18 @@ def start(
 def start_here(
     spec: NamespaceSpec, prepare: Callable[[], None], gateway: CommandGateway | None = None
 ) -> int:
-    """Start the sandbox as a child of this process, which goes on as it was. Returns its first process.
+    """Start the sandbox as a child of this process, which continues unchanged. Returns its first process.
 
-    Only for a process with a single thread, whose memory the first process may hold a copy of. It
-    tells why there is no command on `spec.status`, whose other end must be ours. `prepare` is
-    called in the child before anything else; signals to pass on are then sent to the child.
+    Only for a process with a single thread, of whose memory the first process may have a copy. That reports
+    why there is no command on `spec.status`, whose other end must be ours. The child calls `prepare` first of
+    all. Send it the signals to pass on.
     """
     work = _Work(spec, gateway)
     own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if spec.unprivileged_uid < 0 else 0)
     uid, gid = os.geteuid(), os.getegid()
 
     def be_first() -> int:
-        gc.disable()  # looking for garbage would copy all of our parent's memory
+        gc.disable()  # a collection would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
         process.close_from(3, keep=(spec.status, *spec.cgroup_fds, *work.kept(), *work.translated.values()))
@@ -146,13 +146,13 @@ class _Work:
         self.tally = () if self.watch is None else (spec.tally,)
 
     def kept(self) -> tuple[int, ...]:
-        """Descriptors that lead to the gateway, and that of the file in which we tell."""
+        """Return the descriptors of the gateway, and of the tally file."""
         gateway = () if self.gateway is None else self.gateway.descriptors()
         return (*gateway, *self.tally)
 
 
 def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally | None:
-    """The supervisor that holds in the first process's loop those limits that no cgroup does."""
+    """Return the supervisor that enforces limits without cgroups in the first process's loop, if needed."""
     if not spec.memory and not spec.processes:
         return None
     from ..limits.limit_tally import LimitTally
@@ -166,16 +166,16 @@ def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally |
 
 
 def _be_somebody_else(spec: NamespaceSpec, namespaces: int = 0) -> None:
-    """Enter a user namespace as the plan's user: every capability, over nothing but this namespace."""
+    """Enter a user namespace as the plan's user, with every capability, but only over this namespace."""
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", userns.CLONE_NEWUSER | namespaces)
     userns.map_ids(uid, gid, spec.uid, spec.gid)
 
 
 def _be_mapped_by_root(spec: NamespaceSpec) -> None:
-    """The same with an id that is not ours, while we are root: what others make is restricted on this host.
+    """Enter a user namespace as another id, while we are root. For hosts that restrict other users.
 
-    In the new namespace we have no id until a process that is still outside gives us one.
+    In the new namespace we have no id until a process that is still outside maps one.
     """
     os.setgroups([])
     waiting, go = os.pipe2(os.O_CLOEXEC)
@@ -194,7 +194,7 @@ def _be_mapped_by_root(spec: NamespaceSpec) -> None:
 
 
 def _map_parent(spec: NamespaceSpec, waiting: int) -> int:
-    """Write the maps of our parent when it says that it is in its namespace. The exit status."""
+    """Write our parent's maps once it reports that it is in its namespace; return the exit status."""
     if os.read(waiting, 1) != b"!":
         return 1
     userns.write_maps(
@@ -209,12 +209,12 @@ def _map_parent(spec: NamespaceSpec, waiting: int) -> int:
 def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1) -> int:
     """Be PID 1 of the sandbox. Returns the command's exit status.
 
-    On `report_to` it reports to its launcher that there is no command. From `awaited` it reads that the
-    launcher has given up its rights: nothing is exec'd before.
+    It reports on `report_to` if there is no command. It reads from `awaited` that the launcher has dropped
+    its rights; nothing is exec'd before.
     """
     spec = work.spec
     _die_with_the_launcher(report_to)
-    if spec.cgroup_fds:  # before there is a namespace of groups: from inside, ours have no names
+    if spec.cgroup_fds:  # before the cgroup namespace: from inside, our cgroups have no names
         process.leave_real_time()
         cgroups.enter(spec.cgroup_fds)
     if spec.processors:
@@ -241,15 +241,15 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
             _be_mapped_by_root(spec)
         else:
             process.become(spec.unprivileged_uid, spec.unprivileged_uid)
-            process.dumpable(True)  # changing ids took /proc/self away from us
+            process.dumpable(True)  # the change of ids made us undumpable, and /proc/self root's
             _be_somebody_else(spec)
-        _die_with_the_launcher(report_to)  # and the death signal
+        _die_with_the_launcher(report_to)  # the change of ids has cleared the death signal too
     process.no_new_privs()
     process.empty_bounding_set()
-    # Measuring memory takes a look into processes that are not dumpable. The command has none of this.
+    # Measuring memory needs to trace processes that are not dumpable. The command does not get this.
     kept = 0 if work.watch is None else 1 << _CAP_SYS_PTRACE
     process.clear_capabilities(kept)
-    # Nothing of the sandbox looks into us: that hides us in its /proc, too.
+    # No process of the sandbox may trace us. This also hides us in its /proc.
     process.dumpable(False)
     verify.around(spec, kept)
     command = decode(spec.command)
@@ -262,11 +262,11 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     pid = os.fork()
     if pid == 0:
         os.close(go)
-        # Of the processes that the kernel counts in this user namespace, these are ours.
+        # Our own processes among those that the kernel counts in this user namespace.
         ours = 2 if awaited >= 0 and spec.unprivileged_uid < 0 else 1
         most = spec.processes + ours if spec.processes else 0
         if work.go_first is not None:
-            work.go_first()  # before us
+            work.go_first()  # the kernel must kill it before us
         live(
             lambda: _command(command, ruleset, stdio, report_to, processes=most, waiting=waiting),
             lambda error: _report(report_to, error),
@@ -275,8 +275,8 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     for fd in range(3):
         os.dup2(null, fd)
     process.close_from(3, keep=(go, report_to, *work.tally, *outer))
-    os.write(go, b"!")  # all that we do besides is done: nothing can fail any more
-    os.close(report_to)  # before the command begins: from then on a signal to the launcher is the command's
+    os.write(go, b"!")  # our own setup is complete: nothing can fail any more
+    os.close(report_to)  # before the command begins: from then on, the launcher passes signals to the command
     os.close(go)
     return _attend(pid, work.watch)
 
@@ -290,9 +290,9 @@ def _command(
     processes: int,
     waiting: int,
 ) -> NoReturn:
-    """Be the command; its user may have so many `processes`, if not 0.
+    """Be the command; its user may have so many `processes` (0: no limit).
 
-    It waits until `waiting` says that the first process is ready, and ends.
+    It waits until `waiting` reports that the first process is ready, and then for its end of file.
     """
     if os.read(waiting, 1) != b"!":
         raise NotStarted(CONFINEMENT, "PID 1 of the sandbox has failed")
@@ -310,28 +310,28 @@ def _die_with_the_launcher(report_to: int) -> None:
     process.death_signal(process.SIGKILL)
     poll = select.poll()
     poll.register(report_to, 0)
-    if poll.poll(0):  # the launcher, its reader, has ended
+    if poll.poll(0):  # the launcher, which reads it, has ended
         os._exit(CONFINEMENT)
 
 
 def _attend(command: int, watch: LimitTally | None = None) -> int:
-    """Wait for its end, and hold meanwhile the limits that nothing else does; its exit status."""
+    """Wait for the command, and enforce limits without cgroups meanwhile; return its exit status."""
     attendant = Attendant(command, reaps_all=True)
     status = attendant.run(_pass_on, lambda: None if watch is None else watch.patience(None))
     if watch is not None and status:
-        watch.look(gone=1)  # what made it fail may not have been seen yet
+        watch.look(gone=1)  # the cause of its failure may not have been sampled yet
     return exit_status(status or 0)
 
 
 def _pass_on(number: int) -> None:
     try:
-        os.kill(-1, number)  # everybody of this pid namespace but ourselves
+        os.kill(-1, number)  # every process of this pid namespace except ourselves
     except ProcessLookupError:
         pass
 
 
 def _report(report_to: int, error: BaseException) -> int:
-    """Write why there is no command to `report_to`; the exit code of a process that has failed so."""
+    """Write to `report_to` why there is no command; return the exit code for that failure."""
     failure = not_started(error)
     try:
         os.write(report_to, written(failure.code, str(failure)))
@@ -340,12 +340,12 @@ def _report(report_to: int, error: BaseException) -> int:
     return failure.code
 
 
-# The view of the command: a fresh root with only what the plan names. Made in a private copy of the host's
-# mounts, with the right to mount there: as root, or as an ordinary user in a user namespace.
+# The view of the command: a fresh root with only the paths from the plan. It is built in a private copy of
+# the host's mounts, with the right to mount there: as root, or as an ordinary user in a user namespace.
 
 
 def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict[tuple[int, int], int]:
-    """As root: user namespaces that show the owners of granted trees as the unused id we become."""
+    """As root, make user namespaces that show the owners of granted trees as the unused id we become."""
     from ..linux import idmaps
 
     made: dict[tuple[int, int], int] = {}
@@ -356,7 +356,7 @@ def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict
             try:
                 status = os.lstat(operation.outside)
             except FileNotFoundError:
-                continue  # optional, or refused when it is to be shown
+                continue  # optional, or refused when it is mounted
             owner = (status.st_uid, status.st_gid)
             if owner not in made:
                 made[owner] = idmaps.translation(*owner, unprivileged_uid)
@@ -364,7 +364,7 @@ def translations(operations: Sequence[Operation], unprivileged_uid: int) -> dict
 
 
 def _terminal() -> str:
-    """The path of the terminal that the command has for its standard input, if it is one that we see."""
+    """Return the path of the command's terminal, if its standard input is one and is visible here."""
     try:
         return os.ttyname(0)
     except OSError:
@@ -378,9 +378,10 @@ def enter_root(
     *,
     outer_processes: bool = False,
 ) -> None:
-    """Make the new root and move into it; nothing of the old one can be reached afterwards.
+    """Build the new root and move into it; nothing of the old root can be reached afterwards.
 
-    `owner` owns the empty directories (-1: our own id), and is whom `translated` show, by owner and group.
+    `owner` (-1: our own id) owns the empty directories. The `translated` namespaces, by user and group id,
+    show files as owned by `owner`.
     """
     try:
         place = place_for(operations)
@@ -393,7 +394,7 @@ def enter_root(
         ).build(operations)
     except StaddleError as error:
         raise NotStarted(CONFINEMENT, str(error)) from None
-    # "." twice: the old root ends up on top of the new one, and is taken off at once.
+    # "." twice: the old root ends up on top of the new root, and is unmounted at once.
     os.chdir(place)
     call("pivot_root", b".", b".")
     mounts.umount(".")

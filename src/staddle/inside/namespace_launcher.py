@@ -1,8 +1,8 @@
-"""The process that stands for a command in namespaces of our own: what the caller starts and waits for.
+"""The process that stands for a command of the namespaces backend: the caller starts it and waits for it.
 
-It starts the sandbox (see `namespace_init`), passes signals on, and ends as the command did. It runs
-with the rights of its caller until the sandbox's first process exists, and with none after.
-However it ends, everything inside ends with it, and so does the network gateway, if there is one.
+It starts the sandbox (see `namespace_init`), passes signals on, and exits with the command's status. It has
+the rights of its caller until the sandbox's first process exists, and none after that. When it ends, for
+whatever reason, everything inside ends with it, and so does the network gateway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST = 4096
 
 
 def main(words: list[str]) -> NoReturn:
-    """Be the launcher, with what is asked in the descriptor that `words` names. Never returns."""
+    """Be the launcher, as specified in the descriptor that `words` names. Never returns."""
     status = -1
     try:
         spec = _spec(words)
@@ -58,10 +58,15 @@ def _launch(spec: namespace_spec.NamespaceSpec) -> int:
     namespace_init.open_streams()
     parent = os.getppid()
     parent_process.die_with(parent, spec.launcher, spec.status)
-    gateway = _gateway(spec)
+    gateway = _gateway(spec)  # not in the unit: its memory and its threads are not the command's
     try:
+        if spec.unit:
+            from . import systemd_unit  # only for that backend
+
+            systemd_unit.enter(spec)
         first, report = namespace_init.start(spec, range(3), gateway)
-        parent_process.die_with(parent, spec.launcher, spec.status)  # a change of identity has cleared it
+        # A change of identity has cleared the death signal.
+        parent_process.die_with(parent, spec.launcher, spec.status)
         return _attend(first, report)
     finally:
         if gateway is not None:
@@ -69,10 +74,10 @@ def _launch(spec: namespace_spec.NamespaceSpec) -> int:
 
 
 def _gateway(spec: namespace_spec.NamespaceSpec) -> CommandGateway | None:
-    """Started in the host's network, while we are there."""
+    """Start the gateway while we are in the host's network; None if the policy needs none."""
     if not spec.gateway:
         return None
-    from .gateway import CommandGateway  # only for a policy that names something to reach
+    from .gateway import CommandGateway  # only for a policy with network access
 
     gateway = CommandGateway(spec.gateway)
     os.close(spec.gateway[0])
@@ -82,7 +87,7 @@ def _gateway(spec: namespace_spec.NamespaceSpec) -> CommandGateway | None:
 def _attend(first: int, report: int) -> int:
     """Pass signals on until `first` has ended. Returns the command's exit status, or raises NotStarted."""
     words: list[bytes] = []  # the message on `report`: empty when the command was exec'd
-    early: list[int] = []  # signals that came before that
+    early: list[int] = []  # signals that arrived before that
     attendant = Attendant(first)
 
     def read(_: int) -> None:
@@ -92,11 +97,11 @@ def _attend(first: int, report: int) -> int:
             release_streams()
 
     def pass_on(number: int) -> None:
-        attendant.serve_now(report)  # whoever signals may have seen it start before we did
+        attendant.serve_now(report)  # the sender may have seen the command start before we did
         if words:
-            os.kill(first, number)  # our child, not waited for yet: the number is its own
+            os.kill(first, number)  # our child is not reaped yet, so its pid is still its own
         else:
-            # Nothing runs yet that could answer it. Our end takes everything along.
+            # No command runs yet that could handle it. Our end ends everything.
             early.append(number)
             attendant.stop()
 

@@ -1,4 +1,4 @@
-"""The process that started ours: read what it asks for, and end when it does."""
+"""The process that started ours: read its specification, and end when it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 64 << 20
 
 
 def contents(file: int) -> bytes:
-    """Everything in the memory file, which is closed then. OSError or Malformed when there is none."""
+    """Return the contents of the memory file, and close it. OSError or Malformed if it cannot be read."""
     size = os.fstat(file).st_size
     if size > _LONGEST:
         raise Malformed("they are too long")
@@ -27,9 +27,10 @@ def contents(file: int) -> bytes:
 
 
 def die_with(parent: int, launcher: int, status: int, number: int = process.SIGKILL) -> None:
-    """Be sent `number` when `parent`, our parent a moment ago, ends; notice when it did before we asked.
+    """Get the signal `number` when `parent` ends; NotStarted if it has ended already.
 
-    `launcher` is the process that prepared this start. Usually it is the parent itself.
+    `parent` was our parent a moment ago. `launcher` is the process that prepared this start, usually the
+    parent itself.
     """
     process.death_signal(number)
     if os.getppid() != parent or (parent != launcher and _is_deserted(launcher, status)):
@@ -37,9 +38,9 @@ def die_with(parent: int, launcher: int, status: int, number: int = process.SIGK
 
 
 def _is_deserted(launcher: int, status: int) -> bool:
-    """Whether our parent is a reaper that adopted us: the launcher is gone, the status pipe unread."""
+    """Whether a reaper has adopted us: the launcher is gone, and the status pipe has no reader."""
     if launcher == os.getpid():
-        return False  # it became us
+        return False  # it became us by exec
     return status >= 0 and _is_up(status, 0) and _has_ended(launcher)
 
 

@@ -1,12 +1,12 @@
-"""Run by root, for Landlock: a mount namespace in which an unprivileged user finds what it is granted.
+"""For Landlock as root: a mount namespace in which an unprivileged user finds the granted paths.
 
-Everything here happens with root's rights, before the identity is given up, in a namespace with no
-other process in it. Nothing is left when its last process ends. Whatever lies on the host is opened by
-descriptor and through no link.
+Everything here runs with root's rights, before the identity is changed, in a namespace without other
+processes. The kernel removes it when its last process ends. Every path of the host is opened by descriptor
+and through no link.
 
-This does not use `mounts.builder.Builder`. That builds a fresh root, of which every directory is its own;
-here the host's root stays, trees are covered in place by clones of themselves, and nothing may be made
-but in the empty directories that were mounted over the host's.
+This does not use `mounts.builder.Builder`, which builds a fresh root of its own directories. Here the host's
+root stays, and clones of trees cover the trees in place. Files may be created only in the empty directories
+that we mounted over the host's.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from ..ipc.exec_spec import ExecSpec
 
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
-#: What a new /proc still tells about the whole machine, and who needs it is not confined.
+#: Files of a new /proc that still describe the whole machine. No confined program needs them.
 _MACHINE_WIDE = ("keys", "key-users", "timer_list", "kallsyms", "cmdline", "sched_debug", "kcore", "kmsg")
 
 
 def build(spec: ExecSpec) -> None:
-    """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; nothing when none is asked for."""
+    """Carry out `trees`, `empty`, `texts`, `links` and `processes_hidden`; do nothing if all are empty."""
     if not (spec.trees or spec.empty or spec.processes_hidden):
         return
     import resource
 
-    # Every tree is held open until it has its place; the command gets back what it would have had.
+    # Every tree stays open until it is mounted, so raise the limit; the command gets the original limit back.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
@@ -53,7 +53,8 @@ def _build(spec: ExecSpec) -> None:
             step = f"{os.fsdecode(path)!r} cannot be given to the sandbox's user"
             trees[path] = _clone(path, owner, group, spec.uid, bool(read_only))
         empty = {path: (mode, size) for path, mode, size in spec.empty}
-        # What is deeper covers what is above it, and a granted tree an empty one at the same place.
+        # Deeper places cover those above them, and a granted tree covers an empty directory at the same
+        # place.
         places = {*trees, *empty}
         for path in sorted(places, key=lambda path: (path.count(b"/"), path)):
             step = f"{os.fsdecode(path)!r} cannot be put in its place"
@@ -65,7 +66,7 @@ def _build(spec: ExecSpec) -> None:
                 _attach(path, trees[path])
         for path, content in spec.texts:
             step = f"{os.fsdecode(path)!r} cannot be made"
-            if _innermost(path, places) in empty:  # never in a tree: that is the host's
+            if _innermost(path, places) in empty:  # never in a tree: it is the host's
                 _make_way(path, content)
         for path, target in spec.links:
             step = f"{os.fsdecode(path)!r} cannot be made"
@@ -84,7 +85,7 @@ def _build(spec: ExecSpec) -> None:
 
 
 def _innermost(path: bytes, places: set[bytes]) -> bytes | None:
-    """Find the innermost of `places` that contains `path`."""
+    """Return the innermost of `places` that contains `path`."""
     while path := path.rpartition(b"/")[0]:
         if path in places:
             return path
@@ -96,7 +97,7 @@ def _is_directory(fd: int) -> bool:
 
 
 def _clone(path: bytes, owner: int, group: int, unprivileged_uid: int, read_only: bool) -> int:
-    """The tree at `path`, attached nowhere, in which `owner` is the sandbox's user."""
+    """Clone the tree at `path`, detached, with `owner` shown as the sandbox's user."""
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH)
     try:
         tree = mounts.clone_tree(fd)
@@ -111,7 +112,7 @@ def _clone(path: bytes, owner: int, group: int, unprivileged_uid: int, read_only
         try:
             mounts.map_ids(tree, translation(owner, group, unprivileged_uid))
         except OSError as error:
-            # Some file systems cannot. Then the user sees what every other user sees: less, never more.
+            # Some file systems cannot. Then the user has the access of every other user: less, never more.
             if error.errno != errno.EINVAL or not read_only:
                 raise
     return tree
@@ -121,7 +122,7 @@ def _mount_empty(path: bytes, mode: int, size: int, unprivileged_uid: int) -> No
     fd = open_without_symlinks(os.fsdecode(path), os.O_PATH | os.O_DIRECTORY)
     try:
         options = f"mode={mode:o}" + (f",size={size}" if size > 0 else "")
-        if not mode & 0o005:  # only its owner may enter it, as a home: the sandbox's user
+        if not mode & 0o005:  # only its owner may enter, as in a home: the sandbox's user
             options += f",uid={unprivileged_uid},gid={unprivileged_uid}"
         mounts.mount("tmpfs", mounts.path_of(fd), "tmpfs", flags=_QUIET, options=options)
     finally:
@@ -138,7 +139,7 @@ def _attach(path: bytes, tree: int) -> None:
 
 
 def _make_way(path: bytes, content: bytes | None) -> None:
-    """Make `path`, a file with `content` or a directory, and what leads to it, in an empty place of ours."""
+    """Create `path` (a file with `content`, or a directory) and its parents, in an empty place of ours."""
     _make_directories(path)
     if os.path.lexists(path):
         return
@@ -153,7 +154,7 @@ def _make_way(path: bytes, content: bytes | None) -> None:
 
 
 def _make_directories(path: bytes) -> None:
-    """Make what leads to `path`, as far as it is not there."""
+    """Create the missing parents of `path`."""
     parent = path.rpartition(b"/")[0]
     if parent and not os.path.lexists(parent):
         _make_directories(parent)

@@ -1,167 +1,106 @@
-"""The process that systemd starts for us: it makes the confinement and stays until the end.
+"""Enter a transient unit of systemd: the launcher asks the manager for a scope around itself.
 
-    systemd ── unit ── first ── command
-                │        │
-                │        └ PID 1 of the sandbox: reaps, passes signals on to everybody
-                └ outside of the sandbox's processes: has the socket to the client
+The launcher does this before there is a sandbox, with the rights of its caller. Every process that it starts
+from then on is in the scope, under the limits of the scope. The scope ends with its last process.
 
-The unit's standard input is one end of a socket pair; the other is with the client, who sends
-the specification and the command's three descriptors, and gets reports. When the client is
-gone, killed or not, the socket is closed, and this process ends everything: the kernel kills
-`first` with it, and with `first` every process of the sandbox.
+    launcher ── witness ── busctl
+
+The witness is a child of the launcher. It enters the scope too, and stays until the launcher is in there or
+has ended. systemd notices that a scope is empty only if a process was in it. If the launcher is killed while
+the manager makes the scope, the witness is that process; without it the scope would stay.
 """
 
 from __future__ import annotations
 
-import _socket
 import os
+import select
+import time
 
-from ..ipc import systemd_spec
-from ..ipc.descriptors import receive
-from ..ipc.status import CONFINEMENT, NotStarted, written
-from ..ipc.wire import Malformed
+from ..ipc.status import CONFINEMENT, NotStarted
 from ..linux import process
 from ..linux.fileio import read_if_there
-from ..linux.process import exit_status
-from . import namespace_init
-from . import parent as parent_process
-from .child import HANDLED, Attendant
+from .child import live
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from ..ipc.namespace_spec import NamespaceSpec
 
-    from .gateway import CommandGateway
-
-#: Messages. To us, once and first: descriptors come with it, the command's three, the specification, and
-#: two that lead to the gateway, where there is one. Then signals to pass on.
-SPEC, SIGNAL = b"o", b"k"
-#: From us: a failure and its words, the command's first instruction, its exit status.
-FAILED, STARTED, ENDED = b"f", b"s", b"x"
-LONGEST = 4096
+#: The words in place of the two numbers, which are not known when the specification is made.
+LAUNCHER, WITNESS = b"@LAUNCHER@", b"@WITNESS@"
+#: Seconds for the manager to move both, once it has answered.
+_PATIENCE = 10.0
+_LONGEST = 4096
 
 
-def main() -> NoReturn:
-    """Be the unit. Never returns."""
-    control = _socket.socket(fileno=0)
-    try:
-        code = _unit(control)
-    except (NotStarted, Malformed, OSError) as error:
-        code = error.code if isinstance(error, NotStarted) else CONFINEMENT
-        _send(control, FAILED + written(code, str(error)))
-    os._exit(code)
+def enter(spec: NamespaceSpec) -> None:
+    """Be in the unit `spec.unit`, under its limits. NotStarted if the manager does not do that."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    awaited, release = os.pipe2(os.O_CLOEXEC)
+    launcher = os.getpid()
 
+    def failed(error: BaseException) -> int:
+        os.write(write, str(error).encode())
+        return 1
 
-def _unit(control: _socket.socket) -> int:
-    stdio, spec, gateway = _receive(control)
-    process.block_signals(HANDLED)
-    _check_unit(spec)
-    first, report = namespace_init.start(spec, stdio, gateway)
-    for fd in (*stdio, *(gateway.descriptors() if gateway else ())):
-        os.close(fd)
-    return _attend(control, first, report)
-
-
-def _receive(
-    control: _socket.socket,
-) -> tuple[tuple[int, ...], systemd_spec.SystemdSpec, CommandGateway | None]:
-    """The command's descriptors, the specification, and the gateway. Only the client holds the other end."""
-    message, received = receive(control, 16, most=7)
-    if message != SPEC or len(received) < 4:
-        os._exit(CONFINEMENT)  # the client has ended before it asked for anything
-    *stdio, file = received[:4]
-    outward = received[4:]
-    spec = systemd_spec.decode(parent_process.contents(file))
-    if len(outward) != len(spec.gateway):
-        raise NotStarted(CONFINEMENT, "the network gateway is missing")
-    if not outward:
-        return tuple(stdio), spec, None
-    from .gateway import CommandGateway  # only for a policy that names something to reach
-
-    return tuple(stdio), spec, CommandGateway.elsewhere(*outward)
-
-
-def _check_unit(spec: systemd_spec.SystemdSpec) -> None:
-    """See that the properties did what they say: some mean nothing in some managers."""
-    if b"\nNoNewPrivs:\t1\n" not in read_if_there("/proc/self/status"):
-        raise NotStarted(CONFINEMENT, "systemd ignored NoNewPrivileges=yes")
-    for name, inode in spec.foreign:
-        kind = os.fsdecode(name)
-        if os.stat(f"/proc/self/ns/{kind}").st_ino == inode:
-            raise NotStarted(CONFINEMENT, f"systemd did not give the unit its own {kind} namespace")
-    if not spec.bounds:
-        return
-    own = next(
-        (line[3:] for line in read_if_there("/proc/self/cgroup").splitlines() if line[:3] == b"0::"), b"/"
-    )
+    witness = os.fork()
+    if witness == 0:
+        live(lambda: _ask(spec, launcher, write, awaited), failed)
+    os.close(write)
+    os.close(awaited)
+    while not _is_in(own := _own_group(), spec):
+        ended, status = os.waitpid(witness, os.WNOHANG)
+        if ended:
+            said = " ".join(os.read(read, _LONGEST).decode("utf-8", "replace").split())
+            why = said or f"its client exited with {os.waitstatus_to_exitcode(status)}"
+            raise NotStarted(CONFINEMENT, f"systemd made no unit for the launcher: {why}")
+        time.sleep(0.001)
+    os.close(release)
+    os.close(read)
+    os.waitpid(witness, 0)
     for name, most in spec.bounds:
-        path = f"/sys/fs/cgroup{os.fsdecode(own)}/{os.fsdecode(name)}"
-        if not _is_bounded(read_if_there(path), most):
+        path = f"/sys/fs/cgroup{own}/{os.fsdecode(name)}"
+        if not is_bounded(read_if_there(path), most):
             raise NotStarted(CONFINEMENT, f"systemd did not set the limit in {path}")
 
 
-def _is_bounded(text: bytes, most: int) -> bool:
-    """Whether a control group file says at most `most`: a number, or for cpu.max a quota and a period."""
+def _ask(spec: NamespaceSpec, launcher: int, output: int, awaited: int) -> int:
+    """Be the witness; the exit status. `awaited` is closed when the launcher is in the unit, or has ended."""
+    os.setsid()  # a signal to the launcher's group is not for us
+    numbers = {LAUNCHER: b"%d" % launcher, WITNESS: b"%d" % os.getpid()}
+    words = tuple(numbers.get(word, word) for word in spec.starter)
+    environment = dict(item.split(b"=", 1) for item in spec.starter_environment)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    for stream in (1, 2):  # of the caller's streams we keep none open
+        os.dup2(output, stream)
+    process.close_from(3, keep=(output, awaited))
+    client = os.posix_spawn(words[0], words, environment, setsigmask=())
+    code = os.waitstatus_to_exitcode(os.waitpid(client, 0)[1])
+    if code != 0:
+        return code
+    end = time.monotonic() + _PATIENCE
+    while not _is_in(_own_group(), spec) and time.monotonic() < end:
+        time.sleep(0.001)
+    poll = select.poll()
+    poll.register(awaited, 0)
+    if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        os.write(output, b"it did not move the launcher into the unit")
+        return 1
+    return 0
+
+
+def _is_in(group: str, spec: NamespaceSpec) -> bool:
+    return group.endswith("/" + os.fsdecode(spec.unit))
+
+
+def _own_group() -> str:
+    """Our control group of version 2, as a path below its mount."""
+    lines = read_if_there("/proc/self/cgroup").splitlines()
+    return os.fsdecode(next((line[3:] for line in lines if line.startswith(b"0::")), b""))
+
+
+def is_bounded(text: bytes, most: int) -> bool:
+    """Whether a control group file allows at most `most`: a number, or for cpu.max a quota and a period."""
     words = text.split()
     if not words or not all(word.isdigit() for word in words):
         return False
     return int(words[0]) <= (most * int(words[1]) // 1000 if len(words) > 1 else most)
-
-
-def _attend(control: _socket.socket, first: int, report: int) -> int:
-    """Pass signals on and report to the client, until `first` or the client has ended; our exit status."""
-    words: list[bytes] = []  # the message on `report`: empty when the command was exec'd
-    instead: list[int] = []  # our exit status where it is not the command's
-    attendant = Attendant(first)
-
-    def read(_: int = 0) -> None:
-        words.append(os.read(report, LONGEST))
-        attendant.leave(report)
-        _send(control, FAILED + words[0] if words[0] else STARTED)
-
-    def serve_client(_: int) -> None:
-        message = _receive_message(control)
-        if not message:
-            os.kill(first, process.SIGKILL)
-            os.waitpid(first, 0)
-            instead.append(128 + process.SIGKILL)
-            attendant.stop()
-        elif message[:1] == SIGNAL and message[1:].isdigit():
-            pass_on(int(message[1:]))
-
-    def pass_on(number: int) -> None:
-        attendant.serve_now(report)  # whoever signals may have seen it start before we did
-        if words and not instead:
-            os.kill(first, number)
-        elif not words:
-            instead.append(128 + number)  # nothing runs yet that could answer it; our end takes all along
-            attendant.stop()
-
-    attendant.serve(report, read)
-    attendant.serve(control.fileno(), serve_client)
-    status = attendant.run(pass_on)
-    if status is None:
-        return instead[0]
-    if not words:
-        read()  # no process is left that could write more
-    code = exit_status(status)
-    if not words[0]:
-        _send(control, ENDED + b"%d" % code)
-    return code
-
-
-# ---------------------------------------------------------------- small things
-
-
-def _send(control: _socket.socket, message: bytes) -> None:
-    try:
-        control.send(message[:LONGEST], _socket.MSG_NOSIGNAL)
-    except OSError:
-        pass  # it has ended; reading the socket tells so
-
-
-def _receive_message(control: _socket.socket) -> bytes:
-    try:
-        return control.recv(LONGEST)
-    except OSError:
-        return b""

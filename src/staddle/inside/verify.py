@@ -1,8 +1,8 @@
-"""Verify the sandbox of a single command before there is a command.
+"""Verify the sandbox of a single command before the command exists.
 
-Every step that makes it raises when the kernel refuses. This finds a kernel, or something that
-plays one, that says yes and does nothing. Run by the first process, from inside, at every
-start; what the command's own process does after that, it verifies itself (see `confine`).
+Every step that builds it raises when the kernel refuses. This finds a kernel, or an emulation of one, that
+reports success and does nothing. The first process runs it from inside, at every start. The command's own
+process verifies its later steps itself (see `confine`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def around(spec: NamespaceSpec, kept: int = 0) -> None:
-    """NotStarted when anything is missing; the capabilities in `kept` are still there, on purpose."""
+    """Raise NotStarted if a protection is missing; the capabilities in `kept` are expected."""
     missing = wrong(
         spec, {name: read_whole(f"/proc/self/{name}") for name in ("status", "uid_map", "mountinfo")}, kept
     )
@@ -32,7 +32,7 @@ def around(spec: NamespaceSpec, kept: int = 0) -> None:
 
 
 def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[str]:
-    """The missing protections, by the files of /proc/self. Pure."""
+    """Return the missing protections, from the files of /proc/self. Pure."""
     id_map = seen["uid_map"].split()
     found = {
         "being its PID 1": _number(seen["status"]) == b"1",
@@ -47,13 +47,13 @@ def wrong(spec: NamespaceSpec, seen: dict[str, bytes], kept: int = 0) -> list[st
 
 
 def _number(status: bytes) -> bytes:
-    """The number of a process in its own pid namespace; /proc may be that of one around it."""
+    """Return the pid in the process's own pid namespace, even if /proc is that of an outer one."""
     words = status_field(status, b"NSpid")
     return words[-1] if words else b""
 
 
 def rights(status: bytes, kept: int = 0) -> dict[str, bool]:
-    """Whether a process has given up all but the capabilities in `kept`, by its /proc/PID/status. Pure."""
+    """Whether a process has dropped all capabilities except `kept`, by its /proc/PID/status. Pure."""
     lines = status.split(b"\n")
     capabilities = [line.split() for line in lines if line.startswith(b"Cap")]
     return {
@@ -75,7 +75,7 @@ def own_root(mountinfo: bytes) -> bool:
 
 
 def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
-    """The missing namespaces: those that we share with the outside."""
+    """Return the missing namespaces: those that we share with the outside."""
     return [
         f"a {os.fsdecode(kind)} namespace of its own"
         for kind, inode in foreign
@@ -84,11 +84,11 @@ def shared(foreign: Iterable[tuple[bytes, int]]) -> list[str]:
 
 
 def absent(found: dict[str, bool]) -> list[str]:
-    """The names of the protections that were not found."""
+    """Return the names of the protections that were not found."""
     return [what for what, is_there in found.items() if not is_there]
 
 
 def refuse_without(missing: list[str]) -> None:
-    """NotStarted when a protection is missing."""
+    """Raise NotStarted if a protection is missing."""
     if missing:
         raise NotStarted(CONFINEMENT, f"the sandbox would be without {', '.join(missing)}")

@@ -1,8 +1,7 @@
 """The client of a sandbox's agent, in the host program.
 
-Every process that is asked for has a socket of its own, so that no thread reads another's answers.
-Nothing that comes from the agent is believed: messages and descriptors are checked before they are
-used, and each wait is bounded.
+Every started process has its own socket, so that no thread reads another's answers. The client trusts nothing
+from the agent: it checks messages and descriptors before it uses them, and limits each wait.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ if TYPE_CHECKING:
     from .agent_messages import NamedProcess, Others, Who
     from .opened_shell import OpenedShell
 
-#: An agent does nothing that takes long, once it has started. One that does not answer is stopped, or worse.
+#: Seconds for an answer. Once started, an agent does nothing that takes long: a silent agent is stopped, or
+#: worse.
 PATIENCE = 10.0
 _STARTING_PATIENCE = 20.0
-#: Trees are exchanged in milliseconds; nothing can interrupt the wait for that.
+#: Trees are exchanged in milliseconds; nothing can interrupt that wait.
 _SWAP_PATIENCE = 20.0
-#: When the sandbox ends anyway, it is not waited for so long.
+#: A sandbox that is ending anyway gets less time.
 _LAST_PATIENCE = 3.0
 
 
@@ -52,8 +52,8 @@ class AgentClient:
     ) -> None:
         """Take over `main_socket`; `close` is called once, after that is closed.
 
-        `kill` ends the agent, and everything in the sandbox with it, without its help. With
-        `stop_first` nothing in the sandbox runs any more when `close` is called.
+        `kill` ends the agent, and everything in the sandbox with it, without its help. With `stop_first`, no
+        process in the sandbox runs any more when `close` is called.
         """
         self._stop_first, self._kill = stop_first, kill
         self._socket = _socket.socket(fileno=main_socket)
@@ -61,13 +61,13 @@ class AgentClient:
         self._turn = _thread.allocate_lock()
         self._close = close
         self._closed = False
-        #: Whether everything in the sandbox, the agent as well, may be stopped because we want it so.
+        #: Whether everything in the sandbox, including the agent, may be stopped because we asked for it.
         self.is_paused = False
         #: Whether an answer may come to a request that was given up; and the number of the last ping.
         self._is_out_of_step, self._serial = False, 0
 
     def announced(self) -> OpenedShell:
-        """Return the shell that was started ahead: the first message of an agent."""
+        """Return the shell that was started ahead, from the first message of an agent."""
         with self._turn:
             return opened_shell(self._receive(_STARTING_PATIENCE), "the sandbox could not be made")
 
@@ -79,7 +79,7 @@ class AgentClient:
         *,
         who: Who | None = None,
     ) -> OpenedShell:
-        """Start another shell; with `who`, of another user of the sandbox."""
+        """Start another shell; with `who`, as another user of the sandbox."""
         fields = os.fsencode(program), _environment(environment), os.fsencode(directory)
         if who is None:
             request = agent_messages.encode(agent_messages.SHELL, *fields)
@@ -101,8 +101,8 @@ class AgentClient:
     ) -> SpawnedProcess:
         """Start a program on these descriptors, which stay the caller's, or on a terminal (rows, columns).
 
-        With `whole`, what it leaves behind is ended with it. With `who`, it is another user of the sandbox.
-        `waits`: the caller waits for its end, on descriptors.
+        With `whole`, processes that it leaves behind are killed with it. With `who`, it runs as another user
+        of the sandbox. `waits`: the caller waits for its end, on descriptors.
         """
         rows, columns = terminal or (0, 0)
         kind = agent_messages.EXECUTE if waits else agent_messages.SPAWN
@@ -124,9 +124,10 @@ class AgentClient:
         return SpawnedProcess(message.fields[0], socket, master[0] if master else -1)
 
     def start_file_server(self, socket: int, code: int, who: Who | None = None) -> SpawnedProcess:
-        """Start a file server on `socket`, made of the memory file `code`; both stay the caller's.
+        """Start a file server on `socket`, from the memory file `code`; both stay the caller's.
 
-        With `who`, it is another user of the sandbox. While that is paused, the server is not in its cgroups.
+        With `who`, it runs as another user of the sandbox. While the sandbox is paused, the server is not in
+        its cgroups.
         """
         kind = agent_messages.FILE_SERVER if who is None else agent_messages.FILE_SERVER_AS
         fields = (int(not self.is_paused), *(() if who is None else (who,)))
@@ -142,29 +143,29 @@ class AgentClient:
             return False
         poll = select.poll()
         poll.register(self._socket.fileno(), 0)
-        return not poll.poll(0)  # hung up is always told
+        return not poll.poll(0)  # poll always reports a hangup
 
     def network(self) -> int:
-        """Return a socket for the sandbox's network, on which its sockets come; the caller's to close."""
+        """Return a socket on which the sandbox's network sockets arrive; the caller closes it."""
         message = self._ask(agent_messages.encode(agent_messages.NETWORK))
         if message.kind != agent_messages.LINE:
             raise refused(message, "the sandbox's network cannot be used")
         return message.descriptors[0]
 
     def pause(self) -> tuple[int, int]:
-        """Stop everything that runs in the sandbox, by signals; again, if something has gone on since.
+        """Stop everything in the sandbox, by signals; call it again if a process has continued since.
 
-        Returns a number that is another one after anything has run, or -1 if something does not stop, and
-        how many processes have a timer that continues them.
+        Returns a number that changes when any process has run, or -1 if one does not stop. Also returns how
+        many processes have a timer that continues them.
         """
         return self._pause(True)
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the processes."""
         self._pause(False)
 
     def look(self) -> None:
-        """Have the agent, where it holds limits, look now, and tell what it found."""
+        """Have an agent that enforces limits sample now, and report the result."""
         message = self._ask(agent_messages.encode(agent_messages.LOOK))
         if message.kind != agent_messages.LOOKED:
             raise refused(message, "the sandbox's limits could not be read")
@@ -176,7 +177,7 @@ class AgentClient:
             raise refused(message, "sudo cannot be used in the sandbox")
 
     def count(self, *, whole: bool = False) -> tuple[int, int, int, int, int, int]:
-        """Return what was used until now, as `usage.Count` has it; only with `whole` all of it."""
+        """Return the usage so far, as in `usage.Count`; only with `whole` all of it."""
         message = self._ask(agent_messages.encode(agent_messages.COUNT, int(whole)))
         if message.kind != agent_messages.COUNTED:
             raise refused(message, "what the sandbox uses could not be counted")
@@ -184,15 +185,15 @@ class AgentClient:
         return spent
 
     def end_everything(self) -> None:
-        """Kill everything in the sandbox but its agent; shells come back when they are needed."""
+        """Kill everything in the sandbox except its agent; shells are restarted when needed."""
         message = self._ask(agent_messages.encode(agent_messages.END_ALL))
         if message.kind != agent_messages.ALL_ENDED:
             raise refused(message, "the processes in the sandbox could not be killed")
 
     def end_others(self) -> list[NamedProcess]:
-        """Kill everything but the agent, idle shells and the file server; the number and name of each.
+        """Kill everything except the agent, idle shells and the file server; return pid and name of each.
 
-        Of those that were started by another of these only that one is named.
+        Processes that were started by another of these are not listed.
         """
         message = self._ask(agent_messages.encode(agent_messages.END_OTHERS))
         if message.kind != agent_messages.OTHERS_ENDED:
@@ -209,11 +210,12 @@ class AgentClient:
     def swap(
         self, roots: Sequence[str], make: Callable[[int], None], others: Others
     ) -> list[NamedProcess] | None:
-        """Have other mounts in the place of the trees with these roots; the processes that were ended for it.
+        """Replace the trees with these roots; return the processes that were killed for it.
 
-        `make` has them sent on a socket, at the other end of which the agent has got ready for them
-        meanwhile. `others` are processes but idle shells: they go on, are ended as by `end_others`, or, with
-        "refuse", in the way like a file that is open for writing; None, and nothing is exchanged.
+        `make` sends the new mounts on a socket to the agent, which prepares itself meanwhile. `others`
+        decides about processes other than idle shells: they continue ("keep"), or are killed as by
+        `end_others` ("end"). With "refuse", they prevent the swap, like a file that is open for writing: the
+        result is None.
         """
         request = agent_messages.encode(agent_messages.SWAP, others.encode(), tuple(map(os.fsencode, roots)))
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -223,7 +225,7 @@ class AgentClient:
                 theirs.close()
                 try:
                     make(ours.fileno())
-                finally:  # if nothing was sent, it says so, or why it does not wait
+                finally:  # if nothing was sent, the agent reports that, or why it does not wait
                     ours.close()
                     message = self._receive(_SWAP_PATIENCE)
         finally:
@@ -252,29 +254,31 @@ class AgentClient:
         self._close()
 
     def kill(self) -> None:
-        """End the sandbox, whose agent does not answer any more. From any thread; `close` is to follow.
+        """Kill the sandbox, whose agent does not answer any more.
 
-        One that was paused cannot answer, and may be resumed: it is spared.
+        Any thread may call it; `close` must follow.
+
+        A paused agent cannot answer, and may be resumed, so it is spared.
         """
         if not self.is_paused:
             self._kill()
             self._shut_down()
 
     def confirm(self) -> None:
-        """See that the agent answers; if it does not, the sandbox is killed, and that is the error."""
+        """Check that the agent answers; if not, the sandbox is killed, and an error raised."""
         with self._turn:
             self._resynchronize(_LAST_PATIENCE)
 
     def _shut_down(self) -> None:
-        """Hang up; a thread that waits for an answer wakes up."""
+        """Shut down the socket; a thread that waits for an answer wakes up."""
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)
         except OSError:
             pass  # the agent is gone
 
     def forsake(self) -> None:
-        """Close the socket in a fork of the program: the sandbox must not outlive the parent."""
-        self._closed = True  # without the turn: a thread that had it is not here
+        """Close the socket in a forked child: the sandbox must not outlive the parent."""
+        self._closed = True  # without the lock: the thread that held it does not exist here
         self._socket.close()
 
     def _ask(
@@ -286,7 +290,7 @@ class AgentClient:
                 return self._receive(patience)
             except StaddleError:
                 raise
-            # Of a signal's handler: the answer is dropped, and what was asked for is done by then, not later.
+            # From a signal handler: drop the answer, so that the request is finished by then, not later.
             except BaseException:
                 with suppress(StaddleError):
                     self._resynchronize()
@@ -352,7 +356,7 @@ class AgentClient:
             if isinstance(error, TimeoutError):
                 self.kill()
                 raise lost("its agent does not answer") from None
-            if is_full(error):  # of us, not of the sandbox
+            if is_full(error):  # of this process, not of the sandbox
                 self._is_out_of_step = False
                 raise too_many_open_files() from None
             raise lost(str(error)) from error
@@ -371,11 +375,11 @@ class SpawnedProcess:
         self._turn = _thread.allocate_lock()
         self._status: int | None = None
         self._closed = False
-        #: Why it was not started, and the kernel's number of that.
+        #: Why it was not started, and the errno.
         self.failure, self.errno = "", 0
-        #: As usage.of_process has it, once it has ended.
+        #: As from usage.of_process, once it has ended.
         self.used: tuple[int, int, int, int, int, int] | None = None
-        #: Called once with its exit status, by whoever notices its end.
+        #: Called once with its exit status, by the thread that notices its end.
         self.ended: Callable[[int], object] | None = None
 
     def fileno(self) -> int:
@@ -383,7 +387,7 @@ class SpawnedProcess:
         return self._socket.fileno()
 
     def poll(self) -> int | None:
-        """Its exit status (128+N for signal N), or None while it runs. Never waits."""
+        """Return its exit status (128+N for signal N), or None while it runs. Never waits."""
         with self._turn:
             while self._status is None and not self._closed:
                 try:
@@ -406,7 +410,7 @@ class SpawnedProcess:
         return status
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """The same, waiting up to `timeout` seconds."""
+        """Return its exit status like `poll`, after a wait of up to `timeout` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None and not self._closed:
             left = None if end is None else end - time.monotonic()
@@ -420,10 +424,10 @@ class SpawnedProcess:
             except ValueError:  # closed
                 return self._status
             interruptible(partial(poll.poll, patience * 1000))
-        return self._status  # also if another thread has read the end, and closed it
+        return self._status  # even if another thread has read the end, and closed it
 
     def signal(self, number: int, *, everything: bool = False) -> None:
-        """Send it a signal; with `everything` also to whatever it started."""
+        """Send it a signal; with `everything` also to its descendants."""
         with self._turn:
             if self._status is None and not self._closed:
                 try:
@@ -431,10 +435,10 @@ class SpawnedProcess:
                         self._socket, agent_messages.encode(agent_messages.SIGNAL, number, int(everything))
                     )
                 except OSError:
-                    pass  # it has ended; the next poll says so
+                    pass  # it has ended; the next poll reports that
 
     def close(self) -> None:
-        """Let go of it: it is killed with everything it started, if it still runs. `master` stays open."""
+        """Kill it with everything it started, if it still runs, and close its socket. `master` stays open."""
         with self._turn:
             if not self._closed:
                 self._closed = True

@@ -1,8 +1,8 @@
 """Messages between the host program and the agent, and their transport.
 
-Each socket is a SOCK_SEQPACKET pair, which keeps messages apart. A message is one letter, which is its
-kind, and a record of its fields. One that is too long for the socket travels in a memory file. Both sides
-refuse everything that is not exactly a message; the host program trusts nothing that the agent sends.
+Each socket is a SOCK_SEQPACKET pair, which keeps messages apart. A message is one letter, its kind, and a
+record of its fields. A message that is too long for the socket travels in a memory file. Both sides refuse
+everything that is not exactly a message. The host program trusts nothing that the agent sends.
 """
 
 from __future__ import annotations
@@ -20,63 +20,64 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
-    #: Microseconds of CPU time, user and system; bytes read and written; the largest memory of one
-    #: process, in bytes; the number of processes that were started, -1 where it is not known.
+    #: Microseconds of CPU time, user and system; bytes read and written; the largest memory of one process,
+    #: in bytes; the number of processes that were started (-1: unknown).
     UsageCounts = tuple[int, int, int, int, int, int]
     Who = tuple[int, int, tuple[int, ...]]
-    #: The number of a process, and the name that it has given itself.
+    #: The pid of a process, and the name that it has given itself.
     NamedProcess = tuple[int, bytes]
-    #: What a swap does about processes that are no idle shells.
+    #: The treatment of processes other than idle shells in a swap.
     Others = Literal["keep", "end", "refuse"]
 
 # To the agent, on the main socket.
 SHELL = b"S"  # program, environment, directory
-SHELL_AS = b"Q"  # the same, and as whom
+SHELL_AS = b"Q"  # as SHELL, and the user
 SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, or rows and columns
-EXECUTE = b"X"  # the same; the host program waits for its end, and a process of ours may stand above it
-SPAWN_WHOLE = b"T"  # the same; when the program has ended, all that it started is ended, too
-SPAWN_AS = b"R"  # the same, and as whom
-SWAP = b"w"  # KEEP, END or REFUSE, the roots of trees; a socket on which what is to be there comes
-FILE_SERVER = b"c"  # the socket of a file server, and its code: a process that looks after files
-FILE_SERVER_AS = b"C"  # the same, and as whom
-NETWORK = b"N"  # a socket for the sandbox's network: its sockets come on it, and it takes wishes
+EXECUTE = b"X"  # as SPAWN; the host program waits for its end, and the starter may be its parent
+SPAWN_WHOLE = b"T"  # as SPAWN; when the program has ended, its descendants are killed
+SPAWN_AS = b"R"  # as SPAWN, and the user
+SWAP = b"w"  # KEEP, END or REFUSE, the roots of trees; a socket on which the new trees arrive
+FILE_SERVER = b"c"  # the socket of a file server, and its code
+FILE_SERVER_AS = b"C"  # as FILE_SERVER, and the user
+NETWORK = b"N"  # request a socket for the sandbox's network, on which its sockets arrive
 SUDO = b"d"  # make the pipe for requests of sudo, if there is none
-LOOK = b"v"  # who holds limits that the kernel does not is to look now, and tell
-END_ALL = b"K"  # everything in the sandbox but the agent ends, shells, too
-END_OTHERS = b"o"  # everything but the agent, idle shells and the file server ends
-PAUSE = b"z"  # whether everything in the sandbox is to stop, or to go on
-COUNT = b"u"  # how many processes there were; whether to look up as well what they have used
+LOOK = b"v"  # have an agent that enforces limits sample now, and report
+END_ALL = b"K"  # kill everything in the sandbox except the agent, including shells
+END_OTHERS = b"o"  # kill everything except the agent, idle shells and the file server
+PAUSE = b"z"  # stop (1) or continue (0) everything in the sandbox
+COUNT = b"u"  # count processes; with 1, also their usage
 # To the agent, on the socket of a process.
-SIGNAL = b"k"  # number, whether to everything below it, too
-ATTACH = b"a"  # the files of a shell, once more
-RENEW = b"n"  # new pipes for what a shell prints
+SIGNAL = b"k"  # number; whether also to everything below it
+ATTACH = b"a"  # send the files of a shell again
+RENEW = b"n"  # new pipes for the output of a shell
 AGAIN = b"A"  # another shell like this one, which has ended or will
 END_RUN = b"e"  # step, since when (clock ticks), the newest job before the run
 PING = b"i"  # serial; comes back at once, to wake up the reader of the socket
 # Between the agent and the process that starts programs (starter.py).
 BECOME = b"B"  # argv, environment, directory; its three streams
-BECAME = b"Y"  # the process; 0 if it could not be started, and at first: the starter is ready
-FINISHED = b"y"  # status as waitpid gives it, whether the starter takes another, what the program used
+BECAME = b"Y"  # pid; 0 if it could not be started, and at first: the starter is ready
+FINISHED = b"y"  # wait status, whether the starter takes another, usage of the program
 # From the agent, on the main socket, and after AGAIN on that of the shell.
-OPENED = b"s"  # process, places; the socket, the control pipe, the files, and if there is one a pidfd
+OPENED = b"s"  # pid, paths; the socket, the control pipe, the files, and a pidfd if there is one
 # From the agent, on the main socket.
-STARTED = b"p"  # process; the socket, and the master of its terminal
-REFUSED = b"f"  # why
+STARTED = b"p"  # pid; the socket, and the master of its terminal
+REFUSED = b"f"  # reason
 SWAPPED = b"W"  # as OTHERS_ENDED
-PAUSED = b"Z"  # a number that is another one after anything has run, and processes that a timer continues
+# A number that changes when any process has run, and the number of processes with a timer for SIGCONT.
+PAUSED = b"Z"
 LOOKED = b"V"
 SUDO_READY = b"D"
-COUNTED = b"U"  # what was used, as usage.Count has it
+COUNTED = b"U"  # usage, as from usage.Count
 ALL_ENDED = b"E"
-OTHERS_ENDED = b"O"  # the number and the name of each that was ended and not started by another of these
+OTHERS_ENDED = b"O"  # pid and name of each process that was killed and not started by another of these
 LINE = b"L"
 BUSY = b"b"  # others run, or a file is open for writing: nothing was exchanged
 # From the agent, on the socket of a process.
-FILES = b"F"  # places; the files
-ENDED = b"x"  # status as waitpid gives it, why it was not started, errno; what it used, as usage.Count has it
+FILES = b"F"  # paths; the files
+ENDED = b"x"  # wait status, why it was not started, errno; usage, as from usage.Count
 PONG = b"I"  # serial
 
-#: The same: they go on with the old trees, are ended before the new ones are there, or are in the way.
+#: `Others`: continue with the old trees, be killed before the new trees are mounted, or prevent the swap.
 KEEP, END, REFUSE = b"keep", b"end", b"refuse"
 
 _SPENT = (int,) * 6
@@ -84,7 +85,7 @@ _PROCESSES = [(int, bytes)]
 #: A user of the sandbox: uid, gid, further groups. 0 is its root.
 _WHO = (int, int, [int])
 
-#: The fields of each, as wire.py describes shapes, and how many descriptors may come along.
+#: The fields of each kind, in the shapes of wire.py, and the allowed numbers of descriptors.
 SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     SHELL: ((bytes, [bytes], bytes), (0,)),
     SHELL_AS: ((bytes, [bytes], bytes, _WHO), (0,)),
@@ -128,19 +129,18 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     BUSY: ((), (0,)),
 }
 
-#: The steps of ending a run, in this order: HOLD for a shell without its brake, TIDY for a run that is
-#: over. Not BRAKE and INTERRUPT at once: bash does not survive an interrupt while it is in a trap that came
-#: while it read.
+#: The steps of ending a run, in this order: HOLD for a shell without its brake, TIDY after the run. Never
+#: BRAKE and INTERRUPT at once: bash does not survive an interrupt in a trap that arrived while it read.
 HOLD, BRAKE, INTERRUPT, TERMINATE, KILL, KILL_SHELL, TIDY = range(7)
-#: What a shell does when it gets SIGRTMAX, once the program that it waits for has ended: interrupted
-#: while it waits, it would go on with the next one, unless the program died of the same signal. Only
-#: while it reads a text: in a trap that comes while it waits for lines, an interrupt tears it apart.
+#: The trap of a shell for SIGRTMAX, which runs once its program has ended. If only interrupted while it
+#: waits, the shell would continue with the next program, unless the program died of the same signal. The trap
+#: acts only while the shell reads a text: an interrupt in a trap that runs while it waits for lines kills it.
 BRAKE_TRAP, BRAKE_SIGNAL = b"((${#BASH_SOURCE[@]})) && \\builtin kill -INT $$", 64
 
-#: What fits on a socket for sure; longer bodies come in a memory file, whose descriptor is the last.
+#: The most bytes that surely fit on a socket; longer bodies come in a memory file, the last descriptor.
 LONGEST = 32 << 10
 _ELSEWHERE = b"M"
-#: An argument list and an environment of the kernel's own limits, and room.
+#: An argument list and an environment up to the kernel's own limits, with a margin.
 LONGEST_BODY = 16 << 20
 
 
@@ -151,19 +151,19 @@ class Message:
         self.kind, self.fields, self.descriptors = kind, fields, descriptors
 
     def close(self) -> None:
-        """Close the descriptors that came along."""
+        """Close the received descriptors."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 
 
 def encode(kind: bytes, *fields: object) -> bytes:
-    """The bytes of a message. Malformed when its fields are not what that kind has."""
+    """Return the bytes of a message; Malformed if its fields do not fit its kind."""
     _check(kind, fields)
     return wire.encode(kind, fields)
 
 
 def decode(data: bytes, descriptors: int = 0) -> tuple[bytes, tuple[Any, ...]]:
-    """The letter and the fields of a message that came with so many descriptors, or Malformed."""
+    """Return letter and fields of a message that came with so many descriptors, or raise Malformed."""
     kind = data[:1]
     if kind not in SHAPES:
         raise Malformed(f"there is no message {kind!r}")
@@ -186,7 +186,7 @@ def _check(kind: bytes, fields: tuple[object, ...]) -> None:
 
 
 def send_message(socket: _socket.socket, data: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send an encoded message. OSError when the other end is closed."""
+    """Send an encoded message. OSError if the other end is closed."""
     if len(data) <= LONGEST:
         send(socket, data, descriptors)
         return
@@ -200,10 +200,10 @@ def send_message(socket: _socket.socket, data: bytes, descriptors: Sequence[int]
 
 
 def receive_message(socket: _socket.socket, *, bodies: bool = False) -> Message | None:
-    """The next message; None when the other end is closed. BlockingIOError when none is there.
+    """Return the next message; None if the other end is closed. BlockingIOError if there is none yet.
 
-    Only with `bodies` may it come in a memory file: the agent reads those of the host program,
-    which takes none of anybody's.
+    Only with `bodies` may it come in a memory file: the agent reads those of the host program, which accepts
+    none itself.
     """
     data, descriptors, _ = receive_last(socket, LONGEST + 1)
     try:

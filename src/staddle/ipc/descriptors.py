@@ -12,15 +12,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: As many descriptors as a message may bring.
+#: The most descriptors of one message.
 _MOST = 64
-#: Seconds for what is being made meanwhile.
+#: Seconds to wait for something that is being made meanwhile.
 _PATIENCE = 60.0
 _CLOSE_ON_EXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 
 
 def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send one message. OSError when the other end is closed, or the message does not fit."""
+    """Send one message. OSError if the other end is closed, or the message does not fit."""
     flags = _socket.MSG_NOSIGNAL | _without_blocking(socket)
     if not descriptors:
         socket.sendmsg([message], (), flags)
@@ -31,7 +31,7 @@ def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()
 
 
 def await_descriptors(socket: int, count: int) -> list[int]:
-    """So many descriptors, which come in one message on this socket. OSError when they do not come."""
+    """Receive `count` descriptors in one message on this socket. OSError if they do not arrive."""
     channel = _socket.socket(fileno=socket)
     try:
         channel.settimeout(_PATIENCE)
@@ -45,9 +45,9 @@ def await_descriptors(socket: int, count: int) -> list[int]:
 
 
 def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[bytes, list[int]]:
-    """One message, empty when the other end is closed, and the descriptors that came with it.
+    """Receive one message, empty if the other end is closed, and its descriptors.
 
-    OSError when it is too long, and when this process has no descriptors left for those that came.
+    OSError if it is too long, or if this process has no room for the descriptors.
     """
     room = _socket.CMSG_SPACE(4 * most)
     message, extra, flags, _ = socket.recvmsg(longest, room, _CLOSE_ON_EXEC | _without_blocking(socket))
@@ -68,9 +68,9 @@ def receive(socket: _socket.socket, longest: int, most: int = _MOST) -> tuple[by
 def receive_last(
     socket: _socket.socket, longest: int
 ) -> tuple[bytes, list[int], ConnectionResetError | None]:
-    """As `receive`; and the error, if the other end was closed without having heard what we said last.
+    """Like `receive`; also return the error if the other end was closed before it read our last message.
 
-    What it said before comes after that error.
+    Its earlier messages arrive after that error.
     """
     unheard: ConnectionResetError | None = None
     for _ in range(2):
@@ -92,14 +92,14 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _without_blocking(socket: _socket.socket) -> int:
-    """The flag by which a call on a socket with a timeout never blocks, whatever is done to its open file.
+    """Return the flag with which a call on a socket with a timeout never blocks, whatever its O_NONBLOCK.
 
-    An agent that hands out a socket has the same open file, and may take O_NONBLOCK off it.
+    An agent that hands out a socket shares the open file, and may clear O_NONBLOCK on it.
     """
     return 0 if socket.gettimeout() is None else _socket.MSG_DONTWAIT
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close them."""
+    """Close these descriptors."""
     for fd in descriptors:
         os.close(fd)

@@ -1,6 +1,6 @@
 """The steps of one confined start, as bytes on a descriptor. Pure: nothing here touches the system.
 
-The helper does whatever is asked, always in this order, and nothing that is not asked:
+The helper carries out exactly the requested steps, always in this order:
 
     1. a mount namespace of its own      trees, empty, texts, links, processes_hidden  (needs root)
     2. another identity                   uid, gid
@@ -8,10 +8,10 @@ The helper does whatever is asked, always in this order, and nothing that is not
     4. a supervisor that stays            supervise
     5. the command's process              rlimits, directory, Landlock, filter, environment, argv
 
-Without `supervise` the helper itself becomes the command. Landlock is used when any of
-`handled_fs`, `handled_net`, `scoped` is not zero, the filter when it is not empty.
+Without `supervise` the helper itself becomes the command. Landlock is used if any of `handled_fs`,
+`handled_net`, `scoped` is not zero, the filter if it is not empty.
 
-On the descriptor they are one record (see `wire`). Whatever does not fit exactly is refused.
+The bytes are one record (see `wire`). A record that does not fit exactly is refused.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ MAGIC = b"staddle-exec-spec-1\n"
 
 
 class ExecSpec(Value):
-    """One confined start. Only the first three have to be given."""
+    """One confined start. Only the first three fields are required."""
 
     #: The command. A name without a slash is looked up on the PATH of `environment`.
     argv: tuple[bytes, ...]
-    #: b"NAME=value", all of it.
+    #: The whole environment, as b"NAME=value".
     environment: tuple[bytes, ...]
-    #: Where the command starts.
+    #: The directory in which the command starts.
     directory: bytes
-    #: Where a failure is told: b"" (standard error), a descriptor's number, or the path of a FIFO or file.
-    #: Nothing is written there, and it is closed, when the command was exec'd.
+    #: The place for a report of failure: b"" (standard error), a descriptor's number, or the path of a FIFO
+    #: or file. If the command was exec'd, nothing is written there, and it is closed.
     status: bytes = b""
     #: The process that asked; the helper does not outlive it. 0: none (a service manager).
     launcher: int = 0
-    #: Stay as the command's supervisor: pass signals on, end everything at the end, remove `scratch`.
+    #: Stay as the command's supervisor: pass signals on, kill everything at the end, remove `scratch`.
     supervise: int = 0
-    #: Who to become. -1: stay who we are.
+    #: The ids to become (-1: keep our own).
     uid: int = -1
     gid: int = -1
     #: (path, owner uid, owner gid, read-only): a clone of the tree at its own place, in which the owner
-    #: appears as `uid`, `gid`. Owner -1: as it is.
+    #: appears as `uid`, `gid` (owner -1: unchanged).
     trees: tuple[tuple[bytes, int, int, int], ...] = ()
-    #: (path, mode, size): an empty file system of its own there. `trees` below it stay visible.
+    #: (path, mode, size): an empty file system there. `trees` below it stay visible.
     empty: tuple[tuple[bytes, int, int], ...] = ()
-    #: (path, content) and (path, target): files and links to make, in one of the `empty` places.
+    #: (path, content) and (path, target): files and links to create, in one of the `empty` places.
     texts: tuple[tuple[bytes, bytes], ...] = ()
     links: tuple[tuple[bytes, bytes], ...] = ()
-    #: A /proc in which only processes of `uid` appear.
+    #: Whether to mount a /proc in which only processes of `uid` appear.
     processes_hidden: int = 0
-    #: Directories to make, the first being private (0700), holding the others, and removed at the end.
+    #: Directories to create. The first is private (0700), contains the others, and is removed at the end.
     scratch: tuple[bytes, ...] = ()
     #: (resource, soft, hard); -1 is no limit.
     rlimits: tuple[tuple[int, int, int], ...] = ()
-    #: How many processors it is on; 0 is all.
+    #: The number of processors for it (0: all).
     processors: int = 0
-    #: Landlock: what is denied unless a rule allows it.
+    #: Landlock rights that are denied unless a rule allows them.
     handled_fs: int = 0
     handled_net: int = 0
     scoped: int = 0
-    #: (path, rights, optional): what is allowed at a path and below. Missing is an error unless optional.
+    #: (path, rights, optional): rights at a path and below. A missing path is an error unless optional.
     rules: tuple[tuple[bytes, int, int], ...] = ()
     #: (TCP port, rights)
     ports: tuple[tuple[int, int], ...] = ()
@@ -72,25 +72,25 @@ class ExecSpec(Value):
     filter: bytes = b""
     #: The filter sends connect() to the supervisor, which makes the allowed connections itself.
     brokered: int = 0
-    #: (b"exactly" | b"beneath" | b"never", path): which UNIX sockets may be connected to. Of the last two
-    #: the innermost counts, and at the same place "never".
+    #: (b"exactly" | b"beneath" | b"never", path): the UNIX sockets that may be connected to. Among the last
+    #: two kinds the innermost counts, and at the same place "never".
     sockets: tuple[tuple[bytes, bytes], ...] = ()
-    #: Whether the supervisor also makes Internet connections (they cannot be let through unseen), and
-    #: where that is not to every address, to which: see `inside.landlock.connections`.
+    #: Whether the supervisor also makes Internet connections (they cannot be let through unseen). If not to
+    #: every address, the allowed ones: see `inside.landlock.connections`.
     internet: int = 0
     destinations: tuple[tuple[bytes, int, int, int], ...] = ()
-    #: What the supervisor holds, where no control group does: bytes of memory, processes; 0 is none. And the
-    #: descriptor of the file in which it tells what it did.
+    #: Limits for the supervisor to enforce if no cgroup does: bytes of memory, processes (0: none). And the
+    #: descriptor of the file in which it reports its actions.
     memory: int = 0
     processes: int = 0
     tally: int = -1
     #: The descriptors of an HTTP proxy that the launcher starts outside the sandbox: listener, settings.
     proxy: tuple[int, ...] = ()
-    #: The port of that proxy, and the word that it knows its sandbox by: the supervisor leads connections
-    #: to it that it does not make itself. 0: none.
+    #: The port of that proxy, and the word by which it knows its sandbox. The supervisor redirects
+    #: connections to it that it does not make itself (0: none).
     proxy_port: int = 0
     proxy_word: bytes = b""
-    #: The permissions that files of the command do not get by themselves.
+    #: The umask of the command.
     umask: int = 0o022
 
 
@@ -98,14 +98,14 @@ _SHAPES = wire.shapes(ExecSpec)
 
 
 def encode(spec: ExecSpec) -> bytes:
-    """The bytes for the descriptor. Raises Malformed for what decode would refuse."""
+    """Return the bytes for the descriptor. Malformed if decode would refuse them."""
     data = wire.pack(MAGIC, spec, _SHAPES)
     _check(spec)
     return data
 
 
 def decode(data: bytes) -> ExecSpec:
-    """The specification in `data`, or Malformed."""
+    """Return the specification in `data`, or raise Malformed."""
     spec = wire.unpack(MAGIC, data, ExecSpec, _SHAPES)
     _check(spec)
     return spec

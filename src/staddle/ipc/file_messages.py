@@ -1,9 +1,8 @@
 """Messages between the host program and the file server of a sandbox.
 
-A question is what to do, some paths, some numbers, and perhaps a pipe for what is long. Its
-answers are rows, as many messages of them as it takes, then a last one; or an error, which is
-the last. The host program believes nothing that it hears: whoever answers may have been taken
-over by what runs in the sandbox.
+A question is an operation, some paths, some numbers, and perhaps a pipe for long data. Its answers are rows,
+in as many messages as needed, and a last message; or an error, which is the last message. The host program
+trusts no answer: code in the sandbox may have taken over the server.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ if TYPE_CHECKING:
 
     FileRow = tuple[bytes, int, int, int, int, int, bytes]
 
-# What can be asked for: the paths, the numbers.
-OPEN = b"open"  # file; comes back opened for reading
-WRITE = b"write"  # file, (content); whether directories are made; or the content comes by a pipe
-CREATE = b"create"  # as WRITE; nothing may be there
-APPEND = b"append"  # file, content; whether directories are made
-WRITE_MANY = b"write many"  # file, content, file, content, ...; whether directories are made
+# Operations: the paths; the numbers.
+OPEN = b"open"  # file; the answer is a descriptor for reading
+WRITE = b"write"  # file, (content); whether to create directories; or the content comes by a pipe
+CREATE = b"create"  # as WRITE; fails if the file exists
+APPEND = b"append"  # file, content; whether to create directories
+WRITE_MANY = b"write many"  # file, content, file, content, ...; whether to create directories
 LIST = b"list"  # directory; whether links are followed
 TREE = b"tree"  # directory: everything below it
 READLINK = b"readlink"  # link
-REALPATH = b"realpath"  # whatever; its path without links
-CHMOD = b"chmod"  # whatever; permissions
-COPY = b"copy"  # from, to; whether a file there is replaced
-STATUS = b"status"  # whatever; whether a link is followed
-MAKE = b"make"  # directory; whether those above are made, and it may be there
-RENAME = b"rename"  # from, to; whether something there is replaced
-REMOVE = b"remove"  # whatever; whether a directory with all that is in it
+REALPATH = b"realpath"  # any path; its path without links
+CHMOD = b"chmod"  # any path; permissions
+COPY = b"copy"  # from, to; whether to replace a file there
+STATUS = b"status"  # any path; whether to follow a link
+MAKE = b"make"  # directory; whether to create parents, and accept an existing one
+RENAME = b"rename"  # from, to; whether to replace an entry there
+REMOVE = b"remove"  # any path; whether to remove a directory with its contents
 GLOB = b"glob"  # directory, pattern
 PACK = b"pack"  # directory or file; a pipe for the tar
 UNPACK = b"unpack"  # directory; a pipe with the tar
@@ -47,10 +46,10 @@ OPEN_BENEATH = b"open beneath"  # directory, file
 WRITE_BENEATH = b"write beneath"  # directory, file, (content); else by a pipe
 REMOVE_BENEATH = b"remove beneath"  # directory, file
 GLOB_BENEATH = b"glob beneath"  # directory, pattern
-# After what came by a pipe: it was all, or it is not to be.
+# After data from a pipe: it is complete, or it must be dropped.
 ALL, DROP = b"all", b"drop"
 
-#: What changes nothing, and can be asked again.
+#: Operations that change nothing, and can be repeated.
 LOOKS = (OPEN, LIST, TREE, STATUS, READLINK, REALPATH, GLOB, REAL, OPEN_BENEATH, GLOB_BENEATH)
 
 QUESTION, MORE, LAST, ERROR = b"?", b"+", b"=", b"-"
@@ -62,9 +61,9 @@ _SHAPES: dict[bytes, tuple[object, ...]] = {
     LAST: ([Row],),
     ERROR: (bytes, int, bytes, bytes, bytes),  # kind, errno, what or path, why, fix
 }
-#: What one message holds at most, for sure; content up to INLINE comes in the question itself.
+#: The most bytes of one message; content up to INLINE comes in the question itself.
 LONGEST, INLINE = 64 << 10, 32 << 10
-#: Rows are said when they have come to so many bytes.
+#: Rows are sent when they have this many bytes.
 ENOUGH = 24 << 10
 #: The kinds of errors that are not the kernel's.
 KINDS = (b"PathEscape", b"PathNotAllowed", b"PolicyError", b"ArchiveRefused")
@@ -72,13 +71,13 @@ OF_KERNEL = b"OSError"
 
 
 class Said:
-    """One message: its letter, its fields, and a descriptor (-1: none), which is the hearer's to close."""
+    """One message: its letter, its fields, and a descriptor (-1: none), which the receiver closes."""
 
     def __init__(self, letter: bytes, fields: tuple[object, ...], descriptor: int) -> None:
         self.letter, self.fields, self.descriptor = letter, fields, descriptor
 
     def close(self) -> None:
-        """Close the descriptor, if one came."""
+        """Close the descriptor, if there is one."""
         if self.descriptor >= 0:
             fd, self.descriptor = self.descriptor, -1
             os.close(fd)
@@ -87,14 +86,14 @@ class Said:
 def send_message(
     socket: _socket.socket, letter: bytes, *fields: object, descriptors: Sequence[int] = ()
 ) -> None:
-    """Send a message. OSError when the other end is closed, or the message does not fit."""
+    """Send a message. OSError if the other end is closed, or the message does not fit."""
     send(socket, wire.encode(letter, fields), descriptors)
 
 
 def receive_message(socket: _socket.socket) -> Said | None:
-    """The next message; None when the other end is closed. Malformed for anything that is none.
+    """Return the next message; None if the other end is closed. Malformed for anything else.
 
-    ConnectionResetError when it was closed without having heard what we said last.
+    ConnectionResetError if it was closed before it read our last message.
     """
     data, descriptors, unheard = receive_last(socket, LONGEST)
     if not data and not descriptors:
@@ -117,7 +116,7 @@ def receive_message(socket: _socket.socket) -> Said | None:
 
 
 def error_of(said: Said) -> Exception:
-    """The error of an operation inside, as the host program raises it; with its own words, if there are."""
+    """Return the error of an operation inside, as the host program raises it; with its own words, if any."""
     from .. import errors
     from ..display import shown
 

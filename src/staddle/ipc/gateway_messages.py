@@ -1,8 +1,8 @@
 """Messages on the socket between the host program and a gateway, as bytes. Pure.
 
-To the gateway, from the host side (`GatewaySettings`, first, and when they change; decisions) and from the
-sandbox's first process (`Sockets`, with descriptors); from the gateway, what happened
-(`Attempt`) and what it asks for (`ConnectQuestion`). One message is one packet of a SOCK_SEQPACKET socket.
+The host side sends `GatewaySettings`, first and on changes, and decisions. The sandbox's first process sends
+`Sockets`, with descriptors. The gateway reports what happened (`Attempt`) and asks (`ConnectQuestion`). One
+message is one packet of a SOCK_SEQPACKET socket.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    #: What a socket is for, and the address and port that belong to it.
+    #: The purpose of a socket, and its address and port.
     Label = tuple[str, bytes, int]
 
-#: Descriptors that the kernel sends in one message at most (SCM_MAX_FD is 253).
+#: The most descriptors that we send in one message (SCM_MAX_FD is 253).
 MOST_DESCRIPTORS = 128
 LONGEST = 1 << 18
 KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose")
@@ -36,10 +36,10 @@ _CHANGE = b"change 1\n"
 class GatewaySettings(Value):
     """Settings of a gateway. `entries` are lines of an allow list; `hosts` is /etc/hosts, parsed.
 
-    `connections` at once, `idle` seconds without a byte before one is ended (0: never), and
-    `most_bytes` in both directions together, for all connections (0: any number). `asks` is how
-    many seconds to wait for a decision about what no entry speaks of (0: do not ask). With
-    `lasting`, it goes on when its socket is closed, for as long as its starter lives.
+    `connections` is the most at once, and `idle` the seconds without a byte before one is closed (0: never).
+    `most_bytes` limits both directions together, for all connections (0: no limit). `asks` is how many
+    seconds to wait for a decision about destinations that no entry mentions (0: do not ask). With `lasting`,
+    it continues when its socket is closed, as long as its starter lives.
     """
 
     mode: Literal["allow", "loopback"]
@@ -71,7 +71,7 @@ class ConnectQuestion(Value):
 
 
 class Attempt(Value):
-    """An attempt inside to reach a destination. `count` of the same in a short time."""
+    """An attempt inside to reach a destination; `count` equal attempts in a short time."""
 
     outcome: Literal["allowed", "refused", "failed", "note"]
     protocol: str
@@ -83,19 +83,19 @@ class Attempt(Value):
 
 
 class NeedSockets(Value):
-    """The gateway asks for so many sockets that are not connected yet."""
+    """A request of the gateway for `count` unconnected sockets."""
 
     count: int
 
 
 class Flushed(Value):
-    """The gateway has sent all that was tried before the flush request with this number."""
+    """The gateway has sent all attempts before the flush request with this number."""
 
     number: int
 
 
 def encode_settings(settings: GatewaySettings) -> bytes:
-    """The first message to a gateway."""
+    """Return the first message to a gateway."""
     fields = (
         settings.mode.encode(),
         tuple(entry.encode() for entry in settings.entries),
@@ -112,7 +112,7 @@ def encode_settings(settings: GatewaySettings) -> bytes:
 
 
 def decode_settings(data: bytes) -> GatewaySettings:
-    """The settings, or Malformed."""
+    """Return the settings, or raise Malformed."""
     mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 10)
     if mode not in (b"allow", b"loopback"):
         raise Malformed("there is no such mode")
@@ -127,23 +127,23 @@ def decode_settings(data: bytes) -> GatewaySettings:
 
 
 def encode_change(settings: GatewaySettings) -> bytes:
-    """To a gateway that has its settings: other ones, in their place."""
+    """Return the message that replaces the settings of a gateway."""
     return _CHANGE + encode_settings(settings)
 
 
 def decode_change(data: bytes) -> GatewaySettings | None:
-    """The new settings; None for another message."""
+    """Return the new settings; None for another message."""
     return decode_settings(data[len(_CHANGE) :]) if data.startswith(_CHANGE) else None
 
 
 def encode_sockets(order: Sockets) -> bytes:
-    """The message that comes with descriptors."""
+    """Return the message that comes with descriptors."""
     labels = tuple((kind.encode(), packed, port) for kind, packed, port in order.labels)
     return wire.encode(_SOCKETS, (labels, int(order.redirects), int(order.v6)))
 
 
 def decode_sockets(data: bytes, descriptors: int) -> Sockets:
-    """The message that came with so many descriptors, or Malformed."""
+    """Decode the message that came with so many descriptors, or raise Malformed."""
     labels, redirects, v6 = wire.decode(_SOCKETS, data, 3)
     if not isinstance(labels, tuple) or len(labels) != descriptors or {redirects, v6} - {0, 1}:
         raise Malformed("the sockets and their labels do not go together")
@@ -162,7 +162,7 @@ def decode_sockets(data: bytes, descriptors: int) -> Sockets:
 
 
 def encode_attempt(attempt: Attempt) -> bytes:
-    """One message to the host side."""
+    """Return the report of an attempt for the host side."""
     fields = tuple(
         value if isinstance(value, int) else str(value).encode("utf-8", "backslashreplace")[:1024]
         for value in attempt.as_dict().values()
@@ -171,7 +171,7 @@ def encode_attempt(attempt: Attempt) -> bytes:
 
 
 def decode_attempt(data: bytes) -> Attempt:
-    """An attempt that a gateway reports, or Malformed."""
+    """Decode the report of an attempt, or raise Malformed."""
     fields = wire.decode(_ATTEMPT, data, 7)
     outcome, protocol, host, port, why, allow, count = fields
     texts = [outcome, protocol, host, why, allow]
@@ -184,12 +184,12 @@ def decode_attempt(data: bytes) -> Attempt:
 
 
 def encode_need_sockets(count: int) -> bytes:
-    """The gateway asks for so many more sockets that are not connected yet."""
+    """Return a request for so many unconnected sockets."""
     return wire.encode(_NEED_SOCKETS, (count,))
 
 
 def decode_need_sockets(data: bytes) -> int | None:
-    """The number of sockets that the gateway asks for; None for another message."""
+    """Return the number of sockets that the gateway asks for; None for another message."""
     if not data.startswith(_NEED_SOCKETS):
         return None
     (count,) = wire.decode(_NEED_SOCKETS, data, 1)
@@ -199,12 +199,12 @@ def decode_need_sockets(data: bytes) -> int | None:
 
 
 def encode_flush(number: int) -> bytes:
-    """To the gateway: tell all that was tried until now. Back from it, after that: it has."""
+    """Return a flush request: the gateway reports all attempts until now, and then sends this back."""
     return wire.encode(_FLUSH, (number,))
 
 
 def decode_flush(data: bytes) -> int | None:
-    """The number of a turn; None when this message is about something else."""
+    """Return the number of a flush request; None for another message."""
     if not data.startswith(_FLUSH):
         return None
     (number,) = wire.decode(_FLUSH, data, 1)
@@ -214,12 +214,12 @@ def decode_flush(data: bytes) -> int | None:
 
 
 def encode_question(question: ConnectQuestion) -> bytes:
-    """The gateway wants a decision."""
+    """Return the gateway's request for a decision."""
     return wire.encode(_QUESTION, (question.identity, question.host.encode("ascii"), question.port))
 
 
 def decode_question(data: bytes) -> ConnectQuestion | None:
-    """The question of a gateway; None for another message."""
+    """Return the question of a gateway; None for another message."""
     if not data.startswith(_QUESTION):
         return None
     identity, host, port = wire.decode(_QUESTION, data, 3)
@@ -228,12 +228,12 @@ def decode_question(data: bytes) -> ConnectQuestion | None:
     return ConnectQuestion(identity, host.decode("ascii", "replace"), port)
 
 
-#: Decisions on the wire: no, yes, and a no that holds for this connection only.
+#: Decisions on the wire: no, yes, and a no for this connection only.
 _NOT_NOW = 2
 
 
 def encode_decision(identity: int, allowed: bool | None) -> bytes:
-    """The answer to a question; None is a no for this time, and the next connection asks again."""
+    """Return the answer to a question; None is a no for this time, and the next connection asks again."""
     return wire.encode(_DECISION, (identity, _NOT_NOW if allowed is None else int(allowed)))
 
 
@@ -246,7 +246,7 @@ def decode_decision(data: bytes) -> tuple[int, bool | None] | None:
 
 
 def decode_report(data: bytes) -> Attempt | ConnectQuestion | NeedSockets | Flushed:
-    """One message from a gateway to the host side, or Malformed."""
+    """Decode one message from a gateway to the host side, or raise Malformed."""
     if (question := decode_question(data)) is not None:
         return question
     if (count := decode_need_sockets(data)) is not None:

@@ -1,24 +1,23 @@
-"""The first line of a connection that a supervisor leads to the sandbox's proxy. Pure.
+"""The first line of a connection that a supervisor redirects to the sandbox's proxy. Pure.
 
     staddle WORD HOST PORT wait|go
 
-HOST is an address, or `dns` for questions to a nameserver. It is answered by one byte, an error's number or
-0: for `wait` when the host has been dialled, for `go` when it is known that it may be. Then all that follows
-is the program's.
+HOST is an address, or `dns` for queries to a nameserver. The answer is one byte, an errno or 0. For `wait` it
+comes once the host is connected, for `go` once the proxy has decided. All later bytes are the program's.
 """
 
 from __future__ import annotations
 
 from .._value import Value
 
-#: What such a connection begins with. No request of HTTP does.
+#: The beginning of such a connection. No HTTP request begins so.
 FIRST = b"staddle "
-#: The host of a connection that asks for names.
+#: The host of a connection for DNS queries.
 NAMES = "dns"
 
 
 class LedConnection(Value):
-    """The first line of a connection, and what came after it."""
+    """The first line of a connection, and the bytes after it."""
 
     word: str
     host: str
@@ -28,12 +27,12 @@ class LedConnection(Value):
 
 
 def encode(led: LedConnection) -> bytes:
-    """The line."""
+    """Return the line."""
     return f"{FIRST.decode()}{led.word} {led.host} {led.port} {'wait' if led.waits else 'go'}\n".encode()
 
 
 def decode(data: bytes) -> LedConnection:
-    """Read the first line. ValueError for anything else."""
+    """Parse the first line. ValueError for anything else."""
     import ipaddress
 
     line, end, rest = data.partition(b"\n")

@@ -2,7 +2,7 @@
 
 Namespaces, the view of files, who the command is; `command` are the instructions for the last
 step, which confines and execs. Neither a path nor a variable of the policy is ever on a command
-line. What else a launcher needs to know, it adds to this record (see `systemd_spec`).
+line.
 """
 
 from __future__ import annotations
@@ -30,40 +30,46 @@ ROWS = {"Row": ROW_SHAPE, "NetworkRow": NETWORK_ROW_SHAPE}
 class NamespaceSpec(Value):
     """One sandbox that is made by our own processes."""
 
-    #: The descriptor on which a failure is told, and the process that asked for all this.
+    #: The descriptor for a report of failure, and the process that asked for this start.
     status: int
     launcher: int
     #: The operations that make the view, as rows (`mounts.operations`).
     view: tuple[Row, ...]
-    #: CLONE_NEW* of the namespaces to make beside those of the user, the processes and the mounts.
+    #: CLONE_NEW* of the namespaces to make, besides the user, pid and mount namespaces.
     namespaces: int
-    #: Who the command is inside, and the machine's name there; empty: that of the outside.
+    #: The ids of the command inside, and the machine's name there (empty: unchanged).
     uid: int
     gid: int
     host: bytes
-    #: An unused id to become in the place of root; -1 where the caller is an ordinary user.
+    #: An unused id to become instead of root; -1 if the caller is an ordinary user.
     unprivileged_uid: int
-    #: (name, inode) of the namespaces outside, which the sandbox must not be in.
+    #: (name, inode) of the outer namespaces, in which the sandbox must not be.
     foreign: tuple[tuple[bytes, int], ...]
     #: An `ExecSpec`, encoded.
     command: bytes
-    #: What of the network is made inside, as `network_spec` has it, and the descriptors of the
-    #: gateway's socket: its own end and the other. Neither where nothing outside can be reached.
+    #: The parts of the network to make inside, as in `network_spec`, and the descriptors of the gateway's
+    #: socket: its own end and the other. Both are empty if nothing outside can be reached.
     network: tuple[NetworkRow, ...]
     gateway: tuple[int, ...]
-    #: Descriptors by which the first process enters the control groups of the sandbox, if it has any.
+    #: Descriptors with which the first process enters the cgroups of the sandbox, if it has any.
     cgroup_fds: tuple[int, ...]
-    #: How many processors it is on; 0 is all.
+    #: The number of processors for it (0: all).
     processors: int = 0
-    #: What no control group holds, and the first process does: bytes of memory, processes; 0 is none.
-    #: And the descriptor of the file in which it tells what it did.
+    #: Limits for the first process to enforce if no cgroup does: bytes of memory, processes (0: none). And
+    #: the descriptor of the file in which it reports its actions.
     memory: int = 0
     processes: int = 0
     tally: int = -1
-    #: Whether /proc is that of the container around us, because no other can be mounted.
+    #: Whether /proc is that of an outer container, because no other can be mounted.
     outer_processes: int = 0
-    #: Whether root makes the user namespace and maps the unused id: on this host others may not.
+    #: Whether root makes the user namespace and maps the unused id, because this host restricts others.
     maps_as_root: int = 0
+    #: The unit of systemd that the launcher is to be in, and the command that asks for it, with its variables
+    #: (see `inside.systemd_unit`); and (file, most): what the control group of the unit must allow at most.
+    unit: bytes = b""
+    starter: tuple[bytes, ...] = ()
+    starter_environment: tuple[bytes, ...] = ()
+    bounds: tuple[tuple[bytes, int], ...] = ()
 
     def operations(self) -> tuple[Operation, ...]:
         """The operations that make the view."""
@@ -96,6 +102,8 @@ def check(spec: NamespaceSpec) -> None:
     """Malformed for what cannot be meant."""
     if spec.uid < 0 or spec.gid < 0 or spec.unprivileged_uid == 0:
         raise Malformed("no process in a sandbox is the host's root")
+    if spec.unit and not (spec.starter and spec.starter[0].startswith(b"/")):
+        raise Malformed("there is nothing to ask for the unit with")
     if len(spec.gateway) not in (0, 2, 3):
         raise Malformed("the gateway has two ends, and one for copies or none")
     try:

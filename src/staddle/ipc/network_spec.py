@@ -21,9 +21,9 @@ _RESOLVER, _GATE, _FORWARD, _DATAGRAM, _LISTENER = b"resolver", b"gate", b"forwa
 class NetworkSpec(Value):
     """Resolver, routes and listeners to make. Addresses are packed; ANYWHERE is every address of the sandbox.
 
-    `gates` are networks (address, prefix length, ports, none meaning all) of which TCP goes to
-    the gateway. `forwards` are (address, port) of the host's loopback that appear inside.
-    `unheld` says what cannot be had without nftables.
+    `gates` are networks (address, prefix length, ports; no ports: all) whose TCP connections go to the
+    gateway. `forwards` are (address, port) of the host's loopback that appear inside. `unheld` lists what is
+    missing without nftables.
     """
 
     resolver: bool = False
@@ -35,7 +35,7 @@ class NetworkSpec(Value):
 
 
 def encoded(spec: NetworkSpec) -> tuple[NetworkRow, ...]:
-    """`spec` as rows of plain values."""
+    """Return `spec` as rows of plain values."""
     rows: list[NetworkRow] = [(_RESOLVER, b"", 0, b"")] if spec.resolver else []
     for packed, length, ports in spec.gates:
         rows.append((_GATE, packed, length, struct.pack(f"<{len(ports)}H", *ports)))
@@ -45,7 +45,7 @@ def encoded(spec: NetworkSpec) -> tuple[NetworkRow, ...]:
 
 
 def decoded(rows: tuple[NetworkRow, ...]) -> NetworkSpec:
-    """The specification in `rows`; ValueError for a row that is none."""
+    """Return the specification in `rows`; ValueError for an invalid row."""
     found: dict[bytes, list[tuple[bytes, int]]] = {_FORWARD: [], _DATAGRAM: [], _LISTENER: []}
     gates: list[tuple[bytes, int, tuple[int, ...]]] = []
     resolver = False

@@ -1,4 +1,4 @@
-"""A shell that an agent has started: what it hands over, looked at before it is used."""
+"""A shell that an agent has started: its descriptors, checked before use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..errors import LaunchFailed, SandboxLost
 from . import agent_messages
 from .descriptors import close_all
 
-#: What the paths of a shell's files may be made of: they are put into its command lines as they are.
+#: Characters allowed in the paths of a shell's files, which are put into its command lines unquoted.
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")
-#: Of which kind the files of a shell are, in the order in which they come.
+#: The kinds of the files of a shell, in the order in which they come.
 _KINDS = (stat.S_ISREG, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISREG, stat.S_ISFIFO, stat.S_ISFIFO)
 
 
@@ -29,7 +29,7 @@ class ShellPaths(Value):
 
 
 class OpenShellFiles(Value):
-    """The files between us and a shell, and where the shell finds them."""
+    """The files between us and a shell, and their paths for the shell."""
 
     text: int
     status: int
@@ -45,22 +45,22 @@ class OpenShellFiles(Value):
 
 
 class OpenedShell(Value):
-    """A shell that was just started, and all that belongs to it; the taker's to close."""
+    """A shell that was just started, and everything that belongs to it; the caller closes it."""
 
     pid: int
     socket: int
     control: int
     files: OpenShellFiles
-    #: Its number on the host, 0 when that is not known.
+    #: Its pid on the host (0: unknown).
     host_pid: int = 0
 
     def close(self) -> None:
-        """Close all of it: the shell ends."""
+        """Close everything, which ends the shell."""
         close_all((self.socket, self.control, *self.files.descriptors()))
 
 
 def lost(why: str = "") -> SandboxLost:
-    """The error of a sandbox that does not answer any more."""
+    """Return the error for a sandbox that does not answer any more."""
     return SandboxLost(
         "the sandbox has stopped by itself",
         why=why
@@ -73,7 +73,7 @@ def lost(why: str = "") -> SandboxLost:
 def shell_files(
     message: agent_messages.Message, places: tuple[bytes, ...], descriptors: list[int]
 ) -> OpenShellFiles:
-    """The files of a shell out of a message, looked at first."""
+    """Return the files of a shell from a message, after checking them."""
     plain = len(places) == 7 and all(place and _PLAIN.issuperset(place) for place in places)
     if not plain or not all(kind(os.fstat(fd).st_mode) for kind, fd in zip(_KINDS, descriptors, strict=True)):
         message.close()
@@ -89,7 +89,7 @@ def shell_files(
 
 
 def opened_shell(message: agent_messages.Message, what: str = "a shell could not be started") -> OpenedShell:
-    """The shell that a message announces, or the error that it is instead: `what`, and why."""
+    """Return the shell that a message announces, or raise its error: `what`, and why."""
     if message.kind != agent_messages.OPENED:
         raise refused(message, what)
     try:
@@ -110,9 +110,9 @@ def opened_shell(message: agent_messages.Message, what: str = "a shell could not
 
 
 def _reopen_pipe(fd: int, flags: int) -> None:
-    """Have an open file of our own at this number, that does not block.
+    """Replace this descriptor with a nonblocking open file of our own.
 
-    The one that came is the agent's as well. Whoever traces the agent could let it block.
+    The received one is shared with the agent. A process that traces the agent could make it block.
     """
     ours = os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
     os.dup2(ours, fd, inheritable=False)
@@ -120,7 +120,7 @@ def _reopen_pipe(fd: int, flags: int) -> None:
 
 
 def _pid_of(handle: int) -> int:
-    """The number here of the process that a pidfd means; 0 when it means none."""
+    """Return the pid here of the process of a pidfd; 0 if there is none."""
     try:
         file = os.open(f"/proc/self/fdinfo/{handle}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -133,7 +133,7 @@ def _pid_of(handle: int) -> int:
 
 
 def refused(message: agent_messages.Message, what: str) -> LaunchFailed | SandboxLost:
-    """The error that an agent answered with, instead of what it was asked for."""
+    """Return the error that an agent sent in place of an answer."""
     message.close()
     if message.kind == agent_messages.REFUSED:
         return LaunchFailed(

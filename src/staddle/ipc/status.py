@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-#: Exit codes of the helper. The command's own may be the same: only the sentence tells them apart.
+#: Exit codes of the helper. The command's own may be equal: only the sentence distinguishes them.
 ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
 
 
 class NotStarted(Exception):
-    """The command was not started. `code` is how the helper ends, the text says why.
+    """The command was not started. `code` is the helper's exit code, and the text the reason.
 
-    `errno` is the kernel's number of why, 0 where there is none.
+    `errno` is the kernel's error number (0: none).
     """
 
     def __init__(self, code: int, why: str, errno: int | None = 0) -> None:
@@ -20,7 +20,7 @@ class NotStarted(Exception):
 
 
 def not_started(error: BaseException) -> NotStarted:
-    """The reason why the command was not started, made of any error."""
+    """Return the reason why the command was not started, from any error."""
     if isinstance(error, NotStarted):
         return error
     if isinstance(error, OSError) and error.strerror:
@@ -30,12 +30,12 @@ def not_started(error: BaseException) -> NotStarted:
 
 
 def written(code: int, why: str) -> bytes:
-    """The bytes for the status descriptor: short enough to arrive in one piece."""
+    """Return the bytes for the status descriptor: short enough to arrive in one piece."""
     return f"{code} {why}".encode("utf-8", "backslashreplace")[:2048]
 
 
 def sentence(said: bytes) -> str | None:
-    """Reason why the command did not start; None when none was written: it was exec'd."""
+    """Return why the command did not start; None if nothing was written, because it was exec'd."""
     if not said:
         return None
     code, _, why = said.decode("utf-8", "replace").partition(" ")
@@ -59,7 +59,7 @@ def tell(status: int, failure: NotStarted) -> None:
 
 
 def reason(error: BaseException, doing: str = "") -> bytes:
-    """The error as one sentence, after the step that failed."""
+    """Return the error as one sentence, after the step that failed."""
     from ..errors import StaddleError  # loaded long ago in a process that gives reasons
     from .wire import Malformed
 

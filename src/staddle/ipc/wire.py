@@ -1,8 +1,8 @@
 """Values as bytes between our own processes. Pure.
 
-A value is one letter and its content: `i` and eight bytes, `b`, a length and that many
-bytes, `l`, a count and that many values. A record is one list, in the order of its fields,
-after a line that says what it is. Whatever does not fit exactly is refused.
+A value is one letter and its content: `i` and eight bytes; `b`, a length and that many bytes; `l`, a count
+and that many values. A record is one list, in the order of its fields, after a line that identifies it. Bytes
+that do not fit exactly are refused.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ if TYPE_CHECKING:
 
     Record = TypeVar("Record")
 
-    #: What a field must look like: a type, a list of one shape, or a row of shapes.
+    #: The shape of a field: a type, a list of one shape, or a row of shapes.
     Shape: TypeAlias = Any
 
 
 class Malformed(ValueError):
-    """These bytes, or these fields, are not what they should be."""
+    """These bytes, or these fields, are invalid."""
 
 
 def encode(magic: bytes, fields: tuple[object, ...]) -> bytes:
-    """The bytes of a record that begins with `magic`."""
+    """Return the bytes of a record that begins with `magic`."""
     out = [magic]
     _write(fields, out)
     return b"".join(out)
 
 
 def decode(magic: bytes, data: bytes, count: int) -> tuple[Any, ...]:
-    """The `count` fields of the record in `data`, or Malformed. Their shapes are the caller's to check."""
+    """Return the `count` fields of the record in `data`, or raise Malformed.
+
+    The caller checks their shapes.
+    """
     if not data.startswith(magic):
         raise Malformed(f"they do not start with {magic!r}")
     try:
@@ -49,10 +52,10 @@ def decode(magic: bytes, data: bytes, count: int) -> tuple[Any, ...]:
 
 
 def shapes(kind: type[Value], **rows: Shape) -> dict[str, Shape]:
-    """The shape of each field of a record, from its annotations.
+    """Return the shape of each field of a record, from its annotations.
 
-    An annotation is `int`, `bytes`, the name of one of `rows`, a tuple of these, or `tuple[..., ...]`
-    around one of them.
+    An annotation is `int`, `bytes`, the name of one of `rows`, a tuple of these, or `tuple[..., ...]` around
+    one of them.
     """
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
@@ -71,20 +74,20 @@ def _shape(text: str, known: Mapping[str, Shape]) -> Shape:
 
 
 def pack(magic: bytes, record: object, shapes: Mapping[str, Shape]) -> bytes:
-    """The bytes of a record. Malformed for one that `unpack` would refuse."""
+    """Return the bytes of a record; Malformed if `unpack` would refuse it."""
     check(record, shapes)
     return encode(magic, tuple(getattr(record, name) for name in shapes))
 
 
 def unpack(magic: bytes, data: bytes, kind: Callable[..., Record], shapes: Mapping[str, Shape]) -> Record:
-    """The record in `data`, each field with its shape, or Malformed."""
+    """Return the record in `data`, each field with its shape, or raise Malformed."""
     record = kind(*decode(magic, data, len(shapes)))
     check(record, shapes)
     return record
 
 
 def check(record: object, shapes: Mapping[str, Shape]) -> None:
-    """Malformed unless every field of `record` has its shape."""
+    """Raise Malformed unless every field of `record` has its shape."""
     for name, shape in shapes.items():
         if not fits(getattr(record, name), shape):
             raise Malformed(f"{name} is not what it should be")
@@ -125,7 +128,7 @@ def _read(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         if at + count > len(data):
             raise IndexError
         return data[at : at + count], at + count
-    # The deepest that means anything: a record, a field, its rows.
+    # The deepest valid nesting: a record, a field, its rows.
     if kind != b"l" or depth > 2:
         raise Malformed(f"there is no value of kind {kind!r} at {at - 5}")
     items = []

@@ -1,14 +1,14 @@
-"""Layer snapshots saved as one file: a compressed tar with a manifest at its head and a checksum at its end.
+"""Layer snapshots saved as one file: a compressed tar with a manifest at its head, a checksum at its end.
 
     staddle-snapshot            the manifest: format, the names of the layers, and the caller's facts
-    layers/<name>/...           one layer for each, squashed; whiteouts as the device 0:0, as in any
-                                tar of an overlay, opaque directories by their attribute
-    staddle-end                 SHA-256 of all before it, uncompressed
+    layers/<name>/...           each layer, squashed; whiteouts as the device 0:0, as in any tar of
+                                an overlay, opaque directories by their attribute
+    staddle-end                 SHA-256 of everything before it, uncompressed
 
-Owners are not kept. Sockets, pipes and devices are not either. A file that is loaded is untrusted input.
+Owners, sockets, pipes and devices are not stored. A file that is loaded is untrusted input.
 
-The walk is not that of `inside/agent/tar.py`: it reads frozen layers of ours, with their holes, attributes
-and whiteouts, and a file that changes meanwhile is an error. That one reads a tree in use, with the rights
+The walk differs from the one in `inside/agent/tar.py`. It reads our frozen layers, with holes, attributes and
+whiteouts, and a file that changes meanwhile is an error. The other walk reads a tree in use, with the rights
 inside, and copes with files that come and go.
 """
 
@@ -51,7 +51,7 @@ def save(
     from ..files.beneath import open_for_write
 
     directory, name = os.path.split(os.fspath(path))
-    # Without a name until it is whole, where the file system can: a kill leaves nothing.
+    # If the file system supports it, the file has no name until it is complete: a kill leaves nothing.
     with open_for_write(directory or ".", name, 0o600) as pending:
         with open(os.dup(pending.fileno()), "wb") as raw, _compressing(raw) as out:
             _write_all(_Sink(out, progress), points, facts or {})
@@ -80,7 +80,7 @@ def _write_all(sink: _Sink, points: Mapping[str, LayerSnapshot], facts: Mapping[
 
 
 class _Sink:
-    """A tar being written, its checksum with it."""
+    """A tar that is being written, and its checksum."""
 
     def __init__(self, out: IO[bytes], progress: Callable[[int], object] | None) -> None:
         from hashlib import sha256
@@ -200,7 +200,7 @@ def _attributes(fd: int) -> tuple[tuple[str, bytes], ...]:
 
 
 def _pieces(fd: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
-    """The parts of a file that are not holes. One that is cut into thousands is taken as it is."""
+    """Yield the parts of a file that are not holes. If there are thousands, yield it whole."""
     size = status.st_size
     if status.st_blocks * 512 >= size:
         yield 0, size
@@ -253,14 +253,15 @@ def load(
     whole: Mapping[str, UnpackBounds] | None = None,
     room: int | None = None,
 ) -> tuple[dict[str, Layer], dict[str, object]]:
-    """The layers of the archive at `path`, new ones of `store`, and its facts.
+    """Return the layers of the archive at `path`, created in `store`, and its facts.
 
-    Each layer is held once, for the caller to drop. `bases` are what they will lie on, if that is
-    known: whiteouts of what is not there are left out. `progress` is called with how many of how many
-    bytes of the file are read. The layers named in `whole` are directories, without marks, each with
-    bounds of its own. ArchiveRefused, with nothing left behind, for anything that `save` does not write.
-    `room` is how many bytes of the store all layers together may take. LayerError, with nothing left behind,
-    when they need more, or when the store is full before.
+    Each layer has one reference, which the caller drops. `bases` are the directories below them, if known:
+    whiteouts without a file below are left out. `progress` is called with the read and total bytes of the
+    file. The layers named in `whole` are directories, without marks, each with its own bounds. `room` limits
+    the bytes that all layers together may take in the store.
+
+    On any failure nothing is left behind. ArchiveRefused: `save` does not write such a file. LayerError: the
+    layers need more than `room`, or the store is full.
     """
     made: dict[str, Layer] = {}
     taking = None if room is None else _Room(store.path, room).take
@@ -281,13 +282,13 @@ def load(
 
 
 class _Room:
-    """The bytes of a store that an archive may still take, for all its layers."""
+    """The bytes that the layers of an archive may still take in a store."""
 
     def __init__(self, place: str, size: int) -> None:
         self._place, self._size, self._left = place, size, size
 
     def take(self, size: int) -> None:
-        """Count `size` more bytes. LayerError when that is too much."""
+        """Count `size` more bytes; LayerError if that is too much."""
         self._left -= size
         if self._left < 0:
             raise LayerError(
@@ -349,7 +350,7 @@ def _fill(
     tops = set()
     while True:
         last.finish()
-        digest = counted.digest.copy()  # of all before the next header
+        digest = counted.digest.copy()  # of everything before the next header
         member, last = _next(entries)
         if member.path == END_MARK:
             if _all(last, 64) != digest.hexdigest().encode():
@@ -375,7 +376,7 @@ def _fill(
 
 
 class _BoundedReader:
-    """The uncompressed bytes of an archive: counted against the bounds, and summed up."""
+    """The uncompressed bytes of an archive: counted against the bounds, and hashed."""
 
     def __init__(self, source: IO[bytes], bounds: UnpackBounds) -> None:
         from hashlib import sha256
@@ -387,7 +388,7 @@ class _BoundedReader:
     def read(self, size: int, /) -> bytes:
         try:
             data = self._source.read(min(size, _CHUNK))
-        except Exception as error:  # each decompressor has errors of its own
+        except Exception as error:  # each decompressor has its own errors
             raise _refused(f"it is damaged: {error}") from None
         self._left -= len(data)
         if self._left < 0:

@@ -1,12 +1,12 @@
-"""The state of the host's files when the sandbox took them as its base, as far as a commit needs it.
+"""The state of the host's files when they became the base of a sandbox, as far as a commit needs it.
 
-A signature of every file would cost a walk of the workspace at every start. But a change
-always moves a file's ctime, which no process can set: so the time of the start says about any file
-whether it changed since. Of the files that the sandbox has touched more is known: their
-signature is noted when the touch is first seen (see `change_watch`), and exact from then on.
+A signature of every file would cost a walk of the workspace at every start. But every change moves a file's
+ctime, which no process can set. So the time of the start tells whether any file changed since. For files that
+the sandbox has touched, we record a signature when the touch is first seen (see `change_watch`), and are
+exact from then on.
 
-After a commit the layer still holds what was committed. `settle` remembers what that was, so
-that a later edit on the host is not taken for a change of the sandbox's.
+After a commit the layer still contains the committed files. `settle` records them, so that a later edit on
+the host does not count as a change of the sandbox.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from .differences import Difference, Selection
 
     Signature = tuple[int, ...]
-    #: Of a directory that was copied: the signature that a path had then, None if there was nothing.
+    #: For a directory that was copied: returns the signature of a path at that time, None if it was missing.
     Copied = Callable[[str], Signature | None]
 
 #: The length of the signature of a directory.
 _DIRECTORY = 2
-#: What no file has.
+#: A signature that no file has.
 ANOTHER: Signature = (-1,)
 
 
 class Baseline:
-    """The base as of now. For one host directory and one sandbox."""
+    """The base at this moment, for one host directory and one sandbox."""
 
     def __init__(self, taken: int | None = None) -> None:
-        # Files are stamped by a clock that stands still for some milliseconds, at times: what
-        # is changed in the very first of them is only found if it was noted.
+        # The clock of file times may stand still for some milliseconds. A change in the very first of these
+        # is found only if the file was noted.
         self.taken = time.time_ns() if taken is None else taken
         self._noted, self._settled = Marks(), Marks()
 
     def copy(self) -> Baseline:
-        """The same, to go on with from a snapshot."""
+        """Return a copy, to continue with from a snapshot."""
         other = type(self)(self.taken)
         other._noted, other._settled = self._noted.copy(), self._settled.copy()
         return other
 
     def with_commits_of(self, later: Baseline) -> Baseline:
-        """The same, for a sandbox that is taken back to it: what `later` has committed is no conflict."""
+        """Return a copy for a sandbox that is reset to it: commits of `later` are no conflict."""
         other = self.copy()
         for path in later._settled:
             if path in later._noted:
@@ -58,12 +58,12 @@ class Baseline:
         return other
 
     def facts(self) -> dict[str, object]:
-        """The same as plain data, to be kept; see `from_facts`."""
+        """Return the baseline as plain data; see `from_facts`."""
         return {"taken": self.taken, "noted": self._noted.as_dict(), "settled": self._settled.as_dict()}
 
     @classmethod
     def from_facts(cls, facts: object) -> Baseline:
-        """The baseline that was kept so. ValueError for anything that `facts` does not give."""
+        """Return the baseline from such data; ValueError for anything that `facts` does not return."""
         if not isinstance(facts, dict) or type(facts.get("taken")) is not int:
             raise ValueError("it has no time")
         made = cls(facts["taken"])
@@ -71,10 +71,10 @@ class Baseline:
         return made
 
     def begin_again(self, root: int, touched: Iterable[str]) -> None:
-        """From now on the sandbox sees the base as it is now, but for what it has `touched` already.
+        """From now on the sandbox sees the present base, except for the files that it has `touched` already.
 
-        That is held against what was there when it did, so what the host changed there since
-        stays a conflict.
+        These are compared with the base at the time of the touch, so that host changes since then stay a
+        conflict.
         """
         now = time.time_ns()
         touched = list(touched)
@@ -84,19 +84,19 @@ class Baseline:
         self.taken = now
 
     def settled(self) -> dict[str, Signature]:
-        """The marks that the layer had at the committed paths."""
+        """Return the marks that the layer had at the committed paths."""
         return {path: mark for path, mark in self._settled.as_dict().items() if mark is not None}
 
     def resettle(self, path: str, status: os.stat_result) -> None:
-        """Take the entry at `path` for the one that was committed: only its owner is another one now."""
+        """Treat `path` as unchanged since the commit, although its owner changed."""
         self._settled[path] = _mark(status)
 
     def is_as_settled(self, item: Difference) -> bool:
-        """Whether what the layer has at a path is what was committed there: nothing, where nothing was."""
+        """Whether the layer's entry at a path is the committed one, or missing in both."""
         return self._settled.get(item.path) == _upper(item)
 
     def expect(self, paths: Iterable[str]) -> None:
-        """There was something at these, whatever it was: where nothing is now, it has been deleted."""
+        """Record that these paths existed, so that their absence counts as a deletion."""
         for path in paths:
             self._settled.setdefault(path, ANOTHER)
 
@@ -106,13 +106,14 @@ class Baseline:
             known.forget([path for path in known if paths.has(path)])
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
-        """Whether what the layer has at `path` is what was committed."""
+        """Whether the layer's entry at `path` is the committed one."""
         return self._settled.get(path) == _mark(status)
 
     def note(self, root: int, paths: Iterable[str], copied: Copied | None = None) -> None:
-        """Keep what is at `paths` below the open directory `root`, where nothing has been kept yet.
+        """Record signatures of `paths` below the open directory `root`, if there are none yet.
 
-        With `copied`, the sandbox sees a copy of that directory: what matters is what was there then.
+        With `copied`, the sandbox sees a copy of that directory: then the state at the time of the copy
+        counts.
         """
         look = LastDirectory(root)
         for path in paths:
@@ -120,20 +121,20 @@ class Baseline:
                 continue
             if copied is not None:
                 mark = copied(path)
-                # One that changed before the copy, but after the start, is found by the time of the start.
+                # A change after the start, but before the copy, is found by the time of the start.
                 if mark is None or mark[-1] <= self.taken or len(mark) == _DIRECTORY:
                     self._noted[path] = mark
                 continue
             found = _found(look, path)
-            # One that changed before we looked is found by the time of the start.
+            # A change before we looked is found by the time of the start.
             if found is None or found.st_ctime_ns <= self.taken or stat.S_ISDIR(found.st_mode):
                 self._noted[path] = found and signature(found)
         look.close()
 
     def conflict(self, path: str, now: os.stat_result | None, copied: Copied | None = None) -> str:
-        """Reason why the host's entry at `path` is not the one the sandbox began with; empty when it is.
+        """Return why the host's entry at `path` differs from the base of the sandbox; empty if it does not.
 
-        `copied` tells what was at a path when the directory was copied, if the sandbox sees a copy.
+        `copied` returns the signature of a path when the directory was copied, if the sandbox sees a copy.
         """
         if copied is not None and path not in self._noted:
             before = copied(path)
@@ -151,13 +152,14 @@ class Baseline:
                 return "it was deleted on the host since then"
             return "" if signature(now) == before else "it was changed on the host since then"
         if now is None or stat.S_ISDIR(now.st_mode):
-            return ""  # a directory's time moves with every name in it; those are looked at themselves
+            # A directory's time moves with every name in it, and its entries are checked themselves.
+            return ""
         return "it was changed on the host since then" if now.st_ctime_ns > self.taken else ""
 
     def conflicts(
         self, item: Difference, copied: Copied | None = None, host: LastDirectory | None = None
     ) -> Iterator[tuple[str, str]]:
-        """The paths of a difference that the host has changed meanwhile, and how.
+        """Yield the paths of a difference that the host has changed meanwhile, and how.
 
         `copied` is as for `conflict`. `host` is the host's directory, if the difference is one from the copy.
         """
@@ -169,7 +171,7 @@ class Baseline:
                 yield path, why
 
     def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
-        """The differences that the sandbox made since they were last committed."""
+        """Return the differences that the sandbox made since they were last committed."""
         if not self._settled:
             return list(found)
         return [
@@ -179,7 +181,7 @@ class Baseline:
         ]
 
     def settle(self, root: int, found: Iterable[Difference]) -> None:
-        """These have been committed to the open directory `root`."""
+        """Record that these differences have been committed to the open directory `root`."""
         look = LastDirectory(root)
         for item in found:
             self._settled[item.path] = _upper(item)
@@ -193,18 +195,18 @@ class Baseline:
 
 
 class CopyBaseline(Baseline):
-    """The marks of the host's files when they were copied, and of the copies then."""
+    """The marks of the host's files when they were copied, and of the copies at that time."""
 
     def outstanding(self, found: Iterable[Difference]) -> list[Difference]:
-        """The differences that the sandbox made: where it has touched nothing, the host made them."""
+        """Return the differences that the sandbox made; the host made those at paths it has not touched."""
         return [item for item in found if not self.is_as_settled(item)]
 
 
 class OccupiedBaseline(Baseline):
-    """The baseline of a directory that the sandbox did not begin with: every file there is a conflict."""
+    """The baseline of a directory that is not the sandbox's base: every file there is a conflict."""
 
     def conflict(self, path: str, now: os.stat_result | None, copied: Copied | None = None) -> str:
-        """Reason why `path` needs a decision; empty where there is nothing, or a directory."""
+        """Return why `path` needs a decision; empty if it is missing or a directory."""
         return "" if now is None or stat.S_ISDIR(now.st_mode) else "it is there already"
 
 
@@ -216,7 +218,7 @@ def _found(look: LastDirectory, path: str) -> os.stat_result | None:
 
 
 def signature(status: os.stat_result) -> Signature:
-    """Mark of a file, which differs when it was changed or replaced. Of a directory, its identity only."""
+    """Return a mark that differs if the file was changed or replaced. For a directory, only its identity."""
     if stat.S_ISDIR(status.st_mode):
         return (status.st_dev, status.st_ino)
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -232,11 +234,11 @@ def _signatures(rows: object) -> Marks:
 
 
 def _upper(item: Difference) -> Signature | None:
-    """Mark of the layer's entry at the path. A whiteout has one like any other."""
+    """Return the mark of the layer's entry at the path. A whiteout has one like any other."""
     return None if item.new is None else _mark(item.new)
 
 
 def _mark(status: os.stat_result) -> Signature:
-    # Not the time of its last change of any kind: that moves when another layer that has the same file,
-    # by a link, is let go of. Who sets the other one back hides a change, and it stays inside.
+    # Without the ctime, which moves when another layer with a hard link to the same file is deleted. A
+    # process that resets the mtime hides its change, which then stays inside.
     return (status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns)

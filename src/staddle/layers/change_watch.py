@@ -1,9 +1,9 @@
-"""The changes of one command: the upper layer is scanned before and after it, and compared.
+"""The changes of one command: scan the upper layer before and after it, and compare.
 
-A look costs a stat for every entry of the layer, so it stops at a limit. What was not in the
-layer before is compared with what lies below, by content. What was there before is compared by inode,
-times and size: of a file that the sandbox had changed before there is no older content to
-compare with, so one that was rewritten alike is reported as modified here. `diff` is exact.
+A scan costs a stat for every entry of the layer, so it stops at a limit. Entries that are new in the layer
+are compared with the layers below, by content. Entries that were there before are compared by inode, times
+and size, because their older content no longer exists. So a file that was rewritten with equal content is
+reported as modified here. `diff` is exact.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 #: Nanoseconds in which the time of a file may not move although it is changed.
 _STANDSTILL = 50_000_000
-#: More entries than this are not looked through after every command.
+#: A layer with more entries is not scanned after every command.
 MOST_ENTRIES = 20_000
 
-#: (inode, permissions and type, size, time of content, time of any change); of a directory the
-#: first two, and whether it is opaque; of a whiteout nothing.
+#: (inode, permissions and type, size, mtime, ctime). A directory has only the first two, and whether it is
+#: opaque; a whiteout has nothing.
 Mark = tuple[int, ...]
 _GONE: Mark = ()
 
 
 def are_untouched(watches: Iterable[ChangeWatch]) -> bool:
-    """Whether nothing has been put into any of these layers, which were empty. On every command's path.
+    """Whether these layers, which were empty, are still empty. On every command's path.
 
-    By the time of the layer itself. False where that is not known: a look tells.
+    Decided by the time of the layer itself. False if that is not known; then a scan decides.
     """
     for watch in watches:  # noqa: SIM110
-        # Not the time of its content: overlayfs puts that back when it brings up a file from below.
+        # Not the mtime, which overlayfs restores when it copies up a file.
         if os.lstat(watch._top).st_ctime_ns != watch._changed:
             return False
     return True
 
 
 class ChangeWatch:
-    """Follows the top layer of a view. The first look is at what is there when this is made."""
+    """Follows the top layer of a view. The first scan is at creation."""
 
     def __init__(
         self,
@@ -66,20 +66,20 @@ class ChangeWatch:
         self.follow(view)
 
     def follow(self, view: LayerView) -> None:
-        """From now on the top layer of another view, as after a snapshot or a restore."""
+        """Follow the top layer of another view from now on, as after a snapshot or a restore."""
         self._view = view.replace(layers=view.layers[:1], bases=(*view.layers[1:], *view.bases))
         self._top = view.layers[0]
         lowest = view.bases[-1]
         self._host = lowest.origin if isinstance(lowest, FrozenBase) else lowest
-        #: The time of the layer when it was seen to be empty; -1 when it was not, or just then.
+        #: The time of the layer when it was seen to be empty; -1 if it was not empty, or changed just then.
         self._changed = -1
-        # Mostly it is a new one.
+        # Usually it is new and empty.
         self._seen = _scan(self._top, self._most) if os.listdir(self._top) else {}
 
     def look(self) -> tuple[Change, ...] | None:
-        """The changes since the last call, by path. None when the layer has become too large to scan.
+        """Return the changes since the last call, by path; None if the layer is too large to scan.
 
-        TooManyOpenFiles when this process has too many files open: the next call tells them.
+        TooManyOpenFiles if this process has too many files open: the next call reports the changes.
         """
         before = self._seen
         try:
@@ -126,26 +126,26 @@ class ChangeWatch:
         return tuple(sorted(found, key=lambda change: change.path.split("/")))
 
     def _is_untouched(self) -> bool:
-        """Whether nothing has been put into a layer that was empty."""
+        """Whether a layer that was empty is still empty."""
         changed = os.lstat(self._top).st_ctime_ns
         if changed == self._changed:
             return True
-        # The clock of files stands still for some milliseconds: one so new could hide a change to come.
+        # The clock of files stands still for some milliseconds: a time so new could hide a change to come.
         self._changed = changed if time.time_ns() - changed > _STANDSTILL else -1
         return not os.listdir(self._top)
 
     def _compared(self, fresh: list[str], before: dict[str, Mark]) -> list[Change]:
-        """The changes of entries that are new in the layer, compared with what lies below it."""
+        """Return the changes of entries that are new in the layer, compared with the layers below."""
         found = []
         with OpenLayers(self._view, waits=False) as opened:
             for item in differences(opened, Selection(fresh)):
-                # What was in the layer, or had no place to be seen in, is reported without a comparison.
+                # Entries that were in the layer, or hidden by it, are reported without a comparison.
                 if item.path not in before and not _was_hidden(item.path, before):
                     found.append(change_of(opened, item, self._at, elsewhere=self._elsewhere))
         return found
 
     def _known(self, path: str, before: Mark, now: Mark) -> Change | None:
-        """The change of a path that was in the layer already."""
+        """Return the change of a path that was in the layer before."""
         kind: Kind
         if not before or not now:
             kind = "added" if now else "deleted"
@@ -153,11 +153,11 @@ class ChangeWatch:
             kind = "type"
         elif stat.S_ISDIR(now[1]):
             if before[1] == now[1]:
-                return None  # another one of the same name: what is in it is reported
+                return None  # another directory of the same name: its contents are reported
             kind = "mode"
         elif before[:1] + before[2:4] == now[:1] + now[2:4]:
             if before[1] == now[1]:
-                return None  # a link more or less, an owner, an attribute
+                return None  # only a link, an owner or an attribute changed
             kind = "mode"
         else:
             kind = "modified"
@@ -181,7 +181,7 @@ class ChangeWatch:
 
 
 def _note(baseline: Baseline, host: str, paths: list[str], copied: Copied | None) -> None:
-    """Note the host's files in the baseline where the sandbox has just begun to differ."""
+    """Record the host's files in the baseline where the sandbox has just begun to differ."""
     root = os.open(reach(host), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         baseline.note(root, paths, copied)
@@ -190,7 +190,7 @@ def _note(baseline: Baseline, host: str, paths: list[str], copied: Copied | None
 
 
 def _scan(layer: str, most: int) -> dict[str, Mark] | None:
-    """Every entry of a layer; None when there are too many."""
+    """Return every entry of a layer; None if there are too many."""
     found: dict[str, Mark] = {}
     todo = [""]
     with Tree(layer, ours=True) as tree:
@@ -200,7 +200,7 @@ def _scan(layer: str, most: int) -> dict[str, Mark] | None:
             try:
                 fd = tree.directory(path)
             except OSError:
-                continue  # gone meanwhile
+                continue  # deleted meanwhile
             try:
                 opaque = opacity(fd)
                 if opaque == b"y" and path:
@@ -232,13 +232,13 @@ def _mark(status: os.stat_result, marked: int, name: str) -> Mark:
 
 
 def _is_another_directory(before: Mark, now: Mark) -> bool:
-    """Whether what shows through from below, at this path, may have changed."""
+    """Whether the visible lower entries below this path may have changed."""
     either = any(mark and stat.S_ISDIR(mark[1]) for mark in (before, now))
     return either and before[:1] != now[:1]
 
 
 def _was_hidden(path: str, before: dict[str, Mark]) -> bool:
-    """Whether something above `path`, in the layer, kept what lies below out of sight."""
+    """Whether an entry above `path` in the layer hid the lower layers."""
     above = path.rpartition("/")[0]
     while above:
         mark = before.get(above)

@@ -4,10 +4,10 @@
         print(change.kind, change.path)
         print(change.text_diff())
 
-Kinds are `added`, `modified`, `deleted`, `renamed`, and `mode`, `type` and `link` for a file
-whose permissions, whose kind (a file became a directory) or whose link target alone changed.
-A file that was rewritten with the same content is none. Owners, times and attributes are not
-looked at: they are not taken over to the host either.
+Kinds are `added`, `modified`, `deleted`, `renamed`. If only the permissions, the type (a file became a
+directory) or the link target changed, the kind is `mode`, `type` or `link`. A file that was rewritten with
+the same content is no change. Owners, times and attributes are ignored, as a commit does not copy them
+either.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .baseline import Baseline
     from .differences import Kind
 
-#: As much is read, in all, to find out what was renamed.
+#: The most bytes to read to detect renames.
 RENAME_BYTES = 256 << 20
 _TYPES = {
     stat.S_IFREG: "file",
@@ -40,12 +40,12 @@ _TYPES = {
 
 
 class Change(Value):
-    """One change. `path` is what the agent calls it; bytes that are no UTF-8 are as `os.fsdecode` has them.
+    """One change. `path` is the path inside; bytes that are not UTF-8 are as in `os.fsdecode`.
 
-    `type`, `size` and `mode` are of what is there now, the `old_` ones of what was; `target`
-    is where a link leads. What does not apply is None. `conflict` says what the host has done there since
-    the sandbox began with it: `commit` would refuse. `elsewhere` tells that it is not in the workspace, but
-    in the home, in /tmp or in the system: it is never committed.
+    `type`, `size` and `mode` describe the present file, the `old_` fields the earlier one; `target` is that
+    of a link. Fields that do not apply are None. `conflict` describes what the host has changed there since
+    the sandbox began, for which `commit` would refuse. `elsewhere`: it is outside the workspace (in the home,
+    in /tmp or in the system), and never committed.
     """
 
     _is_shown_short = True
@@ -65,7 +65,7 @@ class Change(Value):
     elsewhere: bool = False
 
     def __str__(self) -> str:
-        """Kind and path, as a person reads them: `modified /workspace/f`."""
+        """Kind and path, for people: `modified /workspace/f`."""
         from ..display import shown
 
         told = f"{self.kind} {shown(self.path)}"
@@ -74,7 +74,7 @@ class Change(Value):
         return told + (f": {self.conflict}" if self.conflict else "")
 
     def below(self, at: str) -> Change:
-        """The same change, with its paths below the directory `at`."""
+        """Return this change, with its paths below the directory `at`."""
         moved = self.replace(
             path=f"{at}/{self.path}", old_path=f"{at}/{self.old_path}" if self.old_path else None
         )
@@ -84,12 +84,12 @@ class Change(Value):
         return moved
 
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
-        """The change as a unified diff. Lazily, from the files as they are now.
+        """Return the change as a unified diff, computed from the present files.
 
-        Of a change in a review, the content is shown only as long as it is the reviewed one.
+        For a change in a review, the content is shown only while it is the reviewed content.
 
-        Of more than `limit` bytes on a side, of binary content and of what is no file it only
-        says what it is. The text is the agent's: `staddle.display.shown_block` makes it harmless.
+        If a side has more than `limit` bytes, is binary or not a file, the text only describes it. The text
+        is the agent's: `staddle.display.shown_block` makes it harmless.
         """
         from .unified_diff import text_diff
 
@@ -105,10 +105,10 @@ def diff(
     baseline: Baseline | None = None,
     elsewhere: bool = False,
 ) -> list[Change]:
-    """Every change of the view, by path; only at and below `paths` when given. `at` goes before each path.
+    """Return every change of the view, by path; only at and below `paths` if given. `at` prefixes paths.
 
-    With a `baseline`, what has been committed is left out, also where the host has changed it since.
-    `elsewhere` is that of each change.
+    With a `baseline`, committed changes are left out, even if the host has changed the files since.
+    `elsewhere` is set on each change.
     """
     with OpenLayers(view) as opened:
         found = list(differences(opened, Selection(paths)))
@@ -128,14 +128,14 @@ def diff(
 
 
 def in_order(found: Iterable[Difference]) -> list[Difference]:
-    """By path, with a directory directly before what is in it."""
+    """Sort by path, with a directory directly before its contents."""
     return sorted(found, key=lambda item: item.path.split("/"))
 
 
 def change_of(
     opened: OpenLayers, item: Difference, at: str = "", conflict: str = "", *, elsewhere: bool = False
 ) -> Change:
-    """A difference as it is shown."""
+    """Return a difference as a Change."""
     before = f"{at.rstrip('/')}/" if at else ""
     new, old = _described(item.new), _described(item.old)
     old_path = item.old_path or item.path
@@ -155,12 +155,12 @@ def change_of(
 
 
 def type_of(mode: int) -> str:
-    """The type of a file in one word, by its mode."""
+    """Return the type of a file in one word, by its mode."""
     return _TYPES.get(stat.S_IFMT(mode), "device")
 
 
 def _described(status: os.stat_result | None) -> tuple[str | None, int | None, int | None]:
-    """(type, size of a file, permissions)"""
+    """Return (type, size of a file, permissions)."""
     if status is None:
         return (None, None, None)
     mode = status.st_mode
@@ -177,17 +177,17 @@ def _target(tree: Tree, path: str) -> str | None:
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError:
-        return None  # another thing by now
+        return None  # replaced meanwhile
     finally:
         os.close(directory)
         tree.give_back()
 
 
 def with_renames(opened: OpenLayers, found: list[Difference]) -> list[Difference]:
-    """The same with a deleted and an added file of the same content told as one renamed file.
+    """Merge a deleted and an added file of the same content into one renamed file.
 
-    Overlayfs keeps no trace of a rename, so only what has content can be known, and only
-    what was not changed on the way. Two files of one content are paired by their names.
+    Overlayfs keeps no trace of a rename, so only unchanged files with content can be recognized. If several
+    files have the same content, they are paired by their names.
     """
     gone: dict[int, list[Difference]] = {}
     for item in found:

@@ -1,11 +1,11 @@
-"""Taking changes over to the host: all of them, or none, also when we are killed on the way.
+"""Committing changes to the host: all of them, or none, even if we are killed halfway.
 
-Looked at first (`review`), then written beside the target (`Staging`), then made durable at
-once, then renamed into place (`journal`).
+A commit reviews the changes (`review`), writes them next to the target (`Staging`), makes them durable at
+once, and renames them into place (`journal`).
 
-What comes out of a layer is content and names. Permissions lose their set-ID bits, owners
-become those of the place where a file goes, attributes are those of the file it replaces. So `Staging`, which
-writes files of the host, has no `LayerWriter`: a layer has whiteouts, one owner and no attributes to keep.
+Only content and names come out of a layer. Permissions lose their set-ID bits, owners come from the
+destination directory, and attributes from the replaced file. So `Staging`, which writes files of the host,
+does not use `LayerWriter`: a layer has whiteouts, one owner and no attributes to keep.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ACL = "system.posix_acl_access"
-#: How often a commit is begun again because something was created in its way.
+#: How often a commit restarts because a file was created in its way.
 _MOST_TRIES = 5
 
 
 class Staging:
-    """Turns differences, in order, into steps; everything new is in `slots` (an open directory) then."""
+    """Turns differences, in order, into steps; everything new is then in `slots` (an open directory)."""
 
     def __init__(self, opened: OpenLayers, target: int, slots: int) -> None:
         self._opened, self._target, self._slots = opened, target, slots
         self._serial = 0
-        #: New directories: their path in the target, and where in the slots they are.
+        #: New directories: their path in the target, and their place in the slots.
         self._staged: dict[str, str] = {}
-        #: Directories of the target below which everything goes anyway.
+        #: Directories of the target below which everything is removed anyway.
         self._gone: str | None = None
         self._finish: list[tuple[str, os.stat_result, tuple[int, int] | None, bool]] = []
-        #: Steps that come before all others, after them, and those for directories that cannot be renamed.
+        #: Steps before all others, steps after them, and steps for directories that cannot be renamed.
         self._opens: list[Step] = []
         self._closes: list[Step] = []
         self._clears: list[Step] = []
@@ -68,7 +68,7 @@ class Staging:
         self._renames_directories = not is_overlay(target)
         #: The slot of each new file and link, by its path.
         self.written: dict[str, str] = {}
-        #: A file with several names in a layer: where its first one has been put.
+        #: For a file with several names in a layer: the place of the first name.
         self._linked: dict[tuple[int, int], str] = {}
         self._source: tuple[tuple[int, str], int] | None = None
         self._place = LastDirectory(slots, os.O_RDONLY | os.O_DIRECTORY)
@@ -81,10 +81,10 @@ class Staging:
     def stage(
         self, found: Sequence[Difference], progress: Callable[[int, int], object] | None = None
     ) -> list[Step]:
-        """Write all of it. What is half done when this raises is in the slots, and nowhere else."""
+        """Write all of it. If this raises, unfinished work is in the slots, and nowhere else."""
         steps: list[Step] = []
         parts = [(item.path, item, False) for item in found]
-        # A rename is two things, and each has its place in the order of paths.
+        # A rename has two parts, each with its place in the order of paths.
         if moved := [(item.old_path, item, True) for item in found if item.old_path]:
             parts = sorted(parts + moved, key=lambda part: part[0].split("/"))
         try:
@@ -128,7 +128,7 @@ class Staging:
         old = None if item.old_path else item.old
         if old and stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
             modes = (stat.S_IMODE(old.st_mode), stat.S_IMODE(new.st_mode))
-            # Opening a directory up comes before what is done in it, closing it comes after.
+            # A directory is opened up before the steps inside it, and closed after them.
             (self._opens if _can_change(new) else self._closes).append(Permit(item.path, old.st_ino, *modes))
             return None
         parent, _, name = item.path.rpartition("/")
@@ -150,7 +150,7 @@ class Staging:
         return Put(item.path, slot, inode, old.st_ino if old else 0, old.st_ctime_ns if old else 0)
 
     def _goes(self, path: str, old: os.stat_result) -> None:
-        """Note that the entry at `path` will be moved away. A directory takes along what is in it."""
+        """Record that the entry at `path` will be moved away. A directory moves with its contents."""
         if stat.S_ISDIR(old.st_mode):
             if self._renames_directories:
                 self._gone = f"{path}/"
@@ -161,7 +161,7 @@ class Staging:
     def _write(
         self, item: Difference, new: os.stat_result, old: os.stat_result | None, here: int, slot: str
     ) -> int:
-        """Make the new file, link or directory of `item` in its slot; its inode."""
+        """Create the new file, link or directory of `item` in its slot; return its inode."""
         name = slot.rpartition("/")[2]
         owner = self._owner(item.path, old)
         if not stat.S_ISDIR(new.st_mode):
@@ -169,7 +169,7 @@ class Staging:
         if stat.S_ISDIR(new.st_mode):
             os.mkdir(name, 0o700, dir_fd=here)
             self._staged[item.path] = slot
-            # To be moved, it must be open to its owner: the permissions of one at the top come last.
+            # A directory must be writable to its owner to be moved, so its permissions are set last.
             closed = "/" not in slot and not _can_change(new)
             self._finish.append((slot, new, owner, closed))
         elif stat.S_ISLNK(new.st_mode):
@@ -197,12 +197,12 @@ class Staging:
         fd = tree.file(source, item.path.rpartition("/")[2])
         try:
             copy_content(fd, copy, new)
-            unchanged(new, fd)  # since it was looked at: it is still that file, too
+            unchanged(new, fd)  # since the review, including its identity
         finally:
             os.close(fd)
 
     def _from(self, item: Difference) -> tuple[Tree, int]:
-        """The tree that has the new file, and its directory there, open."""
+        """Return the tree with the new file, and its open directory there."""
         tree = self._opened.layers[item.layer]
         wanted = (item.layer, item.path.rpartition("/")[0])
         if self._source is None or self._source[0] != wanted:
@@ -217,7 +217,7 @@ class Staging:
         self._opened.give_back()
 
     def _owner(self, path: str, old: os.stat_result | None) -> tuple[int, int] | None:
-        """The owner of the new file: that of the old one, else of the directory. None: us anyway."""
+        """Return the owner of the new file: the old file's, else the directory's. None: we own it anyway."""
         if old is not None and not stat.S_ISDIR(old.st_mode):
             owner = (old.st_uid, old.st_gid)
         else:
@@ -230,7 +230,7 @@ class Staging:
         return None if owner in ((-1, -1), self._ours) else owner
 
     def _nearest(self, path: str) -> os.stat_result:
-        """The directory of the target that the path goes into, or that is above the new ones on its way."""
+        """Return the directory of the target that will contain the path, or the nearest existing parent."""
         while path:
             path = path.rpartition("/")[0]
             if path in self._staged:
@@ -247,7 +247,7 @@ class Staging:
         return os.fstat(self._target)
 
     def _keep_attributes(self, path: str, copy: int) -> None:
-        """The attributes and the access list of the file that is replaced. Not its capabilities."""
+        """Copy the attributes and the access list of the replaced file, but not its capabilities."""
         parent, _, name = path.rpartition("/")
         try:
             directory = self._replaced.at(parent)
@@ -257,7 +257,7 @@ class Staging:
                     value = os.getxattr(place, attribute, follow_symlinks=False)
                     os.setxattr(copy, attribute, value)
         except OSError:
-            pass  # a file system without any, or one that we may not read: as after any rewrite
+            pass  # a file system without attributes, or none that we may read: as after any rewrite
 
     def _slot(self) -> str:
         self._serial += 1
@@ -265,7 +265,7 @@ class Staging:
 
 
 def is_overlay(directory: int) -> bool:
-    """Whether the open directory is on an overlay mount itself, as in a container."""
+    """Whether the open directory is itself on an overlay mount, as in a container."""
     mount = mount_id(directory)
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -279,12 +279,12 @@ def _clear(path: str, old: os.stat_result) -> Clear:
 
 
 def _can_change(status: os.stat_result) -> bool:
-    """Whether the owner may change what is in the directory, and so move it elsewhere."""
+    """Whether the owner may change entries of the directory, and so move it elsewhere."""
     return status.st_mode & 0o300 == 0o300
 
 
 def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> int:
-    """Owner as far as we may, permissions without set-ID bits, and the time of the last change; its inode."""
+    """Set owner (if we may), permissions without set-ID bits, and modification time; return the inode."""
     if owner is not None:
         try:
             os.fchown(fd, *owner)
@@ -311,15 +311,17 @@ def commit(
     durable: bool = True,
     reviewed: Review | None = None,
 ) -> Committed:
-    """Take the changes of `view`, at and below `paths`, over to its base, whole or not at all.
+    """Commit the changes of `view`, at and below `paths`, to its base, whole or not at all.
 
-    CommitRefused before anything is written: the host changed the same files (as `baseline`
-    tells), or a change needs a second look (`allow` names those that are fine, as paths below the base or
-    globs of them; `allow_protected` takes all). CommitFailed: the host refused a step, and all that
-    had been done was put back. `only` chooses among the changes, one by one; without `durable`
-    the disk is not waited for. With `reviewed`, what was seen in that review is written, or CommitRefused
-    lists what has changed since. Nothing may write to the layers meanwhile. Owners, set-ID bits,
-    attributes, devices, pipes and sockets are not taken over.
+    `allow` lists changes that need a second look and are fine, as paths below the base or globs of them;
+    `allow_protected` allows all. `only` chooses among the changes, one by one. Without `durable` the commit
+    does not wait for the disk. With `reviewed`, it writes exactly the reviewed changes, or CommitRefused
+    lists those that have changed since.
+
+    CommitRefused before anything is written: the host changed the same files (according to `baseline`), or a
+    change needs a second look. CommitFailed: the host refused a step, and every earlier step was undone.
+    Nothing may write to the layers meanwhile. Owners, set-ID bits, attributes, devices, pipes and sockets are
+    not committed.
     """
     if len(view.bases) != 1:
         raise LayerError(
@@ -334,7 +336,7 @@ def commit(
             target = opened.bases[0]
             if isinstance(view.bases[0], HostDirectory):
                 view.bases[0].check(os.fstat(target.root))
-                view.bases[0].check()  # nothing is written to where nobody looks
+                view.bases[0].check()  # do not write where no one would look
             asked = paths if reviewed is None or paths is not None else reviewed.paths
             found = review(opened, asked, baseline, only)
             if reviewed is not None:
@@ -347,7 +349,7 @@ def commit(
                     _carry_out(opened, taken, progress, since, reviewed, durable=durable, settle=settle)
             except CreatedMeanwhile as error:
                 created = str(error)
-                continue  # by another commit, perhaps: it is decided about once more
+                continue  # perhaps by another commit: decide once more
             return Committed(changes, kept, found.left_out, allowed.unused)
     raise changed_meanwhile(created)
 
@@ -362,9 +364,9 @@ def _carry_out(
     durable: bool,
     settle: Callable[[], object],
 ) -> None:
-    """Write what was decided, to the base as it was looked at `since`; then call `settle`.
+    """Write the chosen changes to the base, which was reviewed at `since`; then call `settle`.
 
-    Once all of it is beside the base, signals are deferred: what was interrupted would be put back.
+    Once everything is next to the base, signals are deferred: an interruption would undo the commit.
     """
     target = opened.bases[0]
     try:
@@ -384,7 +386,7 @@ def _carry_out(
 
 
 def _compare(staging: Staging, slots: int, reviewed: Review) -> None:
-    """CommitRefused if what has been copied is not what was reviewed."""
+    """Raise CommitRefused if the copied files are not the reviewed ones."""
     digests, changed = SlotDigests(slots), {}
     try:
         for path, slot in staging.written.items():

@@ -1,16 +1,16 @@
 """The directory of a commit in progress, from which another process can finish or undo it (`recover`).
 
-    /var/tmp/staddle-commits-<uid>/<random>/lock      held by the process that commits
-                                           /where     the target, and where the slots are
-                                           /record    the steps; there while they are being done
-                                           /slots/    new files before, replaced ones afterwards
+    /var/tmp/staddle-commits-<uid>/<random>/lock      locked by the process that commits
+                                           /where     the target, and the place of the slots
+                                           /record    the steps; exists while they are carried out
+                                           /slots/    new files before, replaced files afterwards
 
-Recovery does what the record says, with the rights of the user. So records are only in places that no
-sandbox can write (`places.unreachable`), whatever a policy grants and wherever the workspace is.
+Recovery carries out the record with the rights of the user. So records are only in places that no sandbox can
+write (`places.unreachable`), whatever a policy grants and wherever the workspace is.
 
-The slots must be on the target's own mount, or nothing could be renamed between the two. If the record is on
-another one, the slots are in the user's state directory. If that is on another one, too, they are a hidden
-directory in the target itself while the commit runs; it is gone afterwards, or after the next recovery.
+The slots must be on the target's own mount, or files could not be renamed between the two. If the record is
+on another mount, the slots are in the user's state directory. If that is on another mount too, they are a
+hidden directory in the target while the commit runs. It is removed afterwards, or by the next recovery.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from .journal import Step
 
 FORMAT = 1
-#: How the directory of slots ends that is in the user's state directory.
+#: The end of the path of slots in the user's state directory.
 _IN_STATE = "/staddle/commits"
 
 
 class CommitDirectory:
-    """The directory of one commit. Leaving it leaves nothing, unless a record could not be dealt with.
+    """The directory of one commit. Leaving it leaves nothing, unless a record could not be handled.
 
-    Without `durable` the disk is not waited for: that survives a kill of ours, not a loss of power.
+    Without `durable`, the commit does not wait for the disk: it survives a kill, but not a loss of power.
     """
 
     def __init__(self, target_path: str, target: int, *, durable: bool = True) -> None:
@@ -77,13 +77,12 @@ class CommitDirectory:
     def carry_out(
         self, target: int, steps: Sequence[Step], since: int, settle: Callable[[], object] = tuple
     ) -> None:
-        """Do the steps, and call `settle`. All are done when this returns, none when it raises.
+        """Carry out the steps, and call `settle`. All are done when this returns, none when it raises.
 
-        `since` is when the target was looked at: what changed later in a directory that goes
-        is a conflict.
+        The target was reviewed at `since`: a later change in a directory that is removed is a conflict.
         """
         if self._durable:
-            sync_file_system(self.slots)  # all new content is there before the first name changes
+            sync_file_system(self.slots)  # all new content is on disk before the first name changes
         self._write("record", {"steps": rows(steps)})
         work = Steps(target, self.slots, steps)
         try:
@@ -106,7 +105,7 @@ class CommitDirectory:
         settle()
 
     def _write(self, name: str, facts: dict[str, object]) -> None:
-        """A file of facts that is there whole, or not at all."""
+        """Write a file of facts, whole or not at all."""
         import json
 
         temporary = f"{self.path}/{name}.new"
@@ -130,7 +129,7 @@ class CommitDirectory:
         if os.path.lexists(f"{self.path}/record"):
             os.close(self._lock)
         elif self._slots_path.startswith(self.path):
-            # What was replaced may be as much as what is new.
+            # The replaced files may be as large as the new ones.
             do_later(lambda: self._erase(rest))
         else:
             self._erase()
@@ -150,12 +149,12 @@ class CommitDirectory:
 
 
 def homes() -> Iterator[str]:
-    """The directories that can hold records of commits, best first. No sandbox can write to any of them."""
+    """Yield the directories for records of commits, best first. No sandbox can write to any of them."""
     return places.unreachable("commits")
 
 
 def _home_for(target_path: str) -> str:
-    """Directory for the record of a commit to this target."""
+    """Return the directory for the record of a commit to this target."""
     for home in homes():
         if _can_be_for(home, target_path):
             return home
@@ -172,7 +171,7 @@ def _can_be_for(home: str, target_path: str) -> bool:
 
 
 def open_home(home: str) -> int:
-    """The directory, which must be ours alone: what is recorded there is done with our rights."""
+    """Open the directory, which must be ours alone: its records are carried out with our rights."""
     fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     found = os.fstat(fd)
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -184,7 +183,7 @@ def open_home(home: str) -> int:
 
 
 def _claimed(home: str) -> tuple[str, int]:
-    """A new directory in `home` and its lock, which the kernel takes back at our end."""
+    """Return a new directory in `home` and its lock, which the kernel releases when we end."""
     import fcntl
 
     for _ in range(100):
@@ -203,7 +202,7 @@ def _claimed(home: str) -> tuple[str, int]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.lexists(f"{path}/lock"):
             return path, lock
-        os.close(lock)  # a recovery was quicker, and took it for a dead one's
+        os.close(lock)  # a recovery was quicker, and considered it abandoned
     raise LayerError(
         f"nothing can be kept in {home!r}",
         why="it is being removed all the time",
@@ -233,7 +232,7 @@ def _mount_of(path: str) -> tuple[int, bytes]:
     try:
         fd = os.open(_existing(path), os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
-        return _mount_of(os.path.dirname(path))  # tidied away that moment
+        return _mount_of(os.path.dirname(path))  # another process has just removed it
     try:
         return _mount(fd)
     finally:
@@ -241,12 +240,12 @@ def _mount_of(path: str) -> tuple[int, bytes]:
 
 
 def _mount(fd: int) -> tuple[int, bytes]:
-    """The file system and the mount of it: names can be changed only within both."""
+    """Return the file system and its mount: files can be renamed only within both."""
     return os.fstat(fd).st_dev, mount_id(fd)
 
 
 def erase(path: str, slots: str | None, rest: Callable[[], object] | None = None) -> None:
-    """Remove the directory of a commit. The lock goes last: a recovery only looks where there is one."""
+    """Remove the directory of a commit. The lock goes last: a recovery needs it to find the rest."""
     if slots is not None:
         remove((os.fsencode(slots),), rest)
     try:
@@ -265,7 +264,7 @@ def _tidy_after(path: str, slots: str, made: str = "") -> None:
 
 
 def tidy(home: str, made: str = "") -> None:
-    """Empty directories of ours go, and those above them from `made` on, which we made for them."""
+    """Remove empty directories of ours, and those above them from `made` on, which we created for them."""
     last = os.path.dirname(home) if home.endswith(_IN_STATE) else home
     if made and last.startswith(made):
         last = made
@@ -274,11 +273,11 @@ def tidy(home: str, made: str = "") -> None:
             os.rmdir(home)
             home = os.path.dirname(home)
     except OSError:
-        pass  # not empty, or not there
+        pass  # not empty, or missing
 
 
 def _missing(path: str) -> str:
-    """The first directory on the way to `path` that is not there; empty when all are."""
+    """Return the first missing directory on the way to `path`; empty if all exist."""
     first = ""
     while not os.path.isdir(path):
         first, path = path, os.path.dirname(path)
@@ -286,17 +285,17 @@ def _missing(path: str) -> str:
 
 
 def recover() -> list[str]:
-    """Finish what commits left that were killed on the way, or take it back; the targets concerned.
+    """Finish or undo commits that were killed halfway; return their targets.
 
-    To be called at a start: without such a commit it costs one look at each place. A target
-    that is not there, or was changed in between so that neither way is open, is left as it is.
+    To be called at a start: without such a commit it costs one look at each place. A target is left as it is
+    if it is missing, or was changed so that neither is possible.
     """
     touched = []
     for home in homes():
         try:
             directory = open_home(home)
         except (OSError, StaddleError):
-            continue  # none, or one that is not ours alone
+            continue  # missing, or not ours alone
         names = os.listdir(directory)
         os.close(directory)
         for name in names:
@@ -308,16 +307,16 @@ def recover() -> list[str]:
 
 
 def _recovered(path: str) -> str | None:
-    """Deal with one directory of a commit whose process is gone; its target, if there was anything to do."""
+    """Recover one directory of a commit whose process is gone; return its target, if there was work to do."""
     try:
         lock = os.open(f"{path}/lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        tidy(path, path)  # empty: the process that made it was killed that moment, or makes another one
+        tidy(path, path)  # empty: its process was just killed, or is creating it now
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         where = _facts(f"{path}/where")
-        if where is None:  # killed before anything else was made
+        if where is None:  # killed before anything else was created
             erase(path, None)
             return None
         target, slots = str(where["target"]), str(where["slots"])
@@ -325,18 +324,18 @@ def _recovered(path: str) -> str | None:
         if record is not None:
             if not _finished(where, record):
                 return None
-            os.unlink(f"{path}/record")  # before the slots go, or they would be missed
+            os.unlink(f"{path}/record")  # before the slots, whose absence would otherwise be an error
         erase(path, slots)
         _tidy_after(path, slots)
         return target
     except (BlockingIOError, KeyError, TypeError, ValueError):
-        return None  # in use; or not written by us
+        return None  # in use, or not written by us
     finally:
         os.close(lock)
 
 
 def _finished(where: dict[str, object], record: dict[str, object]) -> bool:
-    """Go forward, or back where that is not possible any more; False when neither is."""
+    """Finish the steps, or undo them if that is not possible; False if neither is."""
     rows = record["steps"]
     if not isinstance(rows, list):
         return False

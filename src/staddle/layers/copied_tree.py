@@ -1,4 +1,4 @@
-"""The tree of a copied workspace, where nothing can be mounted: condensed to a layer, and exchanged."""
+"""The tree of a copied workspace, where nothing can be mounted: condense it to a layer, and exchange it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def condense(
     opened: OpenLayers, found: Iterable[Difference], destination: str, owner: tuple[int, int] | None = None
 ) -> None:
-    """Make the empty `destination` a layer that says what is `found` in the one layer of a plain view.
+    """Fill the empty `destination` with a layer of the differences `found` in the one layer of a plain view.
 
-    `owner` gets everything in it, when we are root.
+    If we are root, `owner` owns everything in it.
     """
     root = os.open(destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     made = _DiffLayer(opened, root, owner)
@@ -41,9 +41,9 @@ class _DiffLayer:
     def __init__(self, opened: OpenLayers, root: int, owner: tuple[int, int] | None) -> None:
         self._tree, self._writer = opened.layers[0], LayerWriter(root, owner)
         self._last = LastDirectory(root, os.O_RDONLY | os.O_DIRECTORY)
-        #: Where a file with several names has been put first.
+        #: The first place of a file with several names.
         self._linked: dict[int, str] = {}
-        #: Below this nothing has to be said any more.
+        #: Below this path nothing more has to be recorded.
         self._hidden: str | None = None
 
     def add(self, item: Difference) -> None:
@@ -71,7 +71,7 @@ class _DiffLayer:
                 self._tree.give_back()
 
     def _way(self, path: str) -> None:
-        """Make the directories that lead to something, as they are in the copy."""
+        """Create the parent directories as they are in the copy."""
         if not path or self._writer.has_mode(path):
             return
         self._way(path.rpartition("/")[0])
@@ -92,7 +92,7 @@ class _DiffLayer:
 
 
 def exchange(directory: str, other: str) -> None:
-    """Move the content of each into the other, all of it or nothing. Both are ours, and unused."""
+    """Move the contents of each into the other, all or nothing. Both are ours, and unused."""
     with _WritableDirectory(directory) as here, _WritableDirectory(other) as there:
         aside = f".{os.urandom(8).hex()}"
         os.mkdir(aside, 0o700, dir_fd=there)
@@ -135,7 +135,7 @@ def _move(name: str, source: int, target: int) -> None:
     try:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
     except PermissionError:
-        # Its owner, which is us, cannot move a directory without write permission.
+        # Even its owner cannot move a directory without write permission.
         handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
         try:
             mode = stat.S_IMODE(os.fstat(handle).st_mode)

@@ -1,7 +1,7 @@
-"""The differences between layers and what lies below them, computed from the layers without a mount.
+"""The differences between layers and the bases below them, computed from the layers without a mount.
 
-Only names that stand in a layer are looked at, so the cost is that of what was changed. One
-directory is open at a time, whatever the depth.
+Only names that appear in a layer are compared, so the cost is that of the changes. One directory is open at a
+time, at any depth.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
     Kind = Literal["added", "modified", "deleted", "renamed", "mode", "type", "link"]
 
-#: More changes than this are refused: the caller keeps them in memory.
+#: More changes than this are refused, because the caller keeps them in memory.
 MOST_DIFFERENCES = 1_000_000
-#: So are directories nested deeper than this: the kernel takes the whole way to each of them, every time.
+#: Deeper directories are refused too: the kernel resolves the whole path to each of them, every time.
 MOST_DEPTH = 1000
 _CHUNK = 1 << 18
 
 
 class Difference:
-    """One path at which the two sides are not the same. `new` and `old` are None where nothing is."""
+    """One path at which the two sides differ. `new` or `old` is None if nothing is there."""
 
     __slots__ = ("base", "kind", "layer", "new", "old", "old_path", "path")
 
     def __init__(self, kind: Kind, path: str, now: Merged, before: Merged) -> None:
         self.kind, self.path = kind, path
         self.new, self.old = now.status, before.status
-        #: The trees in which they are; -1 for none.
+        #: The trees that contain them; -1 for none.
         self.layer = now.trees[0] if now.trees else -1
         self.base = before.trees[0] if before.trees else -1
-        #: Where a renamed file was.
+        #: The earlier path of a renamed file.
         self.old_path = ""
 
 
 class Selection:
-    """Some paths, everything below them, and the way to them. None is everything."""
+    """Some paths, everything below them, and the way to them. None means everything."""
 
     def __init__(self, paths: Collection[str] | None) -> None:
         self._chosen = None if paths is None else {path.strip("/") for path in paths}
@@ -53,21 +53,21 @@ class Selection:
         self.is_everything = self._chosen is None
 
     def has(self, path: str) -> bool:
-        """Whether `path` itself is meant."""
+        """Whether `path` itself is selected."""
         chosen = self._chosen
         return chosen is None or path in chosen or any(path[:at] in chosen for at in _slashes(path))
 
     def leads_to(self, path: str) -> bool:
-        """Whether something at or below `path` may be meant."""
+        """Whether something at or below `path` may be selected."""
         return self.has(path) or path in self._above
 
     def below(self, directory: str) -> Selection:
-        """The part of the selection below a directory, as paths from there."""
+        """Return the part of the selection below a directory, as relative paths."""
         start = f"{directory}/"
         return Selection([path[len(start) :] for path in self._chosen or () if path.startswith(start)])
 
     def missing(self, paths: Iterable[str]) -> list[str]:
-        """The chosen ones at, below or above which none of `paths` is."""
+        """Return the selected paths at, below or above which none of `paths` is."""
         if self._chosen is None:
             return []
         left = set(self._chosen)
@@ -90,7 +90,7 @@ _EVERYTHING = Selection(None)
 
 
 def differences(opened: OpenLayers, selection: Selection = _EVERYTHING) -> Iterator[Difference]:
-    """Every difference of the view, in no promised order, parents before what is below them."""
+    """Yield every difference of the view, in any order, but parents before their contents."""
     everything = range(len(opened.layers)), range(len(opened.bases))
     todo = [_Pair("", tuple(everything[0]), tuple(everything[1]), not opened.view.plain)]
     count = 0
@@ -121,7 +121,7 @@ class _Pair:
 
 
 def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pair]) -> Iterator[Difference]:
-    """The differences of one directory; directories below it are added to `todo`."""
+    """Yield the differences of one directory; add the directories below it to `todo`."""
     marks = not opened.view.plain
     everything, hidden = selection.is_everything, opened.view.hidden
     prefix = f"{pair.path}/" if pair.path else ""
@@ -138,14 +138,14 @@ def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pa
             through = pair.through and not upper.opaque
             names = upper.names()
             if not through:
-                names.update(lower.names())  # what is only there has been deleted
+                names.update(lower.names())  # names that are only there have been deleted
             for name in names:
                 path = prefix + name
                 if (not everything and not selection.leads_to(path)) or path in hidden:
                     continue
                 now, before = upper.resolve(name), lower.resolve(name)
                 if now.status is None and through and not now.ended:
-                    continue  # gone meanwhile
+                    continue  # deleted meanwhile
                 kind = _compared(name, now, before, (upper, lower))
                 if kind is not None and (everything or selection.has(path)):
                     yield Difference(kind, path, now, before)
@@ -161,7 +161,7 @@ def _visit(opened: OpenLayers, pair: _Pair, selection: Selection, todo: list[_Pa
 
 
 def _compared(name: str, now: Merged, before: Merged, sides: tuple[Side, Side]) -> Kind | None:
-    """The kind of difference between the two, or None."""
+    """Return the kind of difference between the two, or None."""
     new, old = now.status, before.status
     if new is None:
         return None if old is None else "deleted"
@@ -189,7 +189,7 @@ def _link(directory: int, name: str) -> str | None:
 
 
 def _same_content(name: str, now: Merged, before: Merged, sides: tuple[Side, Side]) -> bool:
-    """Byte by byte. Times are the sandbox's to set, so they say nothing."""
+    """Compare byte by byte. The sandbox can set times, so these prove nothing."""
     new, old = now.status, before.status
     if new is None or old is None or new.st_size != old.st_size:
         return False
@@ -202,18 +202,18 @@ def _same_content(name: str, now: Merged, before: Merged, sides: tuple[Side, Sid
             opened.append(side.trees[tree].file(side.descriptor(tree), name))
         return _same_bytes(opened[0], opened[1], new.st_size)
     except OSError:
-        return False  # what cannot be compared is shown
+        return False  # report what cannot be compared
     finally:
         for fd in opened:
             os.close(fd)
 
 
 def _same_bytes(one: int, other: int, size: int) -> bool:
-    chunk = min(size + 1, _CHUNK)  # one more than there is: a file that has grown is not the same
+    chunk = min(size + 1, _CHUNK)  # one byte more, so that a file that has grown differs
     while size >= 0:
         left, right = os.read(one, chunk), os.read(other, chunk)
         if left != right:
-            return False  # a short read in the middle of a file that is being written, at worst
+            return False  # at worst a short read in the middle of a file that is being written
         if len(left) < chunk:
             return len(left) == size
         size -= len(left)

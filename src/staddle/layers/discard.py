@@ -1,4 +1,4 @@
-"""A layer without some of its changes: what was changed there is as it was below again."""
+"""Discard some changes of a layer, so that the lower state is visible there again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def discard(view: LayerView, paths: Collection[str], destination: str, owner: tuple[int, int] | None) -> None:
-    """Make the empty `destination` a layer that says what the first of `view` says, but not about `paths`.
+    """Fill the empty `destination` with the first layer of `view`, without its changes at `paths`.
 
-    A change that another layer of the view made there is undone by what is put on top of it.
+    If another layer of the view made a change there, an entry on top undoes it.
     """
     selection = Selection(paths)
     merge(view.layers[:1], destination, without=selection)
@@ -36,7 +36,7 @@ def discard(view: LayerView, paths: Collection[str], destination: str, owner: tu
 
 
 def bring_back(source: str, paths: Collection[str], destination: str, hidden: Collection[str] = ()) -> None:
-    """Have `destination`, a copy without `paths`, have there what `source` has, but for what is `hidden`."""
+    """Restore `paths`, except `hidden` ones, from `source` in `destination`, a copy without them."""
     root = os.open(destination, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with Tree(source, ours=False) as base:
@@ -70,7 +70,7 @@ def _bring(base: Tree, root: int, path: str, status: os.stat_result, hidden: Sel
 
 
 def _way(base: Tree, root: int, path: str) -> int:
-    """The directory `path` of a copy, made where it is missing, as the host's is."""
+    """Open the directory `path` of a copy; create missing parts as on the host."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     whole = ""
     for name in path.split("/") if path else ():
@@ -97,16 +97,16 @@ def _way(base: Tree, root: int, path: str) -> int:
 
 
 class _Covering:
-    """The top layer, in which what the bases have is put over what other layers have changed."""
+    """The top layer, in which entries of the bases cover the changes of other layers."""
 
     def __init__(self, opened: OpenLayers, owner: tuple[int, int] | None) -> None:
         self._opened, self._root = opened, opened.layers[0].root
         self._writer = LayerWriter(self._root, owner)
-        #: Nothing has to be done below these: the path above says it all.
+        #: Below these paths nothing has to be done: the entry above covers it all.
         self._covered: set[str] = set()
 
     def cover(self, item: Difference) -> None:
-        """Let the path of `item` be what the bases have."""
+        """Make the path of `item` show the entry of the bases."""
         if any(item.path.startswith(f"{path}/") for path in self._ancestors(item.path)):
             return
         parent, _, name = item.path.rpartition("/")
@@ -148,7 +148,7 @@ class _Covering:
             os.close(source)
 
     def _parent(self, path: str) -> int:
-        """The directory `path` of the layer, made where it is missing, as the merged one is."""
+        """Open the directory `path` of the layer; create missing parts as in the merged view."""
         here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
         whole = ""
         for name in path.split("/") if path else ():
@@ -159,7 +159,7 @@ class _Covering:
                 self._make(here, whole, opaque=False)
             else:
                 if stat.S_ISCHR(status.st_mode):
-                    # Deleted as a whole. It comes back with nothing but what is to come back.
+                    # Deleted as a whole. It is restored with only the selected contents.
                     os.unlink(name, dir_fd=here)
                     self._make(here, whole, opaque=True)
                 elif not stat.S_ISDIR(status.st_mode):
@@ -183,13 +183,13 @@ class _Covering:
                 break
 
     def _clear(self, here: int, name: str, path: str) -> None:
-        """Remove the layer's own entry at a chosen path, unless it was put there by this call."""
+        """Remove the layer's own entry at a selected path, unless this call has put it there."""
         try:
             os.unlink(name, dir_fd=here)
         except FileNotFoundError:
             pass
         except IsADirectoryError:
-            pass  # put there by us, for what is below it
+            pass  # put there by us, for the entries below it
 
 
 def _copy(base: Tree, source: int, here: int, name: str) -> None:

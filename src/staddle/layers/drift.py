@@ -1,7 +1,7 @@
 """Drift: what the host has changed in a workspace since a moment, where a sandbox would see it.
 
-The lowest layer of an overlay is the host's own directory. It is not frozen with a snapshot: what the host
-changes there is seen after a restore, too, unless a layer above has that path.
+The lowest layer of an overlay is the host's own directory. A snapshot does not freeze it. So changes of the
+host are visible even after a restore, unless a layer above has that path.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: So many paths are told, unless more are asked for.
+#: The most paths to report by default.
 MOST_PATHS = 100
-#: So many entries are looked at where nobody has asked: some milliseconds.
+#: The most entries to check if the user has not asked: some milliseconds.
 MOST_ENTRIES = 1000
 #: Nanoseconds that a time may lose as a number of seconds.
 _ROUNDING = 1000
-#: CLOCK_REALTIME_COARSE, which the module has no name for.
+#: CLOCK_REALTIME_COARSE, for which the module has no name.
 _COARSE = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
 
 
 class Drift(Value):
-    """The changes of the host since; true when there are some, or when that is not known.
+    """The changes of the host since then; true if there are some, or if that is not known.
 
-    `paths` are files that were changed or added, and with a slash at the end directories in which names
-    came or went. `more` says that there are others, `complete` that every entry was looked at.
+    `paths` are changed or added files, and, with a trailing slash, directories in which names came or went.
+    `more`: there are others. `complete`: every entry was checked.
     """
 
     paths: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Drift(Value):
 
 
 def now() -> float:
-    """The time by the clock that files are stamped with, which stands still for some milliseconds."""
+    """Return the time of the clock for file times, which stands still for some milliseconds."""
     return now_ns() / 1e9
 
 
 def now_ns() -> int:
-    """The same in nanoseconds, exactly as a file has it.
+    """Return that time in nanoseconds, exactly as a file has it.
 
-    From a new file: since Linux 6.13 a stamp can be later than the clock that it was once taken from.
+    From a new file: since Linux 6.13 a file time can be later than that clock.
     """
     try:
         file = os.memfd_create("now")
@@ -73,10 +73,10 @@ def drift(
     limit: int = MOST_PATHS,
     most: int | None = None,
 ) -> Drift:
-    """The changes of the host in `directory` that are seen through `layers` (topmost first).
+    """Return the changes of the host in `directory` that are visible through `layers` (topmost first).
 
-    By the time of the last change of any kind, which no process can set: a change in the very first
-    milliseconds is missed. `at` goes before each path. Not more than `most` entries are looked at.
+    Decided by the ctime, which no process can set; a change in the very first milliseconds is missed. `at`
+    prefixes each path. At most `most` entries are checked.
     """
     moment = int(since * 1e9) + _ROUNDING
     found: list[str] = []
@@ -90,7 +90,7 @@ def drift(
                     return Drift(_named(found, at), False, False)
                 if status.st_ctime_ns <= moment:
                     continue
-                while len(upper) < len(layers):  # not before there is a change: mostly there is none
+                while len(upper) < len(layers):  # only once there is a change: usually there is none
                     upper.append(Tree(layers[len(upper)], ours=True))
                 if _is_covered(upper, path):
                     continue
@@ -108,7 +108,7 @@ def _named(found: list[str], at: str) -> tuple[str, ...]:
 
 
 def _is_covered(layers: list[Tree], path: str) -> bool:
-    """Whether one of the layers has something else than a directory there, or keeps what lies below away."""
+    """Whether a layer has an entry there that is no directory, or hides the layers below."""
     parts = path.split("/")
     for count in range(1, len(parts) + 1):
         above = "/".join(parts[:count])

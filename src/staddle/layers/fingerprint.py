@@ -1,8 +1,8 @@
-"""Fingerprints of changes: a commit tells by them whether a change is still the one that was reviewed.
+"""Fingerprints of changes, by which a commit detects whether a change is still the reviewed one.
 
-A fingerprint covers what would be written (content, permissions, the target of a link) and what that would
-replace. Content counts, not times: a program with a writable mapping of a file in memory changes the file
-without a trace in its times.
+A fingerprint covers the new file (content, permissions, the target of a link) and the file that it would
+replace. It includes the content, because times are not enough: a program with a writable mapping changes a
+file in memory without a trace in its times.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from .differences import Difference
     from .merged_view import OpenLayers
 
-#: The digest of a longer file leaves out empty pieces: a sandbox can have a file of exabytes for nothing. A
-#: file up to this size can be compared with the bytes that were shown to somebody.
+#: The digest of a longer file skips empty pieces, because a sandbox can create a file of exabytes for free. A
+#: file up to this size can be compared with bytes that were shown to a person.
 WHOLE = 64 << 20
 _PIECE = 1 << 20
 _EMPTY = bytes(_PIECE)
@@ -35,7 +35,7 @@ class Fingerprint(Value):
 
 
 def fingerprints(opened: OpenLayers, found: Iterable[Difference]) -> dict[str, Fingerprint]:
-    """The fingerprint of each change, by path. Nothing may write to the layers meanwhile."""
+    """Return the fingerprint of each change, by path. Nothing may write to the layers meanwhile."""
     taken: dict[str, Fingerprint] = {}
     place: tuple[int, str] | None = None
     directory = -1
@@ -45,7 +45,7 @@ def fingerprints(opened: OpenLayers, found: Iterable[Difference]) -> dict[str, F
             if item.new is not None and not stat.S_ISDIR(item.new.st_mode):
                 tree = opened.layers[item.layer]
                 parent, _, name = item.path.rpartition("/")
-                if place != (item.layer, parent):  # most files share a directory with the one before
+                if place != (item.layer, parent):  # most files share a directory with the previous file
                     if directory >= 0:
                         os.close(directory)
                         directory = -1
@@ -64,26 +64,26 @@ def fingerprints(opened: OpenLayers, found: Iterable[Difference]) -> dict[str, F
 
 
 def facts_of(item: Difference) -> tuple[object, ...]:
-    """Facts about a change that a look at its directory entries tells."""
+    """Return the facts about a change that its directory entries show."""
     mode = 0 if item.new is None else item.new.st_mode
     return (item.kind, item.path, item.old_path or "", mode, *_replaced(item.old))
 
 
 def _replaced(status: os.stat_result | None) -> tuple[int, ...]:
-    """Facts about what is replaced. The entries of a directory are changes of their own."""
+    """Return facts about the replaced entry. The contents of a directory are separate changes."""
     if status is None or stat.S_ISDIR(status.st_mode):
         return (0 if status is None else status.st_mode,)
     return (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class SlotDigests:
-    """Reads the content of files that a commit has copied and not yet put in place: no sandbox sees them."""
+    """Reads files that a commit has copied and not yet put in place, where no sandbox sees them."""
 
     def __init__(self, slots: int) -> None:
         self._last = LastDirectory(slots, os.O_RDONLY | os.O_DIRECTORY)
 
     def of(self, slot: str) -> str:
-        """The digest of the file in a slot, or the target of the link there."""
+        """Return the digest of the file in a slot, or the target of the link there."""
         parent, _, name = slot.rpartition("/")
         directory = self._last.at(parent)
         if stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
@@ -91,19 +91,19 @@ class SlotDigests:
         return _digest(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory))
 
     def close(self) -> None:
-        """Let go of the last directory."""
+        """Close the last directory."""
         self._last.close()
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of the content of a file that is no longer than WHOLE."""
+    """Return the digest of the content of a file that is no longer than WHOLE."""
     from hashlib import blake2b
 
     return blake2b(data, digest_size=16).hexdigest()
 
 
 def _digest(fd: int) -> str:
-    """The digest of an open file, which is closed."""
+    """Return the digest of an open file, and close it."""
     from hashlib import blake2b
 
     try:
@@ -131,4 +131,4 @@ def _data_from(fd: int, offset: int) -> int | None:
     try:
         return os.lseek(fd, offset, os.SEEK_DATA)
     except OSError:
-        return None  # there is none after that
+        return None  # there is no data after that

@@ -1,12 +1,12 @@
-"""`FrozenBase`: a private copy of a host's directory, as it was at one moment, to lie below layers.
+"""`FrozenBase`: a private copy of a host directory at one moment, to use below layers.
 
-The lowest layer of a workspace is the directory of the host, which the host goes on changing. Where that must
-not be seen (forks, pools), a copy of it is mounted instead. It is made in the store of layers, once for each
-state of the directory: as long as a walk finds every entry as it was, all that want one share it. It goes
-with the last that holds it.
+The lowest layer of a workspace is the host's directory, which the host keeps changing. If sandboxes must not
+see these changes (forks, pools), a copy is mounted instead. The copy is in the store of layers, one for each
+state of the directory. As long as a walk finds every entry unchanged, all callers share one copy. It is
+deleted with its last reference.
 
-A copy costs as much as there are entries and bytes, so there are bounds; `NotFrozen` tells what is in the
-way, and the caller goes on with the directory itself.
+A copy costs time and space for each entry and byte, so there are bounds. `NotFrozen` gives the reason if
+there is no copy, and the caller continues with the directory itself.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from .baseline import Copied, Signature
     from .store import Layer, Store
 
-    #: The status of each entry by its path, that of the directory itself by "".
+    #: The status of each entry by its path; the directory itself is "".
     State = dict[str, os.stat_result]
 
 #: How often a directory is copied again because the host changed it meanwhile.
 _MOST_TRIES = 3
-#: The copy may take this part of the room that is left where it lies.
+#: The copy may take one part in this many of the free space at its place.
 _PART_OF_ROOM = 4
 #: Seconds for which a directory that was too large is not walked again.
 _REMEMBERED = 30.0
@@ -52,14 +52,14 @@ class FreezeBounds(Value):
     bytes: int
 
 
-#: Where nobody has asked for a copy: it takes some tens of milliseconds at most.
+#: If the user has not asked for a copy: some tens of milliseconds at most.
 UNASKED = FreezeBounds(1000, 16 << 20)
-#: Where a caller has.
+#: If the user has asked for a copy.
 ASKED = FreezeBounds(20_000, 256 << 20)
 
 
 class NotFrozen(Exception):
-    """Reason why there is no copy, as a part of a sentence."""
+    """The reason why there is no copy, as part of a sentence."""
 
 
 class _DirectoryTooLarge(NotFrozen):
@@ -69,7 +69,7 @@ class _DirectoryTooLarge(NotFrozen):
 class FrozenBase(str):
     """The path of the copy. `origin` is the host's directory, `taken` the time of the copy in nanoseconds.
 
-    A host's change after that has a later time.
+    Later changes of the host have a later time.
     """
 
     origin: str
@@ -81,13 +81,13 @@ class FrozenBase(str):
     _users = 0
 
     def hold(self) -> FrozenBase:
-        """One more user."""
+        """Add a reference."""
         with _lock:
             self._users += 1
         return self
 
     def drop(self) -> None:
-        """One user less; the last one takes it along."""
+        """Drop a reference; delete the copy at zero."""
         with _lock:
             self._users -= 1
             is_last = self._users == 0
@@ -98,17 +98,20 @@ class FrozenBase(str):
 
     @property
     def layer(self) -> Layer:
-        """The layer that the copy is in."""
+        """The layer that contains the copy."""
         return self._layer
 
     def signature(self, path: str) -> Signature | None:
-        """The `baseline.signature` of the host's file at `path` when it was copied; None for none."""
+        """Return the `baseline.signature` of the host's file at `path` when it was copied;
+
+        None if missing.
+        """
         found = self._state.get(path)
         return None if found is None else signature(found)
 
     @property
     def is_current(self) -> bool:
-        """Whether the host's directory is as it was copied. Walks it."""
+        """Whether the host's directory is still as copied. Walks it."""
         try:
             return _is_so(HostDirectory.of(self.origin), self._hidden, self._state)
         except OSError:
@@ -118,14 +121,14 @@ class FrozenBase(str):
 class LoadedBase(FrozenBase):
     """A copy that was read from a file, below the layers of a sandbox for the directory `origin`.
 
-    That need not be the one that was copied: each file there that is another one now is a conflict.
+    That need not be the directory that was copied: each file there that differs now is a conflict.
     """
 
     _found: dict[str, Signature]
 
     @classmethod
     def of(cls, layer: Layer, origin: str, taken: int) -> LoadedBase:
-        """The copy in `layer`, held once for the caller. Changes of `origin` since `taken` are drift."""
+        """Return the copy in `layer`, with one reference. Changes of `origin` since `taken` are drift."""
         made = cls(layer.upper)
         made.origin, made.taken, made._key = origin, taken, ()
         with OpenLayers(LayerView((layer.upper,), (origin,))) as opened:
@@ -136,26 +139,29 @@ class LoadedBase(FrozenBase):
                 try:
                     status = None if path in other else host.status(path)
                 except OSError:
-                    status = None  # the host lets us not look
+                    status = None  # the host does not let us look
                 made._found[path] = ANOTHER if status is None else signature(status)
         made._layer = layer.hold()
         made.hold()
         return made
 
     def signature(self, path: str) -> Signature | None:
-        """The signature of the host's file at `path`, if it is as the copy; else one that no file has."""
+        """Return the signature of the host's file at `path` if it equals the copy;
+
+        else one that no file has.
+        """
         return self._found.get(path)
 
     @property
     def is_current(self) -> bool:
-        """It is the copy of another time."""
+        """Always False: a loaded copy is never current."""
         return False
 
 
 _bases: dict[tuple[object, ...], FrozenBase] = {}
 _refused: dict[tuple[object, ...], tuple[float, str]] = {}
 _lock = threading.Lock()
-#: Held while a copy is made: who wants the same one waits for it.
+#: Locked while a copy is made: another caller waits for it, and shares it.
 _making = threading.Lock()
 
 
@@ -170,19 +176,19 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def origin(base: str) -> str:
-    """The directory of the host that `base` is a copy of; `base` itself if it is none."""
+    """Return the host directory that `base` is a copy of; `base` itself if it is none."""
     return base.origin if isinstance(base, FrozenBase) else base
 
 
 def signatures(bases: Sequence[str]) -> Copied | None:
-    """The function that tells what was copied, if the lowest of `bases` is a copy."""
+    """Return the function for signatures of copied files, if the lowest of `bases` is a copy."""
     lowest = bases[-1] if bases else ""
     return lowest.signature if isinstance(lowest, FrozenBase) else None
 
 
 @contextmanager
 def host_files(bases: Sequence[str]) -> Iterator[LastDirectory | None]:
-    """The files of the host's directory that the lowest of `bases` is a copy of; None if it is none."""
+    """Open the host directory that the lowest of `bases` is a copy of; None if it is none."""
     if not bases or not isinstance(bases[-1], FrozenBase):
         yield None
         return
@@ -198,9 +204,9 @@ def host_files(bases: Sequence[str]) -> Iterator[LastDirectory | None]:
 def freeze_base(
     store: Store, directory: str, hidden: Collection[str] = (), bounds: FreezeBounds = UNASKED
 ) -> FrozenBase:
-    """The copy of `directory` as it is now, in `store`, held once for the caller. NotFrozen if there is none.
+    """Return a copy of the present `directory` in `store`, with one reference; NotFrozen if that fails.
 
-    What lies at the `hidden` paths is not copied: an empty file or directory is there, for a mount to cover.
+    The `hidden` paths are not copied. An empty file or directory is there, for a mount to cover.
     """
     host, away = HostDirectory.of(directory), tuple(sorted(hidden))
     key = (store.path, host.identity, away)
@@ -220,7 +226,7 @@ def freeze_base(
         try:
             made = _made(store, host, away, bounds)
         except _DirectoryTooLarge as error:
-            _refused.clear()  # one is remembered: a parent's, or a pool's
+            _refused.clear()  # only one is remembered: a parent's, or a pool's
             _refused[refused] = (time.monotonic(), str(error))
             raise
         made._key = key
@@ -235,11 +241,11 @@ def _made(store: Store, host: HostDirectory, hidden: tuple[str, ...], bounds: Fr
             began = now_ns()
             state, size = _scan(host, hidden, bounds)
             _check_place(store, host, size)
-            # Some kernels stamp files by a finer clock than the one that we can ask.
+            # Some kernels stamp files with a finer clock than the clock we can read.
             newest = max(status.st_ctime_ns for status in state.values())
             taken = max(began, min(newest, time.time_ns()))
             while now_ns() <= taken:
-                time.sleep(0.001)  # the clock of files stands still: a change from here on has another time
+                time.sleep(0.001)  # the clock of files stands still: a later change must have another time
             layer = _new_layer(store)
             try:
                 copy_of(
@@ -274,7 +280,10 @@ def _new_layer(store: Store) -> Layer:
 
 
 def _entries(host: HostDirectory, hidden: tuple[str, ...]) -> Iterator[tuple[str, os.stat_result]]:
-    """The directory itself, as "", and everything in it but what is `hidden`. OSError where it is closed."""
+    """Yield the directory itself, as "", and all entries except `hidden` ones.
+
+    OSError if one is unreadable.
+    """
     with Tree(host.reachable, ours=False) as tree:
         yield "", os.fstat(tree.root)
         todo = [""]
@@ -296,9 +305,9 @@ def _entries(host: HostDirectory, hidden: tuple[str, ...]) -> Iterator[tuple[str
 
 
 def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> tuple[State, int]:
-    """The state of every entry, but for what is `hidden`, and how many bytes there are.
+    """Return the state of every entry, except `hidden` ones, and the total bytes.
 
-    NotFrozen where a copy would not show what the directory itself shows below layers.
+    NotFrozen if a copy would show something else than the directory itself below layers.
     """
     state: State = {}
     size, top = 0, None
@@ -317,7 +326,10 @@ def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) ->
 
 
 def _is_so(host: HostDirectory, hidden: tuple[str, ...], state: State) -> bool:
-    """Whether every entry is as in `state`. A change moves the time of an entry, which no process can set."""
+    """Whether every entry is as in `state`.
+
+    A change moves the ctime of an entry, which no process can set.
+    """
     count = 0
     for path, status in _entries(host, hidden):
         before = state.get(path)
@@ -328,21 +340,21 @@ def _is_so(host: HostDirectory, hidden: tuple[str, ...], state: State) -> bool:
 
 
 def _check_owner(path: str, status: os.stat_result, top: os.stat_result) -> None:
-    """NotFrozen for what a copy of ours could not show with its owner, or could not be removed."""
+    """Raise NotFrozen for an entry whose owner our copy could not show, or that could not be removed."""
     if status.st_dev != top.st_dev:
         raise NotFrozen(f"{path!r} in it is on another file system")
     ours = os.geteuid()
     if ours and status.st_uid != ours:
         raise NotFrozen(f"{path!r} in it belongs to another user" if path else "it belongs to another user")
     if not ours and status.st_uid != top.st_uid and stat.S_ISDIR(status.st_mode):
-        # Should we be killed, the sandbox's own id removes the copy.
+        # If we are killed, the sandbox's own id removes the copy.
         raise NotFrozen(f"the directory {path!r} in it belongs to another user")
 
 
 def _check_place(store: Store, host: HostDirectory, size: int) -> None:
-    """NotFrozen where there is little room for a copy, or something is mounted in the directory.
+    """Raise NotFrozen if there is little room for a copy, or something is mounted in the directory.
 
-    Layers do not show that; a copy would.
+    Layers do not show that mount; a copy would.
     """
     room = os.statvfs(store.path)
     if size > room.f_bavail * room.f_frsize // _PART_OF_ROOM or not store.takes_more:
@@ -355,12 +367,12 @@ def _check_place(store: Store, host: HostDirectory, size: int) -> None:
 
 
 def _plain(point: bytes) -> bytes:
-    """A mount point without the kernel's escapes."""
+    """Return a mount point without the kernel's escapes."""
     return point.decode("unicode_escape").encode("latin-1") if b"\\" in point else point
 
 
 def _put_places(host: HostDirectory, copy: str, hidden: tuple[str, ...]) -> None:
-    """Put something that can be covered where the directory has what is `hidden`."""
+    """Create entries for mounts to cover at the `hidden` paths that exist in the directory."""
     with Tree(host.reachable, ours=False) as tree:
         root = os.open(copy, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         last = LastDirectory(root)

@@ -1,4 +1,4 @@
-"""Changes as a patch that `git apply` takes: text, binary content, links and the executable bit."""
+"""Changes as a patch for `git apply`: text, binary content, links and the executable bit."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     #: A file or link as git stores it: mode and content.
     Blob: TypeAlias = tuple[bytes, bytes]
 
-#: So much of one file can be in a patch.
+#: The largest file in a patch.
 _LARGEST = 256 << 20
 _LINK = b"120000"
 
 
 def git_patch(changes: Iterable[Change], root: str) -> Iterator[bytes]:
-    """Each change below `root` as a part of a patch, with paths relative to it.
+    """Yield each change below `root` as a part of a patch, with relative paths.
 
-    A rename is a deletion and an addition. Git knows neither directories nor devices: they are left out.
+    A rename is a deletion and an addition. Git tracks neither directories nor devices, so they are left out.
     """
     for change in changes:
         old, new = _blob(change, new=False), _blob(change, new=True)
@@ -97,18 +97,18 @@ def _ended(line: bytes) -> bytes:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """Lines end at a newline and nowhere else."""
+    """Split into lines, which end only at a newline."""
     parts = data.split(b"\n")
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
 
 
 def _object_name(data: bytes) -> bytes:
-    # Git names its objects so; nothing here relies on it.
+    # Git's own names of objects; nothing here relies on the hash.
     return sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest().encode()
 
 
 def _literal(data: bytes) -> bytes:
-    """Content in git's base85: 52 bytes a line, each line with its length before it."""
+    """Encode content in git's base85: 52 bytes a line, each with its length before it."""
     packed = zlib.compress(data)
     lines = [b"literal %d\n" % len(data)]
     for at in range(0, len(packed), 52):
@@ -119,7 +119,7 @@ def _literal(data: bytes) -> bytes:
 
 
 def _quoted(name: bytes) -> bytes:
-    """A name as git writes it: in quotes if it has a quote, a backslash or a control character."""
+    """Quote a name as git does, if it has a quote, a backslash or a control character."""
     if not any(byte < 0x20 or byte in b'"\\\x7f' for byte in name):
         return name
     letters = {0x22: b'\\"', 0x5C: b"\\\\"}

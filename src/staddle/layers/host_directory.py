@@ -1,7 +1,7 @@
-"""`HostDirectory`: the path of a directory of the host, which stays that very directory.
+"""`HostDirectory`: the path of a host directory, bound to that very directory.
 
 A workspace can be renamed or deleted while a sandbox works on it, and another directory can take its path.
-The mount inside still shows the first one. So what is compared, saved or committed must be that one, too.
+The mount inside still shows the first directory. So comparing, saving and committing must use that one too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class HostDirectory(str):
-    """A path, with a descriptor of the directory that was there first; it is open as long as this is used."""
+    """A path, with an open descriptor of the directory that was there first."""
 
     _fd = -1
     _identity: tuple[int, int]
 
     @classmethod
     def of(cls, path: str) -> Self:
-        """The directory that is at `path` now. All of one directory share a descriptor."""
+        """Return the directory that is at `path` now. Objects for one directory share a descriptor."""
         if isinstance(path, cls):
             return path
         fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -54,20 +54,20 @@ class HostDirectory(str):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Device and inode: of this directory, wherever it is now, and of no other."""
+        """Device and inode, which identify this directory wherever it is now."""
         return self._identity
 
     def is_same(self, other: HostDirectory) -> bool:
-        """Whether the other one is this very directory, by whichever path."""
+        """Whether `other` is this very directory, even by another path."""
         return self._identity == other._identity
 
     @property
     def reachable(self) -> str:
-        """A path that leads to it, in this process, wherever it is now."""
+        """A path that leads to it in this process, wherever it is now."""
         return str(self) if self.is_there() else f"/proc/self/fd/{self._fd}"
 
     def check(self, found: os.stat_result | None = None) -> None:
-        """LayerError when its path leads elsewhere now, or when `found`, opened by it, is another one."""
+        """Raise LayerError if its path leads elsewhere now, or if `found`, opened by it, is another."""
         if self.is_there() if found is None else (found.st_dev, found.st_ino) == self._identity:
             return
         gone = not os.path.exists(self)
@@ -87,5 +87,5 @@ _known: WeakValueDictionary[tuple[str, int, int], HostDirectory] = WeakValueDict
 
 
 def reach(path: str) -> str:
-    """The path itself, or for a HostDirectory one that leads to it now."""
+    """Return the path itself, or for a HostDirectory a path that leads to it now."""
     return path.reachable if isinstance(path, HostDirectory) else path

@@ -1,12 +1,12 @@
 """The steps of a commit: renames that can be done, undone, and told apart after a crash.
 
-Every new file waits in a slot, on the target's own file system, before the first step. A step
-exchanges a slot with a name of the target, or moves one to the other, so afterwards the slot
-holds what was there before. Nothing is overwritten and nothing deleted until all is done:
+Every new file waits in a slot, on the target's own file system, before the first step. A step exchanges a
+slot with a name of the target, or moves one to the other. Afterwards the slot contains the earlier entry.
+Nothing is overwritten and nothing deleted until all is done:
 
-    nothing recorded yet     the target is as it was; the slots are thrown away
-    recorded                 each step is done or not, which its slot tells by its inode
-    record taken away        all is done; the slots hold what was replaced, and are thrown away
+    nothing recorded yet     the target is unchanged; the slots are thrown away
+    recorded                 each step is done or not, which the inode in its slot shows
+    record removed           all is done; the slots contain replaced entries, and are thrown away
 
 So after a kill at any point, going forward or going back is possible, and `recover` does it.
 """
@@ -30,16 +30,16 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 
 class Put(Value):
-    """Rename `slot` (inode `new`) to `path`; the entry that had that name (inode `old`) goes to the slot.
+    """Rename `slot` (inode `new`) to `path`; the entry with that name (inode `old`) goes to the slot.
 
-    An inode of 0 is nothing.
+    An inode of 0 means nothing.
     """
 
     path: str
     slot: str
     new: int
     old: int
-    #: When what is replaced was last changed, as it was when it was looked at.
+    #: The ctime of the replaced entry at the time of the review.
     changed: int = 0
 
 
@@ -53,9 +53,9 @@ class Remove(Value):
 
 
 class Clear(Value):
-    """The directory at `path`, out of which everything goes by other steps, goes itself.
+    """Remove the directory at `path`, after other steps have moved everything out of it.
 
-    Where a directory cannot be renamed: overlayfs refuses it for one that lies in a lower layer.
+    For a directory that cannot be renamed: overlayfs refuses that for directories of a lower layer.
     """
 
     path: str
@@ -65,7 +65,7 @@ class Clear(Value):
 
 
 class Permit(Value):
-    """The directory at `path`, inode `inode`, gets other permissions."""
+    """Change the permissions of the directory at `path` (inode `inode`)."""
 
     path: str
     inode: int
@@ -83,13 +83,13 @@ KINDS: dict[str, type[Step]] = {
 
 
 def rows(steps: Iterable[Step]) -> list[list[object]]:
-    """The steps as plain data; `KINDS` has the way back."""
+    """Return the steps as plain data; `KINDS` leads back."""
     names = {kind: name for name, kind in KINDS.items()}
     return [[names[type(step)], *(getattr(step, field) for field in step._fields)] for step in steps]
 
 
 class CreatedMeanwhile(Exception):
-    """Something has come to a path where nothing was when it was decided about. All was put back."""
+    """An entry was created at a path that was empty at the review. Every step was undone."""
 
 
 class Steps:
@@ -100,21 +100,21 @@ class Steps:
         self._steps = tuple(steps)
         self._cleared = {step.path for step in self._steps if isinstance(step, Clear)}
         self._last = LastDirectory(target)
-        #: What has been moved away: another name of one of these has another time for that alone.
+        #: Inodes that have been moved away: the move changes the ctime of their other names.
         self._moved: set[int] = set()
 
     def do(self, *, afresh: bool = False) -> None:
-        """Do those that are not done, in order; `afresh` says that none is. Stops at one that fails."""
-        # One after the other: a step can be what makes the next one possible.
+        """Do the steps that are not done, in order (`afresh`: none is). Stops at the first failure."""
+        # One after the other: a step can make the next one possible.
         left = (step for step in self._steps if afresh or not self._is_done(step))
         self._all(left, lambda step, directory, name: self._do(step, directory, name, afresh))
 
     def undo(self) -> None:
-        """Undo those that are done, the last first."""
+        """Undo the steps that are done, the last first."""
         self._all((step for step in self._steps[::-1] if self._is_begun(step)), self._undo)
 
     def check_removed(self, since: int) -> None:
-        """CommitRefused when something in a directory that was removed changed after `since`."""
+        """Raise CommitRefused if something in a removed directory changed after `since`."""
         for step in self._steps:
             if isinstance(step, Remove):
                 newer = _newer_than(since, self._slots, step.slot)
@@ -122,14 +122,14 @@ class Steps:
                     raise changed_meanwhile(f"{step.path}/{newer}")
 
     def can_go_on(self) -> bool:
-        """Whether everything that is still to be replaced is what it was when that was decided."""
+        """Whether every entry that is still to be replaced is as it was at the review."""
         try:
             return all(self._is_done(step) or self._is_as_before(step) for step in self._steps)
         finally:
             self._last.close()
 
     def can_go_back(self) -> bool:
-        """Whether everything that was put in place is still there."""
+        """Whether every entry that was put in place is still there."""
         try:
             return all(
                 not self._is_done(step) or not isinstance(step, Put) or self._inode_at(step.path) == step.new
@@ -177,12 +177,12 @@ class Steps:
         rename_new(self._slots, step.slot, directory, name)
 
     def _unchanged(self, directory: int, name: str, step: Put | Remove) -> None:
-        """The last look before something is moved away: it must be what was decided about."""
+        """Check, right before an entry is moved away, that it is the reviewed one."""
         try:
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             raise changed_meanwhile(step.path) from None
-        # A directory's time moves with what is done in it, by this commit too.
+        # A directory's time moves with changes in it, including those of this commit.
         any_time = not step.changed or stat.S_ISDIR(found.st_mode) or step.old in self._moved
         if found.st_ino != step.old or (found.st_ctime_ns != step.changed and not any_time):
             raise changed_meanwhile(step.path)
@@ -216,11 +216,11 @@ class Steps:
             return self._in_slot(step.slot) != step.new
         if isinstance(step, Remove):
             return bool(self._in_slot(step.slot))
-        # A directory that another step has moved away needs nothing any more.
+        # If another step has moved the directory away, nothing is left to do.
         return not self._is_directory(step.path)
 
     def _is_begun(self, step: Step) -> bool:
-        """Whether there is something of it to be undone: else its directory need not even be there."""
+        """Whether the step has an effect to undo; otherwise its directory need not even exist."""
         if isinstance(step, Put) and self._in_slot(f"{step.slot}.old"):
             return True
         return isinstance(step, Clear) or self._is_done(step) is not isinstance(step, Permit)
@@ -270,7 +270,7 @@ def _make_again(step: Clear, directory: int, name: str) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=directory)
     except FileExistsError:
-        return  # it never went
+        return  # it was never removed
     if os.geteuid() == 0:
         os.chown(name, step.uid, step.gid, dir_fd=directory, follow_symlinks=False)
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
@@ -279,7 +279,7 @@ def _make_again(step: Clear, directory: int, name: str) -> None:
 
 
 def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -> None:
-    """Unless it `must` be there, a directory that another step has moved away already is passed over."""
+    """Set permissions; skip a directory that another step has moved away, unless it `must` exist."""
     try:
         fd = os.open(name, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -289,7 +289,7 @@ def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -
     try:
         found = os.fstat(fd)
         if found.st_ino == step.inode:
-            # What the host's directory does for files that are made in it is not the sandbox's to say.
+            # Keep the set-ID and sticky bits of the host's directory, which the sandbox does not decide.
             kept = found.st_mode & 0o7000
             os.chmod(f"/proc/self/fd/{fd}", mode & 0o777 | kept)
         elif must:
@@ -299,7 +299,7 @@ def _permit(step: Permit, directory: int, name: str, mode: int, *, must: bool) -
 
 
 def _newer_than(since: int, slots: int, slot: str) -> str | None:
-    """A path below the directory in `slot` that changed after `since`; its own time moved with it."""
+    """Return a path below the directory in `slot` that changed after `since`, except the directory itself."""
     todo = [""] if stat.S_ISDIR(os.stat(slot, dir_fd=slots, follow_symlinks=False).st_mode) else []
     while todo:
         path = todo.pop()

@@ -16,10 +16,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 class LayerWriter:
-    """Writes below the open directory `root`. `owner` gets every entry, when we are root.
+    """Writes below the open directory `root`. If we are root, `owner` owns every entry.
 
-    `here` is always the open directory of the layer that the entry goes into. A directory is made with
-    mode 0700, and `finish` gives it its own permissions when everything is in it.
+    `here` is always the open directory of the layer for the entry. A directory is created with mode 0700, and
+    `finish` sets its own permissions when it is complete.
     """
 
     def __init__(self, root: int, owner: tuple[int, int] | None = None) -> None:
@@ -27,12 +27,12 @@ class LayerWriter:
         self._modes: dict[str, int] = {}
 
     def whiteout(self, here: int, name: str) -> None:
-        """Hide what lower layers have at `name`."""
+        """Hide the entry `name` of lower layers."""
         os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
         self.chown(here, name)
 
     def mkdir(self, here: int, path: str, mode: int | None = None, *, opaque: bool = False) -> None:
-        """Make the directory `path`. With `opaque`, nothing of lower layers is seen in it."""
+        """Create the directory `path`. With `opaque`, it hides the entries of lower layers."""
         name = path.rpartition("/")[2]
         os.mkdir(name, 0o700, dir_fd=here)
         self.chown(here, name)
@@ -48,7 +48,7 @@ class LayerWriter:
         self._modes[path] = mode & 0o777
 
     def has_mode(self, path: str) -> bool:
-        """Whether the directory `path` was made here, or its permissions are set."""
+        """Whether the directory `path` was created here, or its permissions are set."""
         return path in self._modes
 
     def link(self, first: str, here: int, name: str) -> None:
@@ -72,7 +72,7 @@ class LayerWriter:
     ) -> None:
         """Copy the link, file or pipe `name` (its mode is `kind`) from the directory `source` of `tree`.
 
-        Sockets and devices do not come along. LayerError when a file is not as `frozen` any more.
+        Sockets and devices are not copied. LayerError if a file differs from `frozen`.
         """
         if stat.S_ISLNK(kind):
             os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=here)
@@ -96,7 +96,7 @@ class LayerWriter:
             os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
 
     def finish(self) -> None:
-        """Give the directories their permissions, the deepest first."""
+        """Set the permissions of directories, the deepest first."""
         for path, mode in sorted(self._modes.items(), reverse=True):
             fd = open_deep(self._root, path, _DIRECTORY)
             os.fchmod(fd, mode)

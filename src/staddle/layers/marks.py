@@ -1,6 +1,6 @@
-"""`Marks`: what was at which path, as a dictionary whose copies share what they have in common.
+"""`Marks`: signatures by path, as a dictionary whose copies share their common part.
 
-Each snapshot has a copy. Plain dictionaries would cost each snapshot as much as there are paths.
+Each snapshot has a copy. A plain dictionary would cost each snapshot memory for every path.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Marks:
-    """Signatures by path; None where nothing was.
+    """Signatures by path; None if nothing was there.
 
-    What was there when it was last copied is in dictionaries that nothing writes any more, the oldest first;
-    two are joined as soon as the newer one is as large. So a copy costs little more than what is new.
+    The entries at the time of the last copy are in read-only dictionaries, the oldest first. Two are joined
+    as soon as the newer one is as large. So a copy costs little more than its new entries.
     """
 
     def __init__(self, found: Mapping[str, Signature | None] | None = None) -> None:
@@ -27,7 +27,7 @@ class Marks:
         self._lock = threading.Lock()
 
     def copy(self) -> Marks:
-        """The same; what is written to one is not seen in the other."""
+        """Return a copy; later changes to either do not show in the other."""
         with self._lock:
             self._freeze()
             other = Marks()
@@ -43,21 +43,21 @@ class Marks:
         self._shared, self._own = (*shared, newest), {}
 
     def as_dict(self) -> dict[str, Signature | None]:
-        """All of them."""
+        """Return all entries."""
         found: dict[str, Signature | None] = {}
         for one in (*self._shared, self._own):
             found.update(one)
         return found
 
     def get(self, path: str, other: Signature | None = None) -> Signature | None:
-        """The signature at `path`; `other` if that is not known."""
+        """Return the signature at `path`; `other` if it is unknown."""
         for one in (self._own, *reversed(self._shared)):
             if path in one:
                 return one[path]
         return other
 
     def setdefault(self, path: str, mark: Signature | None) -> None:
-        """Write what was at `path`, if that is not known."""
+        """Set the signature at `path`, if it is unknown."""
         if path not in self:
             self[path] = mark
 
@@ -74,7 +74,7 @@ class Marks:
             self._own[path] = mark
 
     def forget(self, paths: list[str]) -> None:
-        """As if nothing was known about these."""
+        """Forget the signatures of these paths."""
         with self._lock:
             found = self.as_dict()
             for path in paths:

@@ -1,7 +1,7 @@
-"""Layers made into one that means the same: a copy of one, a squash of several, all but some paths.
+"""Merge layers into one with the same meaning: copy one, squash several, leave out some paths.
 
-The result is a layer: whiteouts stay whiteouts, because there is more below. What is linked
-instead of copied must be frozen, and so must the result: one file has two names then.
+The result is a layer: whiteouts stay whiteouts, because there is more below. Linked files must be frozen on
+both sides, because one file then has two names.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def merge(
     without: Selection | None = None,
     rest: Callable[[], object] | None = None,
 ) -> None:
-    """Make the empty directory `destination` a layer that means what `layers` (topmost first) mean.
+    """Fill the empty directory `destination` with a layer that means the same as `layers` (topmost first).
 
-    With `link`, files are linked, which costs no room. `without` is left out. Sockets and
-    devices do not come along, apart from whiteouts: in a layer that is mounted again nothing
-    listens. `rest` is called between steps, for a caller in the background.
+    With `link`, files are linked, which takes no space. `without` is left out. Sockets and devices are not
+    copied, except for whiteouts: nothing would listen on them in a new mount. A background caller passes
+    `rest`, which is called between steps.
     """
     with OpenLayers(LayerView(tuple(layers), ()), waits=rest is None) as opened:
         _Merge(destination, opened.layers, link, without, rest=rest).run()
@@ -50,9 +50,9 @@ def prune(
     *,
     rest: Callable[[], object] | None = None,
 ) -> None:
-    """Remove the whiteouts from a `layer` that hide nothing of `bases`, nor of the layers `between`.
+    """Remove the whiteouts from a `layer` that hide nothing in `bases` or in the layers `between`.
 
-    In a directory that nothing merges with, overlayfs would list their names. `rest`: see `merge`.
+    In a directory without lower directories, overlayfs would list their names. `rest`: see `merge`.
     """
     with OpenLayers(LayerView((layer, *between), tuple(bases)), waits=rest is None) as opened:
         tree, *others = opened.layers
@@ -91,12 +91,12 @@ def copy_of(
     without: Selection | None = None,
     owner: tuple[int, int] | None = None,
 ) -> None:
-    """Make the empty `destination` a copy of `directory`, to be worked in without overlayfs.
+    """Fill the empty `destination` with a copy of `directory`, to be changed without overlayfs.
 
-    By reference where the file system can. `without` is left out. What we may not read is an
-    error: a copy without it would tell it as deleted. `ours` says that it is a copy itself, in
-    which we may lend ourselves rights. `owner` gets what belongs to the owner of `directory`, when we are
-    root. Compare it with `LayerView((destination,), (directory,), plain=True)`.
+    Files are copied by reference if the file system can. `without` is left out. An unreadable file is an
+    error, because its absence would count as a deletion. `ours`: the directory is itself a copy, in which we
+    may grant ourselves access. If we are root, `owner` gets the entries of the owner of `directory`. Compare
+    the copy with `LayerView((destination,), (directory,), plain=True)`.
     """
     view = LayerView((directory,), (), plain=True) if ours else LayerView((), (directory,), plain=True)
     with OpenLayers(view) as opened:
@@ -105,7 +105,7 @@ def copy_of(
 
 
 def flatten(layers: Sequence[str], base: str, destination: str, *, without: Selection | None = None) -> None:
-    """Make the empty `destination` a copy of what `layers` (topmost first) show over the host's `base`."""
+    """Fill the empty `destination` with a copy of the view of `layers` (topmost first) over `base`."""
     with OpenLayers(LayerView(tuple(layers), (base,))) as opened:
         trees = [*opened.layers, *opened.bases]
         _Merge(destination, trees, False, without, plain=True).run()
@@ -128,11 +128,11 @@ class _Merge:
         self._link, self._without, self._marks, self._rest = link, without, marks, rest
         #: Whether the result is no layer, and has no marks.
         self._plain = plain or not marks
-        #: Where a file with several names in one layer has been put: (tree, inode) to path.
+        #: The first place of a file with several names in one layer: (tree, inode) to path.
         self._linked: dict[tuple[int, int], str] = {}
-        #: Directories are closed to their owner, if at all, when nothing goes into them any more.
+        #: Directories get their own permissions once they are complete.
         self._finish: list[tuple[str, os.stat_result]] = []
-        #: (path, trees, whether it must be opaque, what it was before we lent ourselves rights in it)
+        #: (path, trees, whether it must be opaque, its status before we granted ourselves access)
         self._todo: list[tuple[str, tuple[int, ...], bool, os.stat_result]] = []
         self._chown, self._owner = os.geteuid() == 0, owner
 
@@ -161,7 +161,7 @@ class _Merge:
             if not side.directories:
                 if not self._marks:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-                return  # gone meanwhile
+                return  # deleted meanwhile
             here = open_deep(self._root, path, _DIRECTORY)
             try:
                 top = side.directories[0][1]
@@ -191,7 +191,7 @@ class _Merge:
             return
         if stat.S_ISDIR(status.st_mode):
             self._writer.mkdir(here, path)
-            # A directory that ended the look further down must end it in the result.
+            # A directory that hides lower ones must hide them in the result too.
             self._todo.append((path, found.trees, found.ended and not opaque, status))
             return
         tree = found.trees[0]
@@ -217,7 +217,7 @@ class _Merge:
         try:
             before = os.fstat(source)
             if not stat.S_ISREG(before.st_mode):
-                return  # another thing by now
+                return  # replaced meanwhile
             destination = os.open(name, _NEW, 0o600, dir_fd=here)
             try:
                 copy_content(source, destination, before)
@@ -237,7 +237,7 @@ class _Merge:
         os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=here, follow_symlinks=False)
 
     def _owners(self, status: os.stat_result) -> tuple[int, int] | None:
-        """User and group of the copy of an entry; None where it is ours."""
+        """Return user and group for the copy of an entry; None if we own it."""
         if not self._chown:
             return None
         if self._owner is None:
@@ -247,7 +247,7 @@ class _Merge:
 
 
 def _finish(fd: int, status: os.stat_result, owners: tuple[int, int] | None) -> None:
-    """Owner (as root), permissions and times, in the order in which one does not undo another."""
+    """Set owner (as root), permissions and times, in an order in which none undoes another."""
     if owners is not None:
         os.fchown(fd, *owners)
     os.fchmod(fd, stat.S_IMODE(status.st_mode))

@@ -1,5 +1,7 @@
-"""Layers seen as overlayfs merges them: the topmost entry of a name wins, and directories of one
-name are one directory until a whiteout, another kind or an opaque one ends it.
+"""Layers as overlayfs merges them: the topmost entry of a name wins, and directories are merged.
+
+Directories of one name are merged until a whiteout, an entry of another type or an opaque directory ends
+that.
 """
 
 from __future__ import annotations
@@ -17,19 +19,19 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-#: Descriptors that a walk needs for each of its trees, the root and a directory, and for the rest: files that
-#: are compared or written, and directories on the way to them.
+#: Descriptors that a walk needs for each of its trees (the root and a directory), and for the rest: files to
+#: compare or write, and directories on the way to them.
 _EACH, _MORE = 2, 10
-#: How long to wait for room for them, in seconds.
+#: Seconds to wait for room for them.
 _PATIENCE = 5.0
 
 
 class LayerView(Value):
-    """Layers, topmost first, and what they are compared with.
+    """Layers, topmost first, and the bases to compare them with.
 
-    `plain`: the one layer is a whole copy of the bases that was then worked in, without overlayfs.
-    What is at `hidden` paths is not looked at. `began_with` is what the layers were written over, where the
-    bases are something else: what is as it was there was not changed.
+    `plain`: the one layer is a whole copy of the bases with changes, without overlayfs. `hidden` paths are
+    skipped. If the layers were written over something else than the bases, that is `began_with`: entries that
+    equal it are unchanged.
     """
 
     layers: tuple[str, ...]
@@ -43,7 +45,7 @@ class OpenLayers:
     """The trees of a view, opened for one walk or one commit."""
 
     def __init__(self, view: LayerView, *, waits: bool = True) -> None:
-        """TooManyOpenFiles when this process has too many files open; a while later, if it `waits`."""
+        """Raise TooManyOpenFiles if this process has too many files open; after a while, if it `waits`."""
         self.view = view
         self.layers: list[Tree] = []
         self.bases: list[Tree] = []
@@ -57,12 +59,12 @@ class OpenLayers:
             raise
 
     def give_back(self) -> None:
-        """Take back rights that were lent in the layers."""
+        """Withdraw the access that we granted ourselves in the layers."""
         for tree in self.layers:
             tree.give_back()
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Close the trees. Does nothing when called again."""
         try:
             for tree in (*self.layers, *self.bases):
                 tree.close()
@@ -80,10 +82,9 @@ class OpenLayers:
 
 
 class Merged:
-    """A name resolved on one side: the entry that wins, and the trees it is made of, topmost first.
+    """A name resolved on one side: the entry that wins, and its trees, topmost first.
 
-    `ended` says that nothing further down has a part in it: not where no tree says anything
-    about the name, and not where a directory merges on.
+    `ended`: lower trees have no part in it. False if no tree has the name, or a directory merges on.
     """
 
     __slots__ = ("ended", "status", "trees")
@@ -101,11 +102,11 @@ _NOTHING = Merged(None, (), False)
 
 
 class Side:
-    """The directories that make up one side of a pair, open, topmost first."""
+    """The open directories that make up one side of a pair, topmost first."""
 
     def __init__(self, trees: list[Tree], which: tuple[int, ...], path: str, marks: bool) -> None:
         self.trees = trees
-        #: (index of the tree, descriptor, descriptor where whiteouts by attribute are, else -1)
+        #: (index of the tree, descriptor, descriptor if it has whiteouts by attribute, else -1)
         self.directories: list[tuple[int, int, int]] = []
         self.opaque = False
         self._marks = marks
@@ -114,7 +115,7 @@ class Side:
                 try:
                     fd = trees[index].directory(path)
                 except OSError:
-                    break  # gone, or another thing by now; or the host lets us not look
+                    break  # deleted or replaced meanwhile; or the host does not let us look
                 mark = opacity(fd) if marks else b""
                 self.directories.append((index, fd, fd if mark == b"x" else -1))
                 if mark == b"y":
@@ -125,7 +126,7 @@ class Side:
             raise
 
     def names(self) -> dict[str, None]:
-        """Every name in any of the directories, whiteouts too."""
+        """Return every name in any of the directories, including whiteouts."""
         found: dict[str, None] = {}
         for _, fd, _ in self.directories:
             found.update(dict.fromkeys(listed(fd)))
@@ -151,7 +152,7 @@ class Side:
         return Merged(status, trees, False)
 
     def descriptor(self, tree: int) -> int:
-        """The directory of this side in that tree."""
+        """Return the directory of this side in that tree."""
         return next(fd for index, fd, _ in self.directories if index == tree)
 
     def close(self) -> None:

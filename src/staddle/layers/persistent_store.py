@@ -1,6 +1,6 @@
 """A store whose layers stay when its process ends: claimed, continued, removed.
 
-Only one process uses a kept sandbox at a time. The kernel takes its claim back however it ends.
+Only one process uses a kept sandbox at a time. The kernel releases its claim however it ends.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from . import trash
 from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
 
-#: Attempts to take a claim that `is_claimed` of another process may hold for a moment.
+#: Attempts to get a claim that `is_claimed` in another process may have for a moment.
 _ATTEMPTS = 5
-#: For the sandboxes of a killed process, in seconds.
+#: Seconds to wait for the sandboxes of a killed process.
 _PATIENCE = 5.0
-#: As many as one sandbox has at most.
+#: The most ids of one sandbox.
 _IDS = 1 << 16
-#: Beside the layers; there is no `lock`, so that `sweep` does not take them for those of a dead process.
+#: Files next to the layers. None is called `lock`, so `sweep` does not consider them abandoned.
 USERS = "users-"
 
 _open: weakref.WeakSet[PersistentStore] = weakref.WeakSet()
 
 
 class PersistentStore(Store):
-    """The layers of one kept sandbox. `recorded` are those that its record names: they are never deleted.
+    """The layers of one kept sandbox. Layers that its record names (`recorded`) are never deleted.
 
-    The claim is given back when `end` was called and no layer is held any more: a fork may
-    outlive the sandbox that it was opened for.
+    The claim is released when `end` was called and no layer has a reference: a fork may outlive the sandbox
+    for which it was opened.
     """
 
     is_persistent = True
 
     def __init__(self, name: str, *, make: bool, owner: tuple[int, int] | None = None) -> None:
-        """Claim the kept sandbox, which need not have a record yet when it is to be made."""
+        """Claim the kept sandbox. With `make`, it need not have a record yet."""
         import threading
 
-        self.home = directory_of(name)  # where its trash is
+        self.home = directory_of(name)  # its trash is there
         self.path = f"{self.home}/{LAYERS}"
         self.owner = owner
         self.recorded: frozenset[str] = frozenset()
@@ -61,13 +61,13 @@ class PersistentStore(Store):
         _open.add(self)
 
     def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
-        """A new, empty layer."""
+        """Return a new, empty layer."""
         made = super().layer(like=like, reserved=reserved)
         self._live.add(made.path)
         return made
 
     def existing(self, name: str) -> Layer:
-        """A layer that an earlier process has made."""
+        """Return a layer that an earlier process has made."""
         layer = Layer(self, f"{self.path}/{name}")
         if not stat.S_ISDIR(os.lstat(layer.upper).st_mode):
             raise NotADirectoryError(20, os.strerror(20), layer.upper)
@@ -75,23 +75,23 @@ class PersistentStore(Store):
         return layer
 
     def sweep(self) -> None:
-        """Delete what the record does not name: a process was killed before it could, or before it wrote."""
+        """Delete layers that the record does not name: left by a process that was killed."""
         for name in os.listdir(self.path):
             if name.isdigit() and name not in self.recorded:
                 trash.move(f"{self.path}/{name}", self.home)
         sweep_trash(self.home)
 
     def close(self) -> None:
-        """The layers stay; see `end`."""
+        """End the store; the layers stay. See `end`."""
         self.end()
 
     def end(self) -> None:
-        """Give the claim back as soon as no layer is held."""
+        """Release the claim as soon as no layer has a reference."""
         self._ending = True
         self._give_back()
 
     def remove(self) -> None:
-        """The whole kept sandbox goes, at once. Nothing of it may be mounted any more."""
+        """Remove the whole kept sandbox at once. Nothing of it may still be mounted."""
         self._ending = True
         _trash(self.home)
         self.leave()
@@ -104,7 +104,7 @@ class PersistentStore(Store):
 
     def _give_back(self) -> None:
         if self._ending and not self._live and self._claim >= 0:
-            os.ftruncate(self._claim, 0)  # nothing of ours writes any more
+            os.ftruncate(self._claim, 0)  # no process of ours writes any more
             self.leave()
 
 
@@ -120,7 +120,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
-    """Take the claim; its descriptor, and the process that had it last, if that was killed."""
+    """Get the claim; return its descriptor, and the process that had it last, if that was killed."""
     import fcntl
 
     mode = 0o711 if os.geteuid() == 0 else 0o700
@@ -137,7 +137,7 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
         try:
             fd = os.open(f"{directory}/{CLAIM}", flags, 0o600)
         except FileNotFoundError:
-            continue  # it was removed that moment
+            continue  # it was just removed
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.lstat(f"{directory}/{CLAIM}")):
@@ -151,7 +151,7 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
             os.close(fd)
             if attempt >= _ATTEMPTS:
                 raise _in_use(name, who) from None
-            time.sleep(0.01)  # `is_claimed` may be looking, for a moment
+            time.sleep(0.01)  # `is_claimed` may be checking it for a moment
         except FileNotFoundError:
             os.close(fd)
     raise LayerError(
@@ -162,10 +162,10 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
 
 
 def _await_users(layers: str, killed: str) -> None:
-    """Wait for the sandboxes of a killed process: they end with it, but not in the same moment.
+    """Wait for the sandboxes of a killed process: they end shortly after it.
 
-    The fork server of a process, its child, holds a lock on a file that has the
-    process's number until the last one has ended. From here on there is one for ours.
+    The fork server of a process, its child, locks a file named after the process until the last sandbox has
+    ended. From here on there is one for this process.
     """
     ours = f"{USERS}{os.getpid()}"
     for name in os.listdir(layers):
@@ -206,7 +206,7 @@ def _in_use(name: str, who: str) -> LayerError:
 
 
 def unknown(name: str) -> LayerError:
-    """The error for a kept sandbox that is not there."""
+    """Return the error for a kept sandbox that does not exist."""
     return LayerError(
         f"there is no kept sandbox {name!r}",
         why=f"nothing of that name is kept in {home()!r}",
@@ -235,7 +235,7 @@ def is_claimed(name: str) -> bool:
 
 
 def remove(name: str) -> None:
-    """Remove a kept sandbox with everything in it, also one whose record cannot be read."""
+    """Remove a kept sandbox with everything in it, even if its record cannot be read."""
     directory = directory_of(name)
     if not os.path.isdir(directory):
         raise unknown(name)
@@ -260,7 +260,7 @@ def _trash(directory: str) -> None:
 
 
 def sweep_trash(place: str) -> None:
-    """Go on deleting what a killed process has left in the trash there."""
+    """Continue to delete what a killed process has left in the trash there."""
     try:
         rest = os.listdir(f"{place}/{trash.TRASH}")
     except FileNotFoundError:
@@ -273,9 +273,9 @@ def sweep_trash(place: str) -> None:
 
 
 def prepare(layer: Layer, owner: tuple[int, int] | None, before: int = -1) -> None:
-    """Let a layer of an earlier process be mounted again, by `owner` if that is not us; see `give`.
+    """Prepare a layer of an earlier process for a mount, by `owner` if that is not us; see `give`.
 
-    The kernel's own directory is made anew.
+    The work directory, which is the kernel's own, is created anew.
     """
     remove_directory((os.fsencode(layer.work),))
     os.mkdir(layer.work, 0o700)
@@ -286,11 +286,10 @@ def prepare(layer: Layer, owner: tuple[int, int] | None, before: int = -1) -> No
 
 
 def give(path: str, owner: tuple[int, int], before: int = -1) -> None:
-    """Give a directory, and all that is in it, to `owner`; what was of ids near `before` to the same near it.
+    """Give a directory with its contents to `owner`; ids relative to `before` keep their offset.
 
-    Root's sandboxes have other ids in each process: what the last one wrote is given to this
-    one's. By root, over descriptors; no other process has it now, and no name in it is that of a file
-    outside.
+    Root's sandboxes have other ids in each process, so the files of the last one are given to this one. Root
+    does this by descriptor. No other process uses the directory now, and no file in it has a name outside.
     """
     todo = [""]
     with Tree(path, ours=True) as tree:

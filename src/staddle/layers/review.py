@@ -1,8 +1,8 @@
 """Review a commit before it is made: its steps, and the objections to it. Writes nothing.
 
 Symbolic links are resolved in the tree as it will be after the commit (`LinkTargets`), from the layers and
-the bases; no link is followed on the host. A sandbox chooses what its links say, so a chain of them is
-bounded as the kernel bounds one.
+the bases. No link is followed on the host. A sandbox chooses the targets of its links, so a chain of them has
+the same limit as in the kernel.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class LinkTargets:
         self._targets: dict[str, str | None] = {}
 
     def target(self, path: str) -> str | None:
-        """The text of the link at `path`; None where there is no link."""
+        """Return the target of the link at `path`; None if there is no link."""
         if path not in self._targets:
             self._targets[path] = self._read(path)
         return self._targets[path]
 
     def resolve(self, path: str) -> str | None:
-        """The path of what `path` leads to, relative to the tree; None when it leads out of it."""
+        """Resolve `path` relative to the tree; None if it leads out of it."""
         todo, links = path.split("/")[::-1], 0
         done: list[str] = []
         while todo:
@@ -112,14 +112,14 @@ class LinkTargets:
                     os.close(directory)
                     tree.give_back()
             except OSError:
-                return None  # another thing by now
+                return None  # replaced meanwhile
         return None
 
 
-#: What git obeys in a directory that it takes for a repository, and what it takes for one by.
+#: Files that git obeys in a repository, and entries by which it recognizes one.
 _GIT_FILES = frozenset(name.removeprefix(".git/") for name in GIT)
 _GIT_MARKS = frozenset(("head", "objects", "refs", "commondir"))
-#: The kinds of change that put something at a path where it was not before: `renamed` and `type` as well.
+#: The kinds of change that put a new entry at a path, including `renamed` and `type`.
 _BRINGING = frozenset(("added", "renamed", "type", "link"))
 
 
@@ -140,9 +140,9 @@ class NeedsApproval(Value):
 
 
 class Committed(Value):
-    """Result of a commit: the changes that the host has now, those it kept, and paths that are no files.
+    """Result of a commit: the committed changes, paths that the host kept, and paths that are no files.
 
-    `unused` are names in `allow` that nothing was held back for.
+    `unused` are names in `allow` that matched no held change.
     """
 
     changes: tuple[Change, ...]
@@ -154,11 +154,11 @@ class Committed(Value):
 class Review(Value):
     """The changes that a commit would make, as they were at one moment.
 
-    `changes` are those that `diff` lists, in order; their `text_diff` shows content only if it is still the
-    reviewed one. `conflicts` changed on the host as well, `held` needs to be allowed, `refused` never is (it
-    would change what staddle itself trusts), each with the reason. `left_out` is no file. Paths in these four
-    are below the workspace. `digest` stands for all of it: two reviews that differ anywhere, in content too,
-    have different ones.
+    `changes` are those of `diff`, in order; their `text_diff` shows content only while it is the reviewed
+    content. `conflicts` were changed on the host too, and `held` changes need approval. `refused` changes are
+    never allowed, because staddle itself trusts these files. Each has its reason. `left_out` are no files.
+    Paths in these four are below the workspace. `digest` identifies the review: two reviews that differ
+    anywhere, even in content, have different digests.
     """
 
     taken: tuple[Difference, ...]
@@ -167,23 +167,23 @@ class Review(Value):
     held: tuple[NeedsApproval, ...]
     refused: tuple[NeedsApproval, ...] = ()
     changes: tuple[Change, ...] = ()
-    #: What was seen of each change, by path; None for a review that no commit is bound to.
+    #: The fingerprint of each change, by path; None for a review to which no commit is bound.
     seen: dict[str, Fingerprint] | None = None
-    #: The paths that were asked about; None: all.
+    #: The requested paths (None: all).
     paths: tuple[str, ...] | None = None
 
     @property
     def digest(self) -> str:
-        """A short text that differs if anything of it does."""
+        """A short text that differs if anything in the review differs."""
         found = sorted((path, each.facts, each.content) for path, each in (self.seen or {}).items())
         more = [each.as_dict() for each in (*self.conflicts, *self.held, *self.refused)]
         return digest_of(repr((found, more, self.left_out)).encode("utf-8", "surrogateescape"))
 
     def commit(self, paths: Collection[str] | None = None, **options: Unpack[ApprovalOptions]) -> Committed:
-        """Write exactly what was reviewed, or what of it is at and below `paths`, to the host.
+        """Write exactly the reviewed changes, or those at and below `paths`, to the host.
 
-        CommitRefused lists what has changed since, inside or on the host, and nothing is written. Changes
-        that came later stay in the sandbox. The options are those of `Sandbox.commit`.
+        CommitRefused lists the changes that differ since, inside or on the host, and nothing is written.
+        Later changes stay in the sandbox. The options are those of `Sandbox.commit`.
         """
         commit: Callable[..., Committed] | None = self.__dict__.get("_commit")
         if commit is None:
@@ -202,9 +202,9 @@ class Review(Value):
         return f"<Review {self.digest[:12]}: {', '.join(counts)}>"
 
     def still(self, found: Review, selection: Selection, *, all_of_it: bool) -> Review:
-        """`found`, a later look at the same paths, without what came since; CommitRefused if it differs.
+        """Return `found`, a later review of the same paths, without new changes; CommitRefused if it differs.
 
-        The content is not compared here: it is where it has been copied to (`SlotDigests`).
+        The content is not compared here, but after it has been copied (`SlotDigests`).
         """
         seen = self.seen or {}
         now = {item.path: facts_of(item) for item in found.taken}
@@ -232,7 +232,7 @@ class Review(Value):
 
 
 def changed_since(changed: Mapping[str, str]) -> CommitRefused:
-    """The error for changes that are not those of the review any more: by path, how."""
+    """Return the error for changes that differ from the review: `changed` has the reason by path."""
     items = tuple(Conflict(path, "modified", why) for path, why in sorted(changed.items()))
     return CommitRefused(
         f"{_count(items)} changed since the review",
@@ -250,10 +250,10 @@ def review(
     *,
     at: str | None = None,
 ) -> Review:
-    """Look at every change at and below `paths`, against what the host has now.
+    """Review every change at and below `paths`, against the present host.
 
-    `only` chooses among the changes, one by one, instead; it answers for what they need. With `at`, the path
-    of the tree inside, the review has `changes` and fingerprints, and a commit can be bound to it.
+    `only` chooses among the changes one by one instead, and is responsible for missing parents. With `at`,
+    the path of the tree inside, the review has `changes` and fingerprints, and a commit can be bound to it.
     """
     selection = Selection(paths)
     everything = list(differences(opened, Selection(None)))
@@ -300,7 +300,7 @@ def _with_fingerprints(opened: OpenLayers, found: Review, at: str) -> Review:
 
 
 def _own(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
-    """Changes at or below staddle's own places, and those of directories above that would lead elsewhere."""
+    """Yield changes at or below staddle's own places, and of directories above that would redirect them."""
     top = os.path.realpath(opened.bases[0].path) if opened.bases else "/"
     known = places.within(top)
     for item in found if known else ():
@@ -313,15 +313,15 @@ def _own(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsAppro
 
 
 def _changed(opened: OpenLayers) -> set[str]:
-    """The paths at which the layers differ from what they were written over."""
+    """Return the paths at which the layers differ from the trees they were written over."""
     with OpenLayers(opened.view.replace(bases=opened.view.began_with, began_with=())) as began:
         return {item.path for item in differences(began)}
 
 
 def _is_as_before(item: Difference) -> bool:
-    """Whether an entry that the layers have not changed can be left as the host has it.
+    """Whether an entry that the layers have not changed can stay as the host has it.
 
-    Not one that a deleted directory takes along, and not a directory that others need to be in.
+    Not an entry in a deleted directory, and not a directory that others need.
     """
     return item.new is not None and (item.old is not None or not stat.S_ISDIR(item.new.st_mode))
 
@@ -331,7 +331,7 @@ def _is_chosen(selection: Selection, item: Difference) -> bool:
 
 
 def _with_the_way(chosen: list[Difference], listed: list[Difference]) -> list[Difference]:
-    """The chosen ones, and the new directories that they need to be in."""
+    """Return the chosen differences, with the new directories that they need."""
     if len(chosen) == len(listed):
         return chosen
     there = {item.path for item in chosen}
@@ -349,19 +349,19 @@ def _with_the_way(chosen: list[Difference], listed: list[Difference]) -> list[Di
 
 
 class Allowed:
-    """Names of held changes that are fine this once: paths as they are told, or globs of them."""
+    """Names of held changes that are allowed this once: paths as reported, or globs of them."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
         if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
             raise InvalidCall(
                 f"allow is {names!r}", why="it is not a list of names", fix="use allow=['NAME']"
             )
-        #: What each has let through so far.
+        #: Whether each name has matched so far.
         self._used = dict.fromkeys(names, False)
         self._globs = {name: _glob(name.removeprefix(f"{WORKSPACE_PATH}/")) for name in self._used}
 
     def has(self, path: str) -> bool:
-        """Whether one of the names is `path`, or spells it."""
+        """Whether one of the names is `path`, or a glob that matches it."""
         found = False
         for name, glob in self._globs.items():
             if path == name.removeprefix(f"{WORKSPACE_PATH}/").rstrip("/") or (glob and glob.matches(path)):
@@ -370,7 +370,7 @@ class Allowed:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The names that have let nothing through."""
+        """Return the names that have matched nothing."""
         return tuple(name for name, used in self._used.items() if not used)
 
 
@@ -378,15 +378,15 @@ def _glob(text: str) -> Glob | None:
     try:
         return Glob(text)
     except PolicyError:
-        return None  # then it is the path that it says, and nothing else
+        return None  # then it is a literal path
 
 
 def decided(
     found: Review, on_conflict: OnConflict, allow_protected: bool, allow: Allowed | None = None
 ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """(what is to be taken over, what the host keeps), or CommitRefused with all that speaks against it.
+    """Return (differences to commit, paths the host keeps), or raise CommitRefused with all objections.
 
-    Of what is held, `allow` lets through what it names, and `allow_protected` everything.
+    Among held changes, `allow` permits those that it names, and `allow_protected` all.
     """
     allow = allow or Allowed()
     refused, kept = [], []
@@ -410,7 +410,7 @@ def decided(
             fix="leave them out with paths=, or discard them",
             held=found.refused,
         )
-    # All are asked about, so that it is known which names were of use.
+    # Check all of them, so that unused names are known.
     held = tuple(item for item in found.held if not allow.has(item.path) and not allow_protected)
     if refused:
         raise CommitRefused(
@@ -432,7 +432,7 @@ def decided(
 
 
 def _only_files(found: Iterable[Difference]) -> tuple[list[Difference], list[str]]:
-    """Files, directories and links. A device, a pipe or a socket is left out, and what it replaced stays."""
+    """Split off devices, pipes and sockets, which are left out; what they replaced stays."""
     taken: list[Difference] = []
     left_out: list[str] = []
     covered: str | None = None
@@ -460,12 +460,12 @@ def _conflicts(
 
 
 def held_changes(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
-    """The changes that need approval: protected names, links out of the tree, new executables."""
+    """Yield the changes that need approval: protected names, links out of the tree, new executables."""
     names = Names(opened)
     for item in found:
         name = names.protected(item.path, item) or (item.old_path and names.protected(item.old_path, item))
         if name in UNFINISHED and item.new is None:
-            continue  # a rebase that was finished, or given up
+            continue  # a rebase that was finished or aborted
         if name:
             yield NeedsApproval(item.path, item.kind, f"{name} is a protected name")
         elif target := names.leads_out(item):
@@ -481,7 +481,7 @@ def _can_be_run(status: os.stat_result | None) -> bool:
 
 
 class Names:
-    """Lookup of protected paths. Each directory is asked about once."""
+    """Lookup of protected paths. Each directory is checked once."""
 
     def __init__(self, opened: OpenLayers) -> None:
         self._opened = opened
@@ -491,7 +491,7 @@ class Names:
         self._aliases: dict[str, tuple[tuple[str, str], ...]] = {}
 
     def protected(self, path: str, item: Difference) -> str | None:
-        """The protected name that `path` is, or lies below."""
+        """Return the protected name that `path` is, or is below."""
         directory, _, name = path.rpartition("/")
         status = item.new or item.old
         low = folded(name)
@@ -499,20 +499,20 @@ class Names:
         if pointer and not (status and stat.S_ISDIR(status.st_mode)):
             return pointer  # the pointer of a worktree, or a link to another repository
         if low in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
-            return ".git"  # what lay there, harmless until now, is obeyed from now on
+            return ".git"  # harmless files there are obeyed by git from now on
         is_link = item.new is not None and stat.S_ISLNK(item.new.st_mode)
         if is_link and (begun := begins_protected(f"/{path}")):
-            return begun  # what it leads to has the protected name, too
+            return begun  # the link's target gets the protected name too
         return self._below(directory) or self._itself(path) or self._through_a_link(path)
 
     def leads_out(self, item: Difference) -> str:
-        """The target of a link that is new, or new in what it says, and leaves the tree; else empty."""
+        """Return the target of a new or changed link that leaves the tree; else empty."""
         if item.new is None or not stat.S_ISLNK(item.new.st_mode) or item.kind not in _BRINGING:
             return ""
         return "" if self._links.resolve(item.path) is not None else self._links.target(item.path) or "?"
 
     def _through_a_link(self, path: str) -> str | None:
-        """The protected name by which a link of the host's own tree leads to `path`."""
+        """Return the protected name by which a link of the host's own tree leads to `path`."""
         for target, alias in self._aliases_above(path.rpartition("/")[0]):
             if path != target and not path.startswith(f"{target}/"):
                 continue
@@ -523,9 +523,9 @@ class Names:
         return None
 
     def _aliases_above(self, directory: str) -> tuple[tuple[str, str], ...]:
-        """Links with protected names in `directory` and above it, as (where it leads, its name).
+        """Return links with protected names in `directory` and above it, as (target, name).
 
-        Only of the host's tree: such a link of the sandbox's is held itself.
+        Only of the host's tree: such a link from the sandbox is itself held.
         """
         missing = []
         while directory not in self._aliases:
@@ -561,7 +561,7 @@ class Names:
         name = protected_name(f"/{path}")
         if name:
             return name
-        # A bare repository, or the directory of a submodule or worktree, has them at its top.
+        # In a bare repository, or the directory of a submodule or worktree, they are at the top.
         parts = path.split("/")
         for count in (1, 2):
             inner = folded("/".join(parts[-count:]))
@@ -570,7 +570,7 @@ class Names:
         return None
 
     def _is_repository(self, path: str) -> bool:
-        """Whether git would take it for a repository, with the entries of any of the trees."""
+        """Whether git would recognize it as a repository, with the entries of all trees together."""
         if path not in self._repositories:
             trees = (*self._opened.layers, *self._opened.bases)
 
@@ -584,7 +584,7 @@ class Names:
 
 
 def _without(found: tuple[Difference, ...], kept: list[str]) -> tuple[Difference, ...]:
-    """All but the kept paths, and but what cannot be done without touching them."""
+    """Return all differences except the kept paths, and those that would touch them."""
     if not kept:
         return found
     away = set(kept)
@@ -600,7 +600,7 @@ def _without(found: tuple[Difference, ...], kept: list[str]) -> tuple[Difference
     def stays(item: Difference) -> bool:
         if item.path in gone or item.old_path in gone:
             return False
-        # What is new below something that stays as it is has no place.
+        # A new entry below a path that stays unchanged has no place.
         return item.new is None or not any(item.path.startswith(f"{path}/") for path in gone)
 
     return tuple(item for item in found if stays(item))

@@ -1,14 +1,14 @@
 """The record of a kept sandbox: the layers that outlive their process, by its name.
 
-    <state>/staddle/sessions/NAME/claim        held by the process that uses the rest
-                                 /session      the record: what it is of, and of which layers it is made
+    <state>/staddle/sessions/NAME/claim        locked by the process that uses the rest
+                                 /session      the record: its workspace, policy and layers
                                  /layers/<n>   as in any store
-                                 /layers/users-<pid>  held by that process's fork server
+                                 /layers/users-<pid>  locked by that process's fork server
                                  /gone/...     to be deleted
 
-The record is replaced whole, and only layers that it does not name are ever deleted: a kill
-at any moment leaves a kept sandbox that can be used. It is ours, in a directory of ours; still it is
-read as strictly as anything else that decides what is mounted and deleted.
+The record is replaced whole, and only layers that it does not name are ever deleted. So a kill at any moment
+leaves a usable kept sandbox. The record is ours, in a directory of ours. It is still parsed as strictly as
+any other input that decides what is mounted and deleted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LETTERS = _FIRST | frozenset("._-")
 
 
 class TreeRecord(Value):
-    """The record of a tree beside the workspace: its root, the paths where it is mounted, its layers.
+    """The record of a tree besides the workspace: its root, its mount points, its layers.
 
-    `bases` is what they are over, topmost first: paths of the host, or names in the store.
+    `bases` are the directories below the layers, topmost first: paths of the host, or names in the store.
     """
 
     root: str
@@ -62,10 +62,10 @@ class SnapshotRecord(Value):
 
 
 class SessionRecord(Value):
-    """The record of a kept sandbox. `layers` are those of its workspace, the one that is written first.
+    """The record of a kept sandbox. `layers` are those of its workspace, the writable layer first.
 
-    `workspace` is None for a sandbox that is for no directory; `inode` tells that directory
-    from another one of its name. `policy` is what it was last opened with, to be shown.
+    `workspace` is None for a sandbox without a directory; `inode` distinguishes that directory from another
+    of the same name. `policy` is the last policy, for display.
     """
 
     name: str
@@ -100,7 +100,7 @@ class SessionRecord(Value):
 
 
 def checked_name(name: object) -> str:
-    """A name that is one plain word, because it is also a directory's."""
+    """Return the name if it is one plain word, because it is also a directory's name."""
     if not isinstance(name, str) or not name or name[0] not in _FIRST or not set(name) <= _LETTERS:
         raise LayerError(
             f"{name!r} is not a valid name for a kept sandbox",
@@ -117,19 +117,22 @@ def checked_name(name: object) -> str:
 
 
 def home() -> str:
-    """The directory of all kept sandboxes. Root's is not in root's home: another uid mounts its layers."""
+    """Return the directory of all kept sandboxes.
+
+    Root's is outside root's home: another uid mounts its layers.
+    """
     given = os.environ.get("XDG_STATE_HOME", "").startswith("/")
     place = "/var/lib/staddle" if os.geteuid() == 0 and not given else places.of_user("state")
     return f"{os.path.realpath(os.path.dirname(place))}/{os.path.basename(place)}/sessions"
 
 
 def directory_of(name: str) -> str:
-    """The directory of a kept sandbox, whether it is there or not."""
+    """Return the directory of a kept sandbox, even if it does not exist."""
     return f"{home()}/{checked_name(name)}"
 
 
 def names() -> list[str]:
-    """Every kept sandbox that has a record."""
+    """Return the names of all kept sandboxes with a record."""
     try:
         found = os.listdir(home())
     except FileNotFoundError:
@@ -138,7 +141,7 @@ def names() -> list[str]:
 
 
 def make_home(workspace: str | None) -> str:
-    """`home`, made if it is missing; LayerError when no layer can lie there."""
+    """Return `home`, created if missing; LayerError if it cannot contain layers."""
     place = home()
     if workspace is not None and _overlap(place, workspace):
         raise LayerError(
@@ -199,7 +202,7 @@ def _overlap(place: str, workspace: str) -> bool:
 
 
 def read(directory: str) -> SessionRecord | None:
-    """The record in `directory`; None when there is none, LayerError when it is not one of ours."""
+    """Return the record in `directory`; None if there is none, LayerError if it is not ours."""
     import json
 
     try:
@@ -224,7 +227,7 @@ def read(directory: str) -> SessionRecord | None:
 
 
 def write(directory: str, record: SessionRecord) -> None:
-    """Replace the record, whole or not at all, also when the power goes."""
+    """Replace the record, whole or not at all, even if the power fails."""
     import json
 
     facts = {
@@ -318,7 +321,7 @@ def _is_path(text: object) -> bool:
 
 
 def checked_label(label: object) -> str:
-    """The name of a snapshot: any text that is not too long."""
+    """Check the name of a snapshot: any text that is not too long."""
     if not isinstance(label, str) or not label or len(label) > LONGEST_LABEL or "\0" in label:
         raise ValueError(f"a snapshot's label is text of 1 to {LONGEST_LABEL} letters")
     return label

@@ -1,12 +1,12 @@
-"""`Squash`: one layer made of several frozen ones of a tree, so that a tree of many snapshots stays shallow.
+"""`Squash`: merges frozen layers of a tree into one, so that a tree with many snapshots stays shallow.
 
     squash = Squash()                          one for each tree
-    frozen = squash.shorten(stack.freeze())    with the layer that was made, in place of those it is made of
+    frozen = squash.shorten(stack.freeze())    with the merged layer in place of its parts
     squash.begin(stack.below())                make the next one, in the background
 
-Layers are merged by weight, as in a log-structured merge tree: the newest ones, and on while the next older
-one has no more entries than those together. So each entry is merged again about as often as the number of
-snapshots can be halved, however many there are, and a large layer of long ago is not touched by small ones.
+Layers are merged by weight, as in a log-structured merge tree. A merge takes the newest layers, and continues
+while the next older layer has no more entries than these together. So each entry is merged again about as
+often as the number of snapshots can be halved, and small layers do not touch a large old layer.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .store import Layer
 
-#: From here on a tree is squashed in the background: look-ups cost a little for every layer.
+#: From this depth on a tree is squashed in the background: lookups cost a little for every layer.
 DEEP = 32
-#: A tree has no more layers than these, but where that fails.
+#: A tree has no more layers than this, unless a squash fails.
 DEEPEST = 64
-#: As many of the newest layers are merged at least.
+#: The least number of newest layers to merge.
 _NEWEST = 16
-#: A walk opens two files for each layer, and the fork server one: this part of what may be open.
+#: A walk opens two files for each layer, and the fork server one: one part in this many of the limit.
 _PART = 8
 
 
 def deepest() -> int:
-    """With so many layers a freeze waits for a squash, or does it: fewer where few files may be open."""
+    """The depth at which a freeze waits for a squash, or does it; less if few files may be open."""
     return min(DEEPEST, open_files.original_limit() // _PART)
 
 
 def deep() -> int:
-    """With so many layers a tree is squashed in the background."""
+    """The depth at which a tree is squashed in the background."""
     return min(DEEP, deepest() // 2)
 
 
@@ -49,15 +49,15 @@ class _Cancelled(Exception):
 
 
 class Squash:
-    """The squash of one tree: a run of its frozen layers, and the layer that means the same.
+    """The squash of one tree: a run of its frozen layers, and the merged layer.
 
-    What a layer lies over never changes. So the result stands for the run wherever that is found: in stacks
-    that were made after the squash began, and in older ones that were restored since.
+    The layers below a layer never change. So the merged layer can replace the run in any stack: in stacks
+    made after the squash began, and in older stacks that were restored since.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Held by the thread that merges.
+        #: Locked by the thread that merges.
         self._merging = threading.Lock()
         self._queued: LayerSnapshot | None = None
         self._busy = self._closed = False
@@ -66,11 +66,11 @@ class Squash:
         self._merged: Layer | None = None
 
     def holds(self, layer: Layer) -> bool:
-        """Whether it has made `layer`, and holds it."""
+        """Whether it has made `layer`, and references it."""
         return self._merged is layer
 
     def shorten(self, point: LayerSnapshot) -> LayerSnapshot:
-        """`point`, or the same in fewer layers in place of it."""
+        """Return `point`, or an equivalent with fewer layers in its place."""
         with self._lock:
             at = _index(point.layers, self._run)
             if self._merged is None or at < 0:
@@ -81,19 +81,19 @@ class Squash:
         return made
 
     def shorten_now(self, point: LayerSnapshot, most: int | None = None) -> LayerSnapshot:
-        """The same, but with fewer layers than `most`, or `deepest`: waits for a squash, or does one.
+        """Like `shorten`, but to fewer layers than `most` (default: `deepest`): wait for a squash, or do it.
 
-        Where that cannot be done, as on a full file system, the layers stay as they are.
+        If that fails, as on a full file system, the layers stay as they are.
         """
         point, most = self.shorten(point), most or deepest()
         if len(point.layers) < most:
             return point
-        self._waiting += 1  # one in the background takes no more rests
+        self._waiting += 1  # a squash in the background then stops pausing
         try:
             with self._merging:
                 point = self.shorten(point)
                 if len(point.layers) >= most:
-                    # Not the topmost one: that may be written until the next one is mounted.
+                    # Not the topmost layer, which may be written until the next one is mounted.
                     below = LayerSnapshot(point.store, point.bases, point.layers[1:])
                     try:
                         self._merge(below)
@@ -109,9 +109,9 @@ class Squash:
             self._waiting -= 1
 
     def begin(self, point: LayerSnapshot) -> None:
-        """Have the newest of the frozen layers of `point` merged in the background, if they are many.
+        """Merge the newest frozen layers of `point` in the background, if there are many.
 
-        Takes over `point`. One at a time: while one is under way, nothing else is begun.
+        Takes over `point`. Does nothing while another merge is in progress.
         """
         with self._lock:
             done = self._merged is not None and _index(point.layers, self._run) >= 0
@@ -125,7 +125,7 @@ class Squash:
             point.close()
 
     def close(self) -> None:
-        """Let the layers go; a merge that is under way is given up. A second time does nothing."""
+        """Drop the layers; a merge in progress is given up. Does nothing when called again."""
         with self._lock:
             self._closed = True
             queued, self._queued = self._queued, None
@@ -135,7 +135,7 @@ class Squash:
         if merged is not None:
             merged.drop()
         with self._merging:
-            pass  # it holds layers until it has given up
+            pass  # it references layers until it has given up
 
     def _work(self) -> None:
         with self._merging:
@@ -177,7 +177,7 @@ class Squash:
 
 
 def newest(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """The layers that are worth merging, of frozen ones, topmost first."""
+    """Return the layers worth merging, of frozen layers, topmost first."""
     count = min(_NEWEST, len(layers))
     total = sum(_entries(layer) for layer in layers[:count])
     while count < len(layers) and (more := _entries(layers[count], total)) <= total:
@@ -187,7 +187,7 @@ def newest(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 
 
 def _entries(layer: Layer, most: int = -1) -> int:
-    """The number of entries of a frozen layer; some number above `most` when there are more than that."""
+    """Count the entries of a frozen layer; any number above `most` if there are more than that."""
     if layer.entries >= 0:
         return layer.entries
     count = 0
@@ -201,7 +201,7 @@ def _entries(layer: Layer, most: int = -1) -> int:
 
 
 def _index(layers: tuple[Layer, ...], run: tuple[Layer, ...]) -> int:
-    """Index at which `run` begins in `layers`; -1 when it is not there as a whole."""
+    """Return the index at which `run` begins in `layers`; -1 if it is not there as a whole."""
     if not run or run[0] not in layers:
         return -1
     at = layers.index(run[0])

@@ -1,4 +1,4 @@
-"""Layers in their order: `Stack`, which is mounted and written, and `LayerSnapshot`, which is frozen.
+"""Layers in order: `Stack`, which is mounted and written, and `LayerSnapshot`, which is frozen.
 
     stack = Stack.new(store, ["/home/me/project"])     mount stack.lowers, stack.top.upper, stack.top.work
     frozen = stack.freeze()                            a point to come back to; nothing is copied
@@ -6,10 +6,10 @@
     stack.close()                                      when it is mounted no more
     frozen.stack()                                     as often as wanted: restore, fork
 
-A stack and a frozen point are values that hold their layers: each is closed on its own, in any
-order, and a layer, or a base that is a copy of ours, goes with the last that holds it. Making one of
-another never changes the first, so a step that fails is taken back by closing what it made. What is
-frozen is never written again: the caller of `freeze` mounts the next one in its place, or makes a `copy`.
+A stack and a snapshot are values with references to their layers. Each is closed separately, in any order. A
+layer, or a base that is a copy of ours, is deleted with its last reference. Deriving one value from another
+never changes the first, so closing the result undoes a failed step. A frozen layer is never written again:
+the caller of `freeze` mounts the next stack in its place, or makes a `copy`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class LayerSnapshot:
     """The layers of one tree at one moment, over the bases. Nothing writes to them any more.
 
-    They are deleted with the last snapshot or stack that holds them. `mounted_at` are the paths inside
-    where the tree was seen.
+    They are deleted with the last snapshot or stack that references them. `mounted_at` are the paths inside
+    at which the tree was mounted.
     """
 
     #: Whether it is a whole copy instead of a layer.
@@ -46,19 +46,22 @@ class LayerSnapshot:
         self._open = True
 
     def again(self) -> LayerSnapshot:
-        """The same point once more, to be closed on its own."""
+        """Return another reference to this snapshot, to be closed separately."""
         return LayerSnapshot(self.store, self.bases, self.layers, self.mounted_at)
 
     def stack(self) -> Stack:
-        """A stack that continues from here, with a new layer on top."""
+        """Return a stack that continues from here, with a new layer on top."""
         return Stack(self.store, self.bases, self.layers, self.store.layer(like=self.bases[0]))
 
     def view(self) -> LayerView:
-        """The view that compares these layers with the bases."""
+        """Return the view that compares these layers with the bases."""
         return LayerView(tuple(layer.upper for layer in self.layers), self.bases)
 
     def squashed(self) -> LayerSnapshot:
-        """The same in one layer. Files are linked, not copied. To be used in place of this one."""
+        """Return an equivalent snapshot of one layer, to use in place of this one.
+
+        Files are linked, not copied.
+        """
         if len(self.layers) < 2:
             return self.again()
         layer = self.store.layer(like=self.bases[0])
@@ -71,7 +74,7 @@ class LayerSnapshot:
             layer.drop()
 
     def close(self) -> None:
-        """Let the layers go. A second time does nothing."""
+        """Drop the layers. Does nothing when called again."""
         if self._open:
             self._open = False
             for layer in self.layers:
@@ -80,10 +83,9 @@ class LayerSnapshot:
 
 
 class Stack:
-    """A layer that is written, over frozen ones, over the bases (all topmost first).
+    """A writable layer, over frozen layers, over the bases (all topmost first).
 
-    `like`, the mode of the first base, is what the mounted directory looks like: overlayfs takes
-    it from the upper layer.
+    The mounted directory looks like the first base, because overlayfs takes its mode from the upper layer.
     """
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:
@@ -95,7 +97,7 @@ class Stack:
 
     @classmethod
     def new(cls, store: Store, bases: Sequence[str]) -> Stack:
-        """A stack in which nothing has been changed yet."""
+        """Return a stack without changes."""
         return cls(store, bases, (), store.layer(like=bases[0]))
 
     @property
@@ -104,7 +106,7 @@ class Stack:
         return (*(layer.upper for layer in self.frozen), *self.bases)
 
     def is_untouched(self) -> bool:
-        """Whether nothing has been written to the top layer: a mount of it need not be changed."""
+        """Whether the top layer is empty, so that its mount need not be replaced."""
         try:
             with os.scandir(self.top.upper) as entries:
                 return next(entries, None) is None
@@ -113,16 +115,16 @@ class Stack:
             raise
 
     def view(self) -> LayerView:
-        """The view that compares all its layers with the bases."""
+        """Return the view that compares all its layers with the bases."""
         return LayerView((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)
 
     def host_view(self) -> LayerView:
-        """The view that compares them with the host's directory, also where a copy of that lies below."""
+        """Return the view that compares them with the host's directory, even if a copy of it is the base."""
         hosts = tuple(map(origin, self.bases))
         return self.view() if hosts == self.bases else self.view().replace(bases=hosts, began_with=self.bases)
 
     def since(self, point: LayerSnapshot) -> LayerView | None:
-        """The view of the changes since `point`, or None when this stack does not come from it."""
+        """Return the view of the changes since `point`; None if this stack does not come from it."""
         count = len(point.layers)
         if self.bases != point.bases or self.frozen[len(self.frozen) - count :] != point.layers:
             return None
@@ -133,17 +135,17 @@ class Stack:
         )
 
     def freeze(self) -> LayerSnapshot:
-        """Snapshot of the present layers. From now on the top may not be written any more."""
+        """Return a snapshot of the present layers. From now on the top layer must not be written."""
         return LayerSnapshot(self.store, self.bases, (self.top, *self.frozen))
 
     def below(self) -> LayerSnapshot:
-        """Snapshot of the layers below the top, which is empty. Nothing has to be mounted anew."""
+        """Return a snapshot of the layers below the top, which is empty. No mount has to change."""
         return LayerSnapshot(self.store, self.bases, self.frozen)
 
     def copy(self) -> LayerSnapshot:
-        """Snapshot with a copy of the top layer: for a stack that goes on being written.
+        """Return a snapshot with a copy of the top layer, for a stack that stays writable.
 
-        Nothing may write to it during this call; LayerError when something did.
+        Nothing may write to it during this call; LayerError if something did.
         """
         layer = self.store.layer(like=self.bases[0])
         layer.hold()
@@ -154,10 +156,9 @@ class Stack:
             layer.drop()
 
     def without(self, paths: Iterable[str], *, owner: tuple[int, int] | None = None) -> Stack:
-        """The same without the changes at and below `paths`, for the mount in its place.
+        """Return a stack without the changes at and below `paths`, to mount in place of this one.
 
-        What was changed there in a frozen layer is covered with what the bases have; `owner`
-        gets the files for that, when we are root.
+        Changes in a frozen layer are covered with entries of the bases. If we are root, `owner` owns these.
         """
         from .discard import discard
 
@@ -171,11 +172,11 @@ class Stack:
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds its layers."""
+        """Whether it still references its layers."""
         return self._open
 
     def close(self) -> None:
-        """Let the layers go. A second time does nothing."""
+        """Drop the layers. Does nothing when called again."""
         if self._open:
             self._open = False
             for layer in (self.top, *self.frozen):
@@ -184,7 +185,7 @@ class Stack:
 
 
 def _held(bases: Iterable[str]) -> tuple[str, ...]:
-    """All of `bases`; those that are copies of ours are held."""
+    """Return `bases`, with a reference to each that is a copy of ours."""
     return tuple(base.hold() if isinstance(base, FrozenBase) else base for base in bases)
 
 
@@ -195,6 +196,6 @@ def _let_go(bases: Iterable[str]) -> None:
 
 
 def close_all(several: Mapping[str, LayerSnapshot | Stack]) -> None:
-    """Close what was made for a step that failed."""
+    """Close everything that was made for a failed step."""
     for one in several.values():
         one.close()

@@ -1,12 +1,12 @@
 """The store of layers: a private directory for each process, deleted when the process is gone.
 
-    <place>/staddle-<uid>/<random>/lock        held by the process that uses the rest
-                                  /<n>/upper   what was written, as overlayfs keeps it
+    <place>/staddle-<uid>/<random>/lock        locked by the process that uses the rest
+                                  /<n>/upper   the written files, as overlayfs stores them
                                   /<n>/work    the kernel's own
                          /gone/...             to be deleted
 
-Never in a workspace: a layer below a directory that is itself a lower layer cannot be mounted
-twice (ELOOP), and an agent would see it. In memory first: layers are small and short-lived.
+A store is never in a workspace: a layer below a directory that is itself a lower layer cannot be mounted
+twice (ELOOP), and an agent would see it. Memory is preferred, because layers are small and short-lived.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-#: Where a store may be, best first. The variable comes before them.
+#: Places for a store, best first. The variable precedes them.
 VARIABLE = places.LAYERS
 PLACES = ("/dev/shm", "/var/tmp", "/tmp")
-#: With less room than this, memory is not the place.
+#: With less room than this, memory is not used.
 LEAST_ROOM = 1 << 30
-#: But better than nothing with this much: a container has 64 MB there, and elsewhere an overlay.
+#: With at least this much, memory is the last resort: a container has 64 MB there, and an overlay elsewhere.
 LAST_RESORT = 16 << 20
-#: With less memory available than this, layers are on a disk; else they may take this part of it.
+#: With less memory available than this, layers are on a disk. Otherwise they may take one `MEMORY_PART`th.
 LEAST_AVAILABLE, MEMORY_PART = 4 << 30, 8
-#: The ids of a sandbox that root starts lie this near to that of the mounter, and no others do.
+#: Only the ids of a sandbox that root starts are this near to the mounter's id.
 _IDS = 1 << 16
 
 
 class Layer:
-    """One layer: `upper` is what was written into it. Deleted when its last user lets go."""
+    """One layer: `upper` contains the written files. Deleted with its last reference."""
 
     def __init__(self, store: Store, path: str) -> None:
         self.path, self.upper, self.work = path, f"{path}/upper", f"{path}/work"
         self._store = store
         self._users = 0
-        #: How many entries it has, once it is frozen and they have been counted; -1 before.
+        #: The number of entries, once it is frozen and they have been counted; -1 before.
         self.entries = -1
 
     def hold(self) -> Layer:
-        """One more user."""
+        """Add a reference."""
         with self._store._lock:
             self._users += 1
         return self
 
     def drop(self) -> None:
-        """One user less; the last one takes it along."""
+        """Drop a reference; delete the layer at zero."""
         with self._store._lock:
             self._users -= 1
             gone = self._users == 0
@@ -66,11 +66,11 @@ class Layer:
 
     @property
     def users(self) -> int:
-        """Number of holders."""
+        """Number of references."""
         return self._users
 
     def usage(self) -> int:
-        """The bytes it takes on its file system."""
+        """Return the bytes it takes on its file system."""
         return usage(self.upper)
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Layer:
 
 
 def usage(directory: str) -> int:
-    """The bytes that everything in a directory takes on its file system."""
+    """Return the bytes that a directory with its contents takes on its file system."""
     total, todo = 0, [directory]
     while todo:
         try:
@@ -88,28 +88,28 @@ def usage(directory: str) -> int:
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
         except OSError:
-            continue  # gone meanwhile, or closed: its entry was counted
+            continue  # deleted meanwhile, or unreadable: its entry was counted
     return total
 
 
 class Store:
     """A directory of layers that belongs to this process until `close`, or until it ends."""
 
-    #: Whether its layers are there for others afterwards.
+    #: Whether other processes can use its layers afterwards.
     is_persistent = False
     #: A layer that was made in advance.
     _blank: Layer | None = None
-    #: One that was made in advance for somebody: see `reserve`.
+    #: A layer that was made in advance for a caller: see `reserve`.
     _reserved: Layer | None = None
-    #: How many bytes there are, where that is less than layers should have; else 0.
+    #: The free bytes, if that is less than layers should have; else 0.
     small = 0
 
     def __init__(self, home: str, *, owner: tuple[int, int] | None = None) -> None:
-        """Make one in `home`, see `home_for`. `owner` mounts the layers, if we do not."""
+        """Create a store in `home`, see `home_for`. `owner` mounts the layers, if we do not."""
         import threading
 
         self.home = home
-        #: Whether it is in memory because that was our own choice.
+        #: Whether it is in memory by our own choice.
         self.in_memory = home.startswith(f"{PLACES[0]}/") and not os.environ.get(VARIABLE, "").startswith("/")
         self.owner = owner
         if self.in_memory and (room := _room(PLACES[0])) < LEAST_ROOM:
@@ -122,7 +122,7 @@ class Store:
         self._lock = threading.Lock()
         if owner is not None:
             os.chown(self.path, *owner)
-            os.fchown(self._claim, *owner)  # so that they can tell, too, when we are gone
+            os.fchown(self._claim, *owner)  # so that they can detect, too, when we are gone
 
     @property
     def takes_more(self) -> bool:
@@ -130,9 +130,9 @@ class Store:
         return not self.in_memory or has_memory_for_more()
 
     def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
-        """A new, empty layer. What is mounted from it looks like the directory `like` from outside.
+        """Return a new, empty layer. Its mount looks like the directory `like` from outside.
 
-        `reserved`: the one that was reserved, if there is one.
+        `reserved`: use the reserved layer, if there is one.
         """
         found = os.stat(like.reachable if isinstance(like, HostDirectory) else like) if like else None
         with self._lock:
@@ -149,7 +149,7 @@ class Store:
         return layer
 
     def prewarm(self) -> None:
-        """Make the directories of the next layer in advance. Never raises; for times when no caller waits."""
+        """Create the directories of the next layer in advance, while no caller waits. Never raises."""
         if self._blank is not None:
             return
         try:
@@ -158,11 +158,11 @@ class Store:
             return  # the caller that needs it gets the error
         with self._lock:
             left_over, self._blank = self._blank, made
-        if left_over is not None:  # another thread has made one, too
+        if left_over is not None:  # another thread has made one too
             self._trash(left_over)
 
     def reserve(self, prepare: Callable[[str], None]) -> str:
-        """The directory of the next layer that is `reserved`. OSError or LayerError when none can be made.
+        """Return the directory of the next `reserved` layer. OSError or LayerError if it cannot be made.
 
         `prepare` is called with it before it can be handed out.
         """
@@ -173,7 +173,7 @@ class Store:
             prepare(found.upper)
             with self._lock:
                 left_over, self._reserved = self._reserved, found
-            if left_over is not None:  # another thread has made one as well
+            if left_over is not None:  # another thread has made one too
                 self._trash(left_over)
         return found.upper
 
@@ -196,7 +196,7 @@ class Store:
         return layer
 
     def close(self) -> None:
-        """Let every layer go. A second time does nothing."""
+        """Delete every layer. Does nothing when called again."""
         with self._lock:
             claim, self._claim = self._claim, -1
         if claim >= 0:
@@ -204,14 +204,14 @@ class Store:
             os.close(claim)
 
     def leave(self) -> None:
-        """Leave the store to the parent process, in a fork of it."""
+        """Leave the store to the parent process, in a forked child."""
         claim, self._claim = self._claim, -1
         if claim >= 0:
             os.close(claim)
 
     def _trash(self, layer: Layer) -> None:
-        if self._claim >= 0:  # otherwise it went with the store
-            # Within the store: if we are killed, the fork server removes it with that.
+        if self._claim >= 0:  # otherwise it was deleted with the store
+            # Within the store: if we are killed, the fork server removes it with the store.
             trash.move(layer.path, self.path, self.owner)
 
     def __enter__(self) -> Self:
@@ -224,7 +224,7 @@ class Store:
 
 
 def no_room(error: OSError, place: str) -> Exception:
-    """LayerError for a file system that is full, or takes no more files; any other error as it is."""
+    """Return a LayerError for a full file system, or one without free inodes; any other error unchanged."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return error
     why = os.strerror(error.errno)
@@ -244,10 +244,10 @@ def no_room(error: OSError, place: str) -> Exception:
 
 
 def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> str:
-    """The directory for stores, made if it is missing: the first place that can hold layers.
+    """Return the directory for stores, created if missing, in the first place that can contain layers.
 
-    Never inside one of `workspaces`, nor around one. `traversable` lets others who know the
-    name of a store pass through to it: root's layers are mounted by another uid.
+    It is never inside or around one of `workspaces`. `traversable` lets others who know the name of a store
+    pass through to it, because another uid mounts root's layers.
     """
     return _first_home(
         _places(), workspaces, "the layers of a sandbox", traversable=traversable, check=can_hold_layers
@@ -255,10 +255,9 @@ def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> st
 
 
 def home_for_copies(workspace: str, usable: Callable[[str], bool] = os.path.isdir) -> str:
-    """The directory for stores of whole copies of `workspace`: on its own file system, if that can be.
+    """Return the directory for whole copies of `workspace`, on its own file system if possible.
 
-    There a copy can be by reference. In memory only at last: it may be much. `usable` says about a
-    place whether it will do.
+    There a copy can be by reference. Memory comes last, because a copy may be large. `usable` checks a place.
     """
 
     def look_at(place: str) -> None:
@@ -287,9 +286,9 @@ def _first_home(
     look_at: Callable[[str], object] = str,
     check: Callable[[str], object] = str,
 ) -> str:
-    """The directory of ours in the first of `places` that will do for `what`.
+    """Return our directory in the first of `places` that is suitable for `what`.
 
-    Where it will not, `look_at` the place raises, or `check` of the directory that was made there.
+    `look_at` raises for an unsuitable place, and `check` for an unsuitable directory created there.
     """
     away = [os.path.realpath(path) for path in workspaces]
     reasons = []
@@ -317,9 +316,9 @@ def _first_home(
 
 
 def sweep(home: str) -> int:
-    """Delete the stores in `home` whose process is gone, and what is left in the trash; the number of stores.
+    """Delete abandoned stores in `home` and the contents of its trash; return the number of stores.
 
-    In the background: `removal.wait` waits for it.
+    A background thread deletes the files; `trash.wait` waits for it.
     """
     found = 0
     for name in _listed(home):
@@ -333,7 +332,7 @@ def sweep(home: str) -> int:
 
 
 def _claimed(home: str, mode: int) -> tuple[str, int]:
-    """A new directory in `home` and the lock that says it is ours, which the kernel takes back at our end."""
+    """Return a new directory in `home` and its lock, which the kernel releases when we end."""
     import fcntl
 
     for _ in range(100):
@@ -344,7 +343,7 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             lock = os.open(f"{name}/lock", flags, 0o600, dir_fd=directory)
         except FileNotFoundError:
-            continue  # the last user of `home` tidied it away, or a sweep came
+            continue  # the last user of `home`, or a sweep, has removed it
         finally:
             os.close(directory)
         try:
@@ -352,7 +351,7 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
             os.stat(f"{home}/{name}/lock")
             return f"{home}/{name}", lock
         except (BlockingIOError, FileNotFoundError):
-            os.close(lock)  # a sweep was quicker: it took this one for a dead one's
+            os.close(lock)  # a sweep was quicker, and considered it abandoned
     raise LayerError(
         f"no store can be made in {home!r}",
         why="it is being removed all the time",
@@ -361,14 +360,14 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
 
 
 def _trash_abandoned(path: str, home: str) -> bool:
-    """Trash the store at `path` if no process holds its lock. It is locked meanwhile: another may want it."""
+    """Trash the store at `path` if no process has its lock. We lock it meanwhile against other sweeps."""
     import fcntl
     import time
 
     try:
         lock = os.open(f"{path}/lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Made this moment, or half deleted by a process that was killed then.
+        # Just created, or half deleted by a process that was killed.
         try:
             old = time.time() - os.lstat(path).st_mtime > 60
         except OSError:
@@ -389,12 +388,12 @@ def _trash_abandoned(path: str, home: str) -> bool:
 
 
 def can_hold_layers(directory: str) -> None:
-    """Try what overlayfs needs of an upper layer's file system; LayerError says what is missing."""
+    """Try what overlayfs needs of an upper layer's file system; LayerError names the missing feature."""
     probe = f"{directory}/.{os.urandom(8).hex()}"
     try:
         os.mkdir(probe, 0o700)
     except FileNotFoundError:
-        os.close(_opened(directory, 0o700))  # its last user tidied it away
+        os.close(_opened(directory, 0o700))  # its last user removed it
         return can_hold_layers(directory)
     try:
         try:
@@ -420,14 +419,14 @@ def _places() -> Sequence[str]:
     memory, *others = PLACES
     if has_memory_for_more():
         return PLACES
-    return [*others, memory] if _room(memory) >= LAST_RESORT else others  # at last: better than none
+    return [*others, memory] if _room(memory) >= LAST_RESORT else others  # the last resort
 
 
 def has_memory_for_more() -> bool:
     """Whether the layers of one more sandbox may be in memory.
 
-    All that lies there, by whomever, may take an eighth of what the host could still give. One call of
-    statvfs: no layer is looked at.
+    All files there, of any program, may take an eighth of the available memory. This is one call of statvfs,
+    and looks at no layer.
     """
     left = available()
     try:
@@ -447,7 +446,7 @@ def _room(place: str) -> int:
 
 
 def _opened(home: str, mode: int) -> int:
-    """Open our own directory, made if it is missing. Any user may have made one of that name there."""
+    """Open our own directory, created if missing. Another user may have created one of that name there."""
     for _ in range(100):
         try:
             os.mkdir(home, mode)
@@ -456,7 +455,7 @@ def _opened(home: str, mode: int) -> int:
         try:
             fd = os.open(home, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # its last user tidied it away
+            continue  # its last user removed it
         try:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
@@ -465,7 +464,7 @@ def _opened(home: str, mode: int) -> int:
                     why="it has another owner, or others may write it",
                     fix="remove it, or set STADDLE_LAYERS to a directory that you own",
                 )
-            # Another process of ours may need others to pass: that is not taken away again.
+            # Another process of ours may need others to pass through, so keep that permission.
             mode |= stat.S_IMODE(found.st_mode) & 0o011
             if stat.S_IMODE(found.st_mode) != mode:
                 os.chmod(f"/proc/self/fd/{fd}", mode)
@@ -481,7 +480,7 @@ def _opened(home: str, mode: int) -> int:
 
 
 def _overlap(home: str, workspace: str) -> bool:
-    """Whether one lies within the other, on one file system: across two, no layer is below another."""
+    """Whether one is inside the other, on one file system: across two, no layer is below another."""
     one, other = home.rstrip("/") + "/", workspace.rstrip("/") + "/"
     if not (one.startswith(other) or other.startswith(one)):
         return False

@@ -1,10 +1,10 @@
 """Delete directories in the background.
 
-A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a
-directory in it that its owner cannot open. So what is to go is renamed into a trash first,
-which is instant, and a background job empties it. The interpreter waits for that when it ends; if it
-is killed instead, the next start finds the trash and does the rest. What frees room must need none: on a
-full file system, where no trash can be made, a directory is deleted in its place.
+A layer of ten thousand files takes a tenth of a second to delete, and the kernel leaves a directory in it
+that its owner cannot open. So a directory is first renamed into a trash, which is instant, and a background
+job empties it. The interpreter waits for that when it exits. If it is killed, the next start finds the trash
+and deletes the rest. Freeing room must need no room: on a full file system, where no trash can be created, a
+directory is deleted in its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
-    """Let the directory `path` vanish at once, and be deleted soon. `home` is on the same file system.
+    """Remove the directory `path` at once, and delete it soon. `home` is on the same file system.
 
     `owner` may have to delete it in our place.
     """
@@ -35,8 +35,8 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
             pass
         except FileNotFoundError:
             if not os.path.lexists(path):
-                return  # it went with its home
-            continue  # another thread has tidied the trash away before it had its owner
+                return  # it was deleted with its home
+            continue  # another thread has removed the trash before it had its owner
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -48,17 +48,17 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
         except FileNotFoundError:
             if not os.path.lexists(path):
                 return  # another process has moved it
-            continue  # the trash was tidied away that moment
+            continue  # the trash was just removed
         except OSError as error:
             if error.errno != errno.EXDEV and error.errno not in FULL:
                 raise
-            place = path  # a directory of an image, of which overlayfs moves none; or there is no room
+            place = path  # a directory of an image, which overlayfs cannot move; or there is no room
         delete_later(place)
         return
 
 
 def delete_later(path: str) -> None:
-    """Delete the directory `path`, which no one uses any more, in the background."""
+    """Delete the unused directory `path` in the background."""
 
     def job() -> None:
         remove((os.fsencode(path),), rest)
@@ -75,7 +75,7 @@ def wait() -> None:
 
 
 def _tidy(trash: str) -> None:
-    """An empty trash goes, and an empty home with it."""
+    """Remove an empty trash, and an empty home with it."""
     try:
         os.rmdir(trash)
         os.rmdir(os.path.dirname(trash))

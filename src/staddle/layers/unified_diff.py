@@ -1,4 +1,4 @@
-"""A change as a unified diff, or as a sentence where there is none."""
+"""A change as a unified diff, or as a sentence if there is none."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
         def old_target(self) -> str | None: ...
 
 
-#: difflib compares every line with every other in the worst case.
+#: In the worst case, difflib compares every line with every other.
 MOST_LINES = 20_000
 
 
 class _TooLarge(Exception):
-    """More bytes than were asked for."""
+    """The file has more bytes than requested."""
 
 
 class _NotReviewed(Exception):
-    """Other content than that of the review."""
+    """The content differs from the review."""
 
 
 def text_diff(
@@ -57,7 +57,7 @@ def text_diff(
     context: int = 3,
     limit: int = 1 << 20,
 ) -> str:
-    """`change` as a unified diff, with every line ended; one line of text where there is none."""
+    """Return `change` as a unified diff with complete lines; one line of text if there is none."""
     head = _head(change)
     if change.kind == "mode" or "file" not in (change.type, change.old_type):
         return head
@@ -76,7 +76,7 @@ def text_diff(
 
 
 def content(change: ShownChange, limit: int, *, new: bool) -> bytes | None:
-    """The content of the file now, or before; None when there is none, or more than `limit` bytes."""
+    """Return the new or old content of the file; None if there is none, or it exceeds `limit` bytes."""
     if (change.type if new else change.old_type) != "file":
         return None
     view, item = change.__dict__.get("_source") or (None, None)
@@ -104,7 +104,7 @@ def _head(change: ShownChange) -> str:
 
 
 def _reviewed(change: ShownChange, view: LayerView | None, item: Difference | None, limit: int) -> bytes:
-    """The new content: of a change in a review, only that which was reviewed."""
+    """Return the new content; for a change in a review, only if it is the reviewed content."""
     expected: str | None = change.__dict__.get("_reviewed")
     data = _content(view, item, limit if expected is None else min(limit, WHOLE), new=True)
     if expected is not None and digest_of(data) != expected:
@@ -145,6 +145,6 @@ def _unified(change: ShownChange, old: bytes, new: bytes, context: int) -> str:
 
 
 def _lines(data: bytes) -> list[str]:
-    """Lines end at a newline and nowhere else, whatever a form feed may look like."""
+    """Split into lines, which end only at a newline, not at a form feed."""
     lines = data.decode("utf-8", "surrogateescape").split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

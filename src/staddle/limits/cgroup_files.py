@@ -1,4 +1,4 @@
-"""Tables of the control group files that hold each limit, and that report usage. Pure."""
+"""Tables of the cgroup files that set each limit, and that report usage. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
     from ..policy.limits import Limits
 
-#: Limits by the controller that holds them.
+#: Limits by the controller that enforces them.
 LIMIT_OF = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
-#: The span over which CPU time is counted, and the least that the kernel gives out in one, in microseconds.
+#: Period over which CPU time is counted, and the least quota that the kernel accepts, in microseconds.
 _PERIOD, _LONGEST_PERIOD, _LEAST = 100_000, 1_000_000, 1_000
 
 
 class CgroupSetting(Value):
-    """A file of a group and what to write there. Some kernels do not have those that are not `needed`."""
+    """A cgroup file and the text to write to it. Some kernels lack the files that are not `needed`."""
 
     controller: str
     file: str
@@ -28,11 +28,11 @@ class CgroupSetting(Value):
 def settings(
     limits: Limits, version: int, *, ours: int = 0, together: bool = False
 ) -> Iterator[CgroupSetting]:
-    """The files to write, in this order, to put `limits` on a cgroup.
+    """Yield the settings that put `limits` on a cgroup, in the order in which to write them.
 
-    `ours` processes of our own are in it, which do not count. With `together`, all of the group
-    goes when its memory is used up; else the kernel takes the largest process, and the others
-    live on (version 1 always does that).
+    The cgroup contains `ours` processes of our own, which do not count. With `together`, the kernel kills the
+    whole cgroup when it is out of memory. Otherwise, and always in version 1, it kills only the largest
+    process.
     """
     if limits.memory is not None:
         yield from _MEMORY[version](limits.memory, together)
@@ -50,11 +50,11 @@ def settings(
 
 def _memory_1(most: int, together: bool) -> Iterator[CgroupSetting]:
     yield CgroupSetting("memory", "memory.limit_in_bytes", str(most))
-    # Memory and swap together may be no more than memory alone. Not there without swap accounting:
-    # then nothing is to be swapped in the first place.
+    # The limit on memory plus swap equals the limit on memory, so nothing is swapped. Without swap accounting
+    # the kernel has no such file, and only the swappiness prevents swapping.
     yield CgroupSetting("memory", "memory.memsw.limit_in_bytes", str(most), needed=False)
     yield CgroupSetting("memory", "memory.swappiness", "0", needed=False)
-    # What waits in TCP sockets is counted apart.
+    # Version 1 counts TCP buffers separately.
     yield CgroupSetting("memory", "memory.kmem.tcp.limit_in_bytes", str(most), needed=False)
 
 
@@ -67,7 +67,7 @@ def _memory_2(most: int, together: bool) -> Iterator[CgroupSetting]:
 
 _MEMORY = {1: _memory_1, 2: _memory_2}
 
-#: What to write, in this order, so that memory and processes are not limited any more.
+#: Settings that remove the limits on memory and processes, in the order in which to write them.
 UNLIMITED = {
     1: (
         CgroupSetting("memory", "memory.memsw.limit_in_bytes", "-1", needed=False),
@@ -84,7 +84,7 @@ UNLIMITED = {
 
 
 class CounterFile(Value):
-    """A file with a number in it, by itself or after a word, and what the number is to be divided by."""
+    """A file that contains a number, alone or after `word`. Divide the number by `unit`."""
 
     controller: str
     file: str
@@ -92,13 +92,13 @@ class CounterFile(Value):
     unit: int = 1
 
 
-#: What was used, by version. The processor's time of version 2 is there with or without its controller.
+#: Usage counters, by cgroup version. Version 2 counts CPU time even without its controller.
 SOURCES: dict[str, dict[int, CounterFile]] = {
     "cpu": {
         1: CounterFile("cpuacct", "cpuacct.usage", unit=10**9),
         2: CounterFile("", "cpu.stat", "usage_usec", 10**6),
     },
-    # Version 1 counts these by ticks of its clock, so that a short command has none.
+    # Version 1 counts these in clock ticks, so a short command shows none.
     "user": {
         1: CounterFile("cpuacct", "cpuacct.usage_user", unit=10**9),
         2: CounterFile("", "cpu.stat", "user_usec", 10**6),
@@ -133,7 +133,7 @@ SOURCES: dict[str, dict[int, CounterFile]] = {
 
 
 def number(source: CounterFile, text: str) -> int | None:
-    """The number in a file's text, in its own unit; None when it is not there."""
+    """Return the number in the file's text, not yet divided by its unit; None if it is missing."""
     if not source.word:
         text = text.strip()
         return int(text) if text.isdigit() else None

@@ -1,10 +1,9 @@
-"""Choose the host's control groups that can hold a sandbox. Decided from facts; touches nothing.
+"""Choose the host's cgroups in which sandboxes can be placed. Decided from facts; touches nothing.
 
-Version 1 has a hierarchy for each controller, and a group may have processes and groups below
-it at the same time: a group of ours goes beneath the one we are in, so that the limits on us
-hold for our sandboxes as well. In version 2 a group whose children have controllers must not
-have processes, so that there must be one that was given to us: by our starter, or by
-systemd for the asking. The root of the hierarchy is the exception.
+Version 1 has a hierarchy for each controller, and a cgroup may contain processes and cgroups at the same
+time. Our cgroups go below the cgroup of this process, so that its limits hold for our sandboxes too. In
+version 2, a cgroup whose children have controllers must contain no processes, except for the root of the
+hierarchy. So a cgroup must have been delegated to us, by our starter or by systemd on request.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-#: The controllers that hold limits.
+#: The controllers that enforce limits.
 HOLDING = ("memory", "cpu", "pids")
-#: With those that are good for something else, by version: to measure, to stop.
+#: By version: also the controllers that measure or freeze.
 USEFUL = {1: frozenset((*HOLDING, "cpuacct", "freezer")), 2: frozenset(HOLDING)}
 
-#: What every group of version 2 can do without a controller.
+#: Abilities that every cgroup of version 2 has without a controller.
 IN_SECOND = frozenset(("cpuacct", "freezer"))
 
 
 class Hierarchy(Value):
-    """One hierarchy, as far as this process is concerned.
+    """One hierarchy, from the view of this process.
 
-    `controllers` of version 2 are those that its groups below could have, and `enabled` those
-    that they do have. `own` is the directory of our group, empty when it is not to be seen.
-    `above` is its parent, where that was delegated to us.
+    In version 2, `controllers` are available to child cgroups, and `enabled` are those switched on for them.
+    `own` is the directory of our cgroup, empty if it is not visible. `above` is its parent, if that was
+    delegated to us.
     """
 
     version: int
@@ -44,8 +43,8 @@ class Hierarchy(Value):
 class CgroupFacts(Value):
     """The facts that `host_cgroups.observe` collects.
 
-    `manager` is the service manager that can be asked for a scope, empty where there is none,
-    for the reason `no_manager`; `manageable` the controllers that it has to give.
+    `manager` is the service manager that can start a scope, or empty for the reason `no_manager`.
+    `manageable` are the controllers that it can delegate.
     """
 
     hierarchies: tuple[Hierarchy, ...]
@@ -56,9 +55,9 @@ class CgroupFacts(Value):
 
 
 class CgroupParent(Value):
-    """A directory that groups of ours may be made in, and the controllers they have there.
+    """A directory in which we may create cgroups, and the controllers that they have there.
 
-    `given` is a group of version 2 that is all ours: its controllers are still to be enabled.
+    `given`: a cgroup of version 2 was delegated to us whole, and we still have to enable its controllers.
     """
 
     version: int
@@ -68,9 +67,9 @@ class CgroupParent(Value):
 
 
 class CgroupSupport(Value):
-    """The cgroups that can hold sandboxes. `why_not` has the reason for each missing controller.
+    """The cgroups in which sandboxes can be placed, and the reason for each missing controller (`why_not`).
 
-    With `scope`, the processes must be started in a scope of that service manager first.
+    With `scope`, the processes must first be started in a scope of that service manager.
     """
 
     places: tuple[CgroupParent, ...]
@@ -83,10 +82,11 @@ class CgroupSupport(Value):
         return frozenset().union(*(place.controllers for place in self.places))
 
     def reduced(self, wanted: frozenset[str]) -> CgroupSupport:
-        """The same without what only takes time: to enter each hierarchy, the kernel waits for all others.
+        """Return this support without parts that only cost time: entering each hierarchy is slow.
 
-        Of version 1, places that hold none of the limits `wanted`, stop or measure nothing; of both, the cpu
-        controller unless it is wanted. (A real-time process may not enter a cgroup that has it.)
+        The kernel waits for all other processes before a process enters a hierarchy. So this leaves out
+        places of version 1 that enforce no limit in `wanted`, and neither freeze nor measure. It also leaves
+        out the cpu controller unless `wanted`, because a real-time process may not enter a cgroup with it.
         """
         unwanted = frozenset({"cpu"}) - wanted
         places = [
@@ -97,16 +97,16 @@ class CgroupSupport(Value):
         return self.replace(places=tuple(places))
 
     def version(self, controller: str) -> int:
-        """Of the place that has `controller`; 0 when none has."""
+        """Return the cgroup version of the place with `controller`; 0 if there is none."""
         return next((place.version for place in self.places if controller in place.controllers), 0)
 
     def reason(self, controller: str) -> tuple[str, str]:
-        """Reason why a controller is missing, and what to do about it."""
+        """Return why a controller is missing, and how to get it."""
         return next(((why, fix) for name, why, fix in self.why_not if name == controller), ("", ""))
 
 
 def decide(facts: CgroupFacts, wanted: frozenset[str] = frozenset(HOLDING)) -> CgroupSupport:
-    """The places to use for the controllers in `wanted`, and what cannot be had."""
+    """Pick the places for the controllers in `wanted`, and list the missing controllers."""
     second = _second_version(facts)
     places = _first_version(facts, frozenset())
     if second and _do_without(second, places):
@@ -116,8 +116,8 @@ def decide(facts: CgroupFacts, wanted: frozenset[str] = frozenset(HOLDING)) -> C
     missing = wanted - frozenset().union(*(place.controllers for place in (*places, *second)))
     asked = facts.manager if missing & facts.manageable else ""
     if asked:
-        # The scope is a group of version 2 that we are given whole; whatever else there is
-        # of that version would be a second group of it, and a process is in one.
+        # The scope is a whole cgroup of version 2. A process can be in only one cgroup of that version, so we
+        # drop the other place.
         scoped = facts.manageable - frozenset().union(*(place.controllers for place in places))
         second = [CgroupParent(2, "", scoped & USEFUL[2], given=True)]
         missing -= scoped
@@ -134,15 +134,17 @@ def _first_version(facts: CgroupFacts, not_needed: frozenset[str]) -> list[Cgrou
             useful = (hierarchy.controllers & USEFUL[1]) - not_needed
             if useful:
                 found.append(CgroupParent(1, hierarchy.own, useful))
-    # What was stopped ends when it goes on: in leftovers of others, too, that is done first.
+    # Frozen processes die only once they are thawed. So the freezer comes first, even for leftovers of other
+    # programs.
     return sorted(found, key=lambda place: "freezer" not in place.controllers)
 
 
 def _do_without(second: list[CgroupParent], first: list[CgroupParent]) -> bool:
-    """Whether version 2 would hold no limit, and version 1 stops and measures as well.
+    """Whether version 2 would enforce no limit, and version 1 freezes and measures as well.
 
-    A process enters a group of version 1 at once; for one of version 2 the kernel first waits until no
-    process is being started anywhere, some 10 ms. Not where to measure the processors is to share them.
+    A process enters a cgroup of version 1 at once. For version 2, the kernel first waits some 10 ms until no
+    process is being started anywhere. If cpuacct shares its hierarchy with cpu, version 2 is still better,
+    because measuring would then also divide CPU shares.
     """
     measuring = [place.controllers for place in first if place.controllers & IN_SECOND]
     return (
@@ -159,8 +161,8 @@ def _second_version(facts: CgroupFacts) -> list[CgroupParent]:
         useful = hierarchy.controllers & USEFUL[2]
         if hierarchy.above:
             return [CgroupParent(2, hierarchy.above, hierarchy.enabled & useful)]
-        # Below a cgroup of systemd only systemd makes cgroups, and it may remove others;
-        # where it has no controllers to give (the hybrid layout) it does not mind.
+        # Below a cgroup of systemd, only systemd may create cgroups, and it may remove ours. In the hybrid
+        # layout it has no controllers to delegate, and leaves ours alone.
         if hierarchy.writable and (hierarchy.enabled & useful or not facts.systemd or not useful):
             return [CgroupParent(2, hierarchy.own, hierarchy.enabled & useful)]
     return []

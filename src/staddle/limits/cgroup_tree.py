@@ -1,9 +1,9 @@
-"""All control groups of one host program: below one of its own in each hierarchy, and gone after it.
+"""All cgroups of one host program, below one cgroup of its own in each hierarchy, removed after it.
 
-The name of that one says whose it is. Groups whose program has ended are removed by the next
-that comes by; but the next may be in another place, so that a small shell waits for our end,
-however that comes, and removes what is left then. Where that shell may end with us, because we are in
-another pid namespace than the machine's first, we remove them ourselves at the end.
+The name of that cgroup identifies the program. A later program removes the cgroups of programs that have
+ended. It may use another place, so a small shell waits for our end, however that happens, and removes the
+rest. In a pid namespace other than the machine's first, that shell may end with us. There we remove the
+cgroups ourselves at exit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 PREFIX = "staddle-"
 _SHELL = "/bin/sh"
-#: Everything in ours is ended first where the kernel can do that; else it has ended with us already, but for
-#: what was stopped in version 1: that ends when it goes on.
+#: Kill everything in our cgroups first, if the kernel can. Otherwise the processes have already ended with
+#: us, except for processes frozen in version 1, which die once they are thawed.
 _AFTERWARDS = """
 read line
 turn=0
@@ -46,7 +46,7 @@ done
 
 
 class CgroupTree:
-    """The groups of this program. Threads may share it; a fork of the program has none of them."""
+    """The cgroups of this program. Threads may share this object; a forked child has none of the cgroups."""
 
     def __init__(self, means: CgroupSupport) -> None:
         if not means.places or any(not place.base for place in means.places):
@@ -74,7 +74,7 @@ class CgroupTree:
             ) from error
 
     def group(self, limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups:
-        """The cgroups of one more sandbox, with `limits` in force and no process in them yet."""
+        """Create the cgroups of one more sandbox, with `limits` in force and no process in them yet."""
         with self._turn:
             self._made += 1
             number = self._made
@@ -99,11 +99,11 @@ class CgroupTree:
 
     @property
     def closed(self) -> bool:
-        """Whether there are none any more."""
+        """Whether all cgroups have been removed."""
         return not self._own
 
     def close(self) -> None:
-        """Remove them all; what is in them ends. A second time does nothing, nor does it in a fork."""
+        """Kill all members and remove all cgroups. Does nothing when called again, or in a forked child."""
         if self._pid != os.getpid() or not self._own:
             return
         groups = [
@@ -118,7 +118,7 @@ class CgroupTree:
         self._remove()
         if self._keeper:
             try:
-                os.write(self._line, b"\n")  # a fork of ours may have the pipe as well
+                os.write(self._line, b"\n")  # a forked child may hold the pipe open
             except BrokenPipeError:
                 pass  # it was killed
         os.close(self._line)
@@ -129,9 +129,9 @@ class CgroupTree:
                 pass  # the program around us reaps every child itself
 
     def let_go(self) -> None:
-        """They are another process's, which ours is a fork of: nothing waits for our end as well."""
+        """Close our end of the pipe in a forked child: the cgroups are the parent's."""
         try:
-            if os.fstat(self._line).st_ino == self._identity:  # a clone of ours may have closed it long ago
+            if os.fstat(self._line).st_ino == self._identity:  # a clone may have closed it long ago
                 os.close(self._line)
         except OSError:
             pass
@@ -151,17 +151,17 @@ def _next() -> int:
 
 
 def identity() -> str:
-    """This process, as no other is called on this machine since it was started."""
+    """Return a name for this process that is unique on this machine since boot."""
     space = os.stat("/proc/self/ns/pid").st_ino
     pid = os.getpid()
     return f"{space}-{pid}-{start_time(pid)}"
 
 
 def tidy(base: str) -> None:
-    """Remove the groups in `base` whose program has ended, and end what is still in them.
+    """Remove the cgroups in `base` whose program has ended, and kill the processes in them.
 
-    Of a program in another pid namespace that can be told only where we see the processes of the whole
-    machine. What was in its groups has ended with the namespace.
+    Whether a program in another pid namespace has ended is visible only if we see all processes of the
+    machine. Its processes ended with that namespace.
     """
     space = os.stat("/proc/self/ns/pid").st_ino
     owners = {name: owner for name in _below(base) if (owner := _owner(name)) is not None}
@@ -182,7 +182,10 @@ def tidy(base: str) -> None:
 
 
 def _owner(name: str) -> tuple[int, int, int] | None:
-    """The pid namespace, number and start time of the program of a cgroup of ours; None for another name."""
+    """Return (pid namespace, pid, start time) of the program that owns this cgroup;
+
+    None for a foreign name.
+    """
     if not name.startswith(PREFIX):
         return None
     words = name[len(PREFIX) :].split("-")
@@ -192,7 +195,7 @@ def _owner(name: str) -> tuple[int, int, int] | None:
 
 
 def _place(own: str) -> CgroupParent:
-    """The little that is known about a cgroup of another program, enough to end the processes in it."""
+    """Describe a cgroup of another program, just well enough to kill the processes in it."""
     from .cgroup_layout import CgroupParent
 
     if os.path.exists(f"{own}/cgroup.controllers"):
@@ -209,14 +212,14 @@ def _below(group: str) -> list[str]:
 
 
 def _keeper(paths: Sequence[str]) -> tuple[int, int]:
-    """A shell that removes `paths` when the descriptor that comes with it is closed."""
+    """Start a shell that removes `paths` when the returned descriptor is closed; (pid, descriptor)."""
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         if not os.access(_SHELL, os.X_OK):
             return 0, ours
         actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_DUP2, null, fd) for fd in (1, 2))]
-        # A session of its own: what ends us, a Ctrl-C or a closed terminal, is not for it.
+        # Its own session: a Ctrl-C or a closed terminal that ends us must not end the shell.
         keeper = os.posix_spawn(
             _SHELL,
             ["sh", "-c", _AFTERWARDS, "staddle", *paths],

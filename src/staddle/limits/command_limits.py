@@ -1,4 +1,4 @@
-"""Enforce the limits of a single command, whose sandbox ends with it, and report which one it ran into."""
+"""Enforce the limits of a single command, whose sandbox ends with it, and report which limit it reached."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ if TYPE_CHECKING:
 
 
 class CommandLimits:
-    """Its control groups; or what its first process has to watch, and the file in which it tells."""
+    """The cgroups of one command;
+
+    without cgroups, its first process watches the limits and reports in a file.
+    """
 
     def __init__(self, limits: Limits, *, watched: bool = False) -> None:
-        """Make what holds `limits`. LaunchFailed or OSError when the host refuses.
+        """Create the cgroups and files that enforce `limits`; LaunchFailed or OSError if the host refuses.
 
-        `watched`: all is held by a process of ours, and no cgroup is looked for.
+        `watched`: a process of ours enforces everything, without cgroups.
         """
-        # A group takes the kernel longer than all else that a command needs: not for a default alone.
+        # Creating a cgroup takes the kernel longer than everything else a command needs, so not for a default
+        # alone.
         means = usable() if asked(limits) and not watched else CgroupSupport(())
         self.limits = limits = default_limits.fill_in(limits)
         self._group: SandboxCgroups | None = None
-        #: For the first process to watch; 0 is nothing.
+        #: Limits for the first process to watch (0: it need not).
         self.memory = 0 if means.version("memory") else limits.memory or 0
         self.processes = 0 if means.version("pids") else limits.processes or 0
-        #: Resource limits of the command's own process: as `rlimits` has them, but for one that has to
-        #: be set where it is known who counts.
+        #: Resource limits of the command's own process, as from `rlimits`. RLIMIT_NPROC is missing: it must
+        #: be set inside the user namespace in which the kernel counts.
         self.rlimits = tuple(item for item in rlimits(limits, means) if item[1] != RLIMIT_NPROC)
         self.tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if self.memory or self.processes else -1
         try:
@@ -45,11 +49,11 @@ class CommandLimits:
             raise
 
     def cgroup_fds(self) -> list[int]:
-        """By which the first process enters the groups, if there are any."""
+        """Descriptors with which the first process enters the cgroups, if there are any."""
         return [] if self._group is None else self._group.cgroup_fds()
 
     def ran_into(self, status: int) -> RanInto | None:
-        """The limit that made a command fail that has ended with `status`, if one did."""
+        """Return the limit that made a command fail, if there is one; the command ended with `status`."""
         events = Events() if self._group is None else GroupMeter(self._group).events()
         if self.tally >= 0:
             told = os.pread(self.tally, SIZE, 0)
@@ -58,17 +62,17 @@ class CommandLimits:
         return usage.ran_into(self.limits, status, Events(), events)
 
     def usage(self, wall: float) -> Usage | None:
-        """The total usage, as far as the cgroups tell."""
+        """Return the total usage, if cgroups measured it."""
         return None if self._group is None else GroupMeter(self._group).total(wall)
 
     def leave(self) -> None:
-        """Remove the cgroups that are empty. For a command that another process has waited for."""
+        """Remove the cgroups if they are empty. For a command that another process has waited for."""
         if self._group is not None:
             self._group.leave()
         self._close_tally()
 
     def close(self) -> None:
-        """It has ended, or will never begin: what is left of it ends."""
+        """Kill the rest of a command that has ended, or will never begin."""
         if self._group is not None:
             self._group.close()
         self._close_tally()
@@ -80,6 +84,6 @@ class CommandLimits:
 
 
 def command_limits(limits: Limits, *, watched: bool = False) -> CommandLimits | None:
-    """For a command with `limits`; None where none of them takes more than its own process."""
+    """Return the CommandLimits of a command; None if plain resource limits of its process are enough."""
     left = "memory" in limits.defaults or "processes" in limits.defaults
     return CommandLimits(limits, watched=watched) if left or asked(limits) else None

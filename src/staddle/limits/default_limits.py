@@ -1,7 +1,7 @@
-"""The limits that protect this host where the policy leaves them to it: a part of what there is now.
+"""Limits that protect this host if the policy sets none: a share of the resources available now.
 
-They are measured when a sandbox is opened, not when a policy is written. Where a default cannot be
-held exactly, the next best thing holds it; it never keeps anything from starting.
+They are measured when a sandbox is opened, not when a policy is written. If a default cannot be enforced
+exactly, a weaker mechanism enforces it. A default never prevents a sandbox from starting.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.limits import Limits
 
-#: The part of what is available: of memory, of memory that files of a sandbox may take, of a disk.
+#: Divisors for the available memory, for files of a sandbox in memory, and for free disk space.
 MEMORY_PART, FILES_PART, DISK_PART = 2, 4, 4
-#: Binary digits of the default on memory.
+#: Significant binary digits of the default memory limit.
 _DIGITS = 5
 MOST_PROCESSES, MOST_ON_DISK = 4096, 10 << 30
-#: No default is less, so that a shell and a few programs can run however little there is.
+#: Lower bounds of the defaults, so that a shell and a few programs always run.
 LEAST_MEMORY, LEAST_PROCESSES, LEAST_DISK = 64 << 20, 64, 64 << 20
 
-#: Why a default is not held, and what to do about it.
+#: Why a default is not enforced, and how to fix it.
 _UNHELD = {
     "memory": (
         "nothing bounds memory here: the policy sets no limit, and a default needs a staddle process inside",
@@ -43,9 +43,9 @@ _UNHELD = {
 
 
 def fill_in(limits: Limits, store: str = "") -> Limits:
-    """`limits` with a number for each default; `defaults` still names them.
+    """Return `limits` with a number for each default; `defaults` still names them.
 
-    `store` is the directory that takes what is written, if one of ours does; without one there is no `disk`.
+    `store` is our directory for the files that the sandbox writes. Without one, `disk` stays unset.
     """
     if not limits.defaults:
         return limits
@@ -60,20 +60,20 @@ def fill_in(limits: Limits, store: str = "") -> Limits:
 
 
 def default_memory() -> int:
-    """Half of what is available now, rounded: cgroups that are limited in advance are to fit."""
+    """Half of the available memory, rounded, so that cgroups that were limited in advance fit."""
     half = available() // MEMORY_PART
     digits = max(0, half.bit_length() - _DIGITS)
     return max(LEAST_MEMORY, half >> digits << digits)
 
 
 def default_disk(store: str) -> int:
-    """`free_share`, on a disk 10 GB at most."""
+    """`free_share`, but at most 10 GB on a disk."""
     share = free_share(store)
     return share if in_memory(store) else min(share, MOST_ON_DISK)
 
 
 def free_share(store: str) -> int:
-    """A quarter of the room where `store` lies, which is memory in some places; the rest is for others."""
+    """A quarter of the free space where `store` is, on disk or in memory."""
     try:
         status = os.statvfs(store)
     except OSError:
@@ -88,7 +88,10 @@ _known: dict[int, int] = {}  # by process
 
 
 def default_processes() -> int:
-    """4096, or half of what this user, or our control group, may have. Looked up once."""
+    """4096, or half of the processes that this user or our cgroup may have, if that is less.
+
+    Looked up once.
+    """
     found = _known.get(os.getpid())
     if found is None:
         _known.clear()
@@ -112,5 +115,5 @@ def _bounds() -> list[int]:
 
 
 def gaps(names: list[str]) -> tuple[Gap, ...]:
-    """Gaps for defaults that nothing holds here. They are declared, and refuse nothing."""
+    """Gaps for defaults that nothing enforces here. They are declared, and refuse nothing."""
     return tuple(Gap(f"limits.{name}", *_UNHELD[name], documented=True) for name in names)

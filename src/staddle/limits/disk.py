@@ -1,7 +1,7 @@
-"""Bytes and inodes of what a sandbox writes: set where the file system is ours, measured where not.
+"""Bytes and inodes that a sandbox writes: limited in a file system of ours, measured elsewhere.
 
-What counts is what is taken: a sparse file by its blocks, a file with several names once, an
-empty file and a directory as an inode each.
+Allocated space counts: a sparse file by its blocks, a file with several names once. An empty file and a
+directory count as one inode each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DiskUsage(Value):
-    """The space that a layer takes. `whole` is false when counting stopped because it was too much."""
+    """The space that a layer takes. `whole` is False if counting stopped at the limit."""
 
     bytes: int
     inodes: int
@@ -26,12 +26,12 @@ class DiskUsage(Value):
 
 
 def is_over(taken: DiskUsage, disk: int) -> bool:
-    """Whether it is more than `disk` allows."""
+    """Whether `taken` is more than `disk` bytes, or more than its number of inodes."""
     return not taken.whole or taken.bytes > disk or taken.inodes > inodes(disk)
 
 
 def in_memory(path: str) -> bool:
-    """Whether what is written to the directory at `path` is kept in memory."""
+    """Whether files in the directory at `path` are stored in memory."""
     try:
         device = os.stat(path).st_dev
         with open("/proc/self/mountinfo", "rb") as file:
@@ -44,7 +44,7 @@ def in_memory(path: str) -> bool:
 
 
 def full(place: str | int) -> bool:
-    """Whether the file system at `place` has no room left for a page or for a file."""
+    """Whether the file system at `place` has no room left for a page or for an inode."""
     try:
         status = os.statvfs(place)
     except OSError:
@@ -53,9 +53,10 @@ def full(place: str | int) -> bool:
 
 
 def occupied(path: str, most: int | None = None) -> DiskUsage:
-    """The space that the directory at `path` takes; counting stops when it is over `most` bytes.
+    """Measure the directory at `path`; counting stops above `most` bytes.
 
-    The sandbox may be changing it: nothing is followed, and what goes away meanwhile is not counted.
+    The sandbox may change it at the same time. So no link is followed, and files that disappear are not
+    counted.
     """
     from ..files.tree import Tree, listed
 
@@ -94,9 +95,9 @@ def occupied(path: str, most: int | None = None) -> DiskUsage:
 
 
 def shown(layers: Sequence[str], apart: Collection[int] = (), most: int | None = None) -> DiskUsage:
-    """The space of the files that `layers`, topmost first, show together, without what is hidden by others.
+    """Measure the files that `layers`, topmost first, show together, without files that upper layers hide.
 
-    Those whose index is `apart` are counted elsewhere. Counting stops when it is over `most` bytes.
+    Layers whose index is in `apart` are counted elsewhere. Counting stops above `most` bytes.
     """
     from ..layers.merged_view import LayerView, OpenLayers, Side
 

@@ -1,9 +1,9 @@
 """Choose the mechanism of the host for each limit of a policy; report limits without one.
 
-Without a control group these are resource limits, and a supervisor inside that watches memory and
-processes. The kernel counts the processes of a user in each user namespace, and compares the limit with
-the count of the innermost: set after the sandbox's own namespace was entered, it counts that sandbox
-alone, threads included. The kernel's root is exempt, which no sandbox is.
+Without cgroups, these are resource limits and a supervisor inside that watches memory and processes. The
+kernel counts the processes of a user in each user namespace, and compares RLIMIT_NPROC with the innermost
+count. If it is set after the sandbox's own namespace was entered, it counts that sandbox alone, threads
+included. The kernel exempts its own root, which no sandbox is.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ if TYPE_CHECKING:
 
     from ..policy.limits import Limits
 
-#: The limits that take a control group, or something that stands in for one.
+#: The limits that need a cgroup, or a substitute for one.
 GROUPED = ("memory", "cpu", "processes")
 _FIX = "use backend='systemd', or start the program in a unit with Delegate=yes and DelegateSubgroup=program"
 RLIMIT_DATA, RLIMIT_NPROC = 2, 6
-#: So many times what it may use, a process may ask for: programs reserve stacks and buffers that
-#: they never touch. It bounds what one can take between two looks of the supervisor.
+#: A process may reserve so many times its memory limit, because programs reserve stacks and buffers that they
+#: never touch. This bounds the growth of one process between two samples of the supervisor.
 RESERVE = 4
 
 
 def asked(limits: Limits) -> bool:
-    """Whether a limit is asked for that takes a cgroup; else the host's cgroups are not looked at."""
+    """Whether the policy itself sets a limit that needs a cgroup.
+
+    Otherwise we do not inspect the host's cgroups.
+    """
     return any(getattr(limits, name) is not None and name not in limits.defaults for name in GROUPED)
 
 
 def usable() -> CgroupSupport:
-    """The means of this host, as far as one command alone can be put there.
+    """Return the cgroups of this host that a single command can use.
 
-    It is in no scope that systemd would have to be asked for: its backend of that name has a unit.
+    A single command gets no scope from systemd; the systemd backend has a unit for that.
     """
     found = host_cgroups.support()
     if not found.scope:
@@ -53,10 +56,10 @@ def usable() -> CgroupSupport:
 
 
 def session_cgroups(limits: Limits) -> CgroupSupport:
-    """The cgroups that a session with `limits` is put into.
+    """Return the cgroups in which a session with `limits` is placed.
 
-    Systemd is asked for a scope only for a limit that the policy says: it would take too long for a default.
-    Nor is a default reason enough for a hierarchy of its own: a resource limit holds that on processes.
+    We request a scope from systemd only for a limit from the policy; for a default that would take too long.
+    Nor does a default justify entering another hierarchy: a resource limit enforces the default on processes.
     """
     wanted = {_CONTROLLER[name] for name in GROUPED if getattr(limits, name) is not None}
     found = host_cgroups.support().reduced(frozenset({"memory", *wanted}))
@@ -64,11 +67,12 @@ def session_cgroups(limits: Limits) -> CgroupSupport:
 
 
 class SessionLimits(Value):
-    """The limits of one session, filled in, and what holds them on this host.
+    """The limits of one session, with numbers for the defaults, and what enforces them on this host.
 
-    The agent watches `watched_memory` and `watched_processes`, or 0. The host program counts what is
-    written up to `quota` bytes, or 0; `watches_memory`, and `counts_processes` when a command fails.
-    `is_asked`: the policy says a limit that takes a cgroup. It is in `cgroups`, if there are any.
+    The agent watches `watched_memory` and `watched_processes` (0: it need not). The host program counts
+    written bytes up to `quota` (0: it does not). It watches memory if `watches_memory`, and counts processes
+    after a failed command if `counts_processes`. `is_asked`: the policy sets a limit that needs a cgroup. The
+    session is in `cgroups`, if there are any.
     """
 
     limits: Limits
@@ -81,13 +85,16 @@ class SessionLimits(Value):
     is_asked: bool
 
 
-#: For how many seconds what was measured is good for other sandboxes of the same kind.
+#: Seconds for which measurements are reused for sandboxes of the same kind.
 _AGE = 1.0
 _sessions: dict[tuple[int, Limits, str], tuple[float, SessionLimits]] = {}
 
 
 def session_limits(limits: Limits, store: str = "") -> SessionLimits:
-    """Decide how `limits` of a session that writes to `store`, if it has one, are held. Once a second."""
+    """Decide how the `limits` of a session are enforced;
+
+    cached for a second. `store`: where it writes, if anywhere.
+    """
     now, key = time.monotonic(), (os.getpid(), limits, store)
     known = _sessions.get(key)
     if known is None or now - known[0] > _AGE:
@@ -102,7 +109,7 @@ def _session_limits(limits: Limits, store: str) -> SessionLimits:
     _, memory, processes = stand_ins(limits)
     as_memory = bool(memory and store and in_memory(store))
     if as_memory and "disk" in limits.defaults:
-        limits = limits.replace(disk=None)  # what is written counts as memory
+        limits = limits.replace(disk=None)  # written files count as memory
     filled = default_limits.fill_in(limits, store)
     return SessionLimits(
         limits=filled,
@@ -117,9 +124,10 @@ def _session_limits(limits: Limits, store: str) -> SessionLimits:
 
 
 def stand_ins(limits: Limits) -> tuple[tuple[tuple[str, int, int], ...], int, int]:
-    """Of a session: resource limits, as `rlimits` has them; memory and processes to be watched, or 0.
+    """Return the substitutes for missing cgroups in a session: (resource limits, memory, processes).
 
-    The agent watches what the policy says. Of the defaults, the kernel or the host program holds each.
+    The agent watches memory and processes (0: it need not) up to limits from the policy. The kernel or the
+    host program enforces the defaults. Resource limits are triples as from `rlimits`.
     """
     means = session_cgroups(limits)
     found = list(rlimits(limits, means)) if asked(limits) else []
@@ -131,14 +139,14 @@ def stand_ins(limits: Limits) -> tuple[tuple[tuple[str, int, int], ...], int, in
 
 
 def rlimits(limits: Limits, means: CgroupSupport) -> Iterator[tuple[str, int, int]]:
-    """Name, number and value of those that stand in for a missing controller."""
+    """Yield name, number and value of each resource limit that replaces a missing cgroup controller."""
     if limits.memory is not None and "memory" not in limits.defaults and not means.version("memory"):
         yield "data", RLIMIT_DATA, min(limits.memory * RESERVE, 2**63 - 1)
     if limits.processes is not None and "processes" not in limits.defaults and not means.version("pids"):
         yield "nproc", RLIMIT_NPROC, limits.processes
 
 
-#: Of the limits that are no controller's: who holds them, always.
+#: Limits that need no controller, and what enforces them on every host.
 _ALWAYS = {
     "timeout": "the host program's clock",
     "output": "the host program, which reads no further",
@@ -175,11 +183,11 @@ def enforced_limits(
     inside: bool,
     layer: Literal["memory", "directory", "none"],
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """The limits that were asked for: those that hold, and those that do not.
+    """List the limits that the policy sets and that are enforced, and the gaps for the others.
 
-    `inside`: a first process of ours is in the sandbox, in a user and a pid namespace of its
-    own, and can stand in for a controller. `layer` is where writing goes: to a file system in
-    memory of ours, to a directory of ours on the host, or straight to the host.
+    `inside`: a first process of ours is in the sandbox, in its own user and pid namespace, and can replace a
+    controller. `layer` is where writes go: to our file system in memory, to our directory on the host, or
+    directly to the host.
     """
     holds: list[EnforcedLimit] = []
     gaps: list[Gap] = []
@@ -211,9 +219,9 @@ def enforced_defaults(
     by: Mapping[str, EnforcedLimit],
     layer: Literal["memory", "directory", "none"] = "none",
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """The limits that the policy leaves to this host: those that hold, and those that nothing does.
+    """List the defaults that are enforced on this host, and the gaps for the others.
 
-    `by` has what stands in for a missing controller. Nothing is refused for such a gap.
+    `by` has the substitutes for missing controllers. Such a gap refuses nothing.
     """
     holds: list[EnforcedLimit] = []
     missing: list[str] = []
@@ -232,7 +240,7 @@ def enforced_defaults(
 
 
 _BY_PROCESSES = EnforcedLimit("processes", _STAND_IN["processes"])
-#: Who stands in for a missing controller and holds the defaults: of a session, of a single command.
+#: Substitutes for a missing controller that enforce the defaults, of a session and of a single command.
 OF_SESSION = {
     "memory": EnforcedLimit(
         "memory",
@@ -247,7 +255,7 @@ OF_COMMAND = {
 }
 
 
-#: On landlock, where no namespace tells a sandbox's processes from others.
+#: On landlock, where no namespace separates a sandbox's processes from others.
 OF_LANDLOCK = {
     "memory": EnforcedLimit("memory", "its supervisor, which measures its processes and kills", exact=False),
     "processes": EnforcedLimit(
@@ -261,10 +269,10 @@ OF_LANDLOCK = {
 def of_landlock(
     limits: Limits, layer: Literal["directory", "none"] = "none", *, as_root: bool = False
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """Decide how the limits of a sandbox on landlock are held, and list the defaults that nothing holds.
+    """Decide how the limits of a sandbox on landlock are enforced, and list the defaults that are not.
 
-    `layer`: whether the session writes to directories of ours, as in `enforced_limits`. `as_root`: its
-    processes have the id 0, whose number the kernel does not limit.
+    `layer`: whether the session writes to our directories, as in `enforced_limits`. `as_root`: its processes
+    have the id 0, whose number of processes the kernel does not limit.
     """
     by = {name: means for name, means in OF_LANDLOCK.items() if not as_root or name != "processes"}
     held = [
@@ -283,9 +291,9 @@ def of_landlock(
 def of_command(
     limits: Limits, *, inside: bool, writes: bool
 ) -> tuple[tuple[EnforcedLimit, ...], tuple[Gap, ...]]:
-    """Decide how the limits of a single command are held, and list the defaults that nothing holds.
+    """Decide how the limits of a single command are enforced, and list the defaults that are not.
 
-    `inside`: as in `enforced_limits`. `writes`: it may write to the host's directories.
+    `inside`: as in `enforced_limits`. `writes`: the command may write to the host's directories.
     """
     means = usable() if inside and asked(limits) else CgroupSupport(())
     held = enforced_limits(limits, means, inside=True, layer="none")[0] if inside and asked(limits) else ()
@@ -295,7 +303,7 @@ def of_command(
 
 
 def keeps_processors(limits: Limits, means: CgroupSupport) -> bool:
-    """Whether a process must stay on the processors that it is given: no control group limits it."""
+    """Whether a process must be pinned to its processors because no cgroup limits its CPU time."""
     if limits.cpu is None or means.version("cpu"):
         return False
     return cpu_count(limits.cpu) < len(os.sched_getaffinity(0))

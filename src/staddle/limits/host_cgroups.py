@@ -1,6 +1,6 @@
-"""The control groups of this program: found out once, made when the first sandbox needs one.
+"""The cgroups of this program: detected once, created when the first sandbox needs them.
 
-Finding out only observes: `observe` and what it calls create, move and ask for nothing.
+Detection only observes. `observe` and the functions that it calls create, move and request nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> CgroupFacts:
-    """The facts for a process, ourselves if not said. `root` is put before every path, for tests."""
+    """Collect the facts for a process (default: this one). `root` is a prefix for every path, for tests."""
     try:
         own = cgroups.memberships(read_whole(f"{root}/proc/{pid}/cgroup"))
         mounted = cgroups.mounts(read_whole(f"{root}/proc/self/mountinfo"))
@@ -38,7 +38,7 @@ def observe(pid: int | str = "self", uid: int | None = None, root: str = "") -> 
     found = []
     known: set[frozenset[str]] = set()
     for mount in mounted:
-        if mount.controllers not in known:  # the one that is on top, and each only once
+        if mount.controllers not in known:  # the topmost mount of each hierarchy
             known.add(mount.controllers)
             found.append(_hierarchy(mount, own, root))
     manager, why, manageable = _manager(uid, root) if systemd else ("", "", frozenset())
@@ -62,12 +62,12 @@ def _hierarchy(mount: cgroups.Mount, memberships: dict[str, str], root: str) -> 
 
 
 def may_have_groups(group: str) -> bool:
-    """Whether we may make groups in `group`, and move into them processes that are in it."""
+    """Whether we may create cgroups in `group`, and move its processes into them."""
     return os.access(group, os.W_OK) and os.access(f"{group}/{cgroups.MEMBERS}", os.W_OK)
 
 
 def delegated(group: str) -> bool:
-    """Whether systemd has given away `group`, to us: it marks those, since version 251."""
+    """Whether systemd has delegated `group` to us. systemd marks delegated cgroups since version 251."""
     try:
         marked = os.getxattr(group, "user.delegate") == b"1"
     except OSError:
@@ -76,7 +76,7 @@ def delegated(group: str) -> bool:
 
 
 def words(group: str, name: str) -> frozenset[str]:
-    """The words in a file of a group; none when it cannot be read."""
+    """Return the words in a file of a cgroup; none if it cannot be read."""
     try:
         return frozenset(cgroups.read(group, name).split())
     except OSError:
@@ -93,7 +93,7 @@ def _manager(uid: int, root: str) -> tuple[Literal["user", "system", ""], str, f
 
 
 _turn = _thread.allocate_lock()
-#: By process: a fork has its parent's memory, but none of its groups.
+#: By process: a forked child has its parent's memory, but none of its cgroups.
 _known: dict[tuple[int, int], CgroupSupport] = {}
 _families: dict[tuple[int, CgroupSupport], CgroupTree] = {}
 
@@ -109,10 +109,9 @@ def support() -> CgroupSupport:
 
 
 def group(limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups | None:
-    """Groups for one more sandbox with `limits` in force; None where this host has none for us to make.
+    """Create cgroups for one more sandbox with `limits` in force; None if this host allows none.
 
-    Where a scope of systemd has to be started first, that is the caller's: see `scope`, and make
-    a CgroupTree of what it gives.
+    If a scope of systemd is needed, the caller has to start it (see `scope`), and make a CgroupTree from it.
     """
     wanted = {"memory", "pids"} if limits.cpu is None else cgroup_layout.HOLDING
     found = tree(support().reduced(frozenset(wanted)))
@@ -120,11 +119,14 @@ def group(limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCg
 
 
 def tree(found: CgroupSupport) -> CgroupTree | None:
-    """All groups of this program with the support `found`; None where it can have none as it is."""
+    """Return the cgroup tree of this program for the support `found`;
+
+    None if there can be none without a scope.
+    """
     if not found.places or found.scope:
         return None
     key = os.getpid(), found
-    if key not in _families:  # the new one looks in its own places
+    if key not in _families:  # a new tree tidies its own places itself
         for place in support().places:
             if place.base and all(place.base != own.base for own in found.places):
                 tidy(place.base)
@@ -137,7 +139,7 @@ def tree(found: CgroupSupport) -> CgroupTree | None:
 
 
 def close() -> None:
-    """Remove all groups of this program, and end what is in them. The next sandbox gets new ones."""
+    """Kill all members of this program's cgroups and remove them. The next sandbox gets new cgroups."""
     with _turn:
         found = [_families.pop(key) for key in tuple(_families) if key[0] == os.getpid()]
     for each in found:
@@ -145,13 +147,13 @@ def close() -> None:
 
 
 def _after_fork() -> None:
-    """A fork of this program has no groups: those are its parent's, and go with that."""
+    """Forget the cgroups in a forked child: they are its parent's."""
     while _families:
         _families.popitem()[1].let_go()
 
 
 def close_at_exit() -> None:
-    """Remove them where the shell that waits for our end may end with us, with our pid namespace."""
+    """Remove the cgroups at exit if the shell that waits for our end may end with us (a pid namespace)."""
     if _families and not is_in_first_namespace():
         close()
 

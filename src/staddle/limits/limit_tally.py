@@ -1,4 +1,4 @@
-"""Limits that no control group holds, held in the loop of a sandbox's first process, and told outside."""
+"""Enforce limits without cgroups in the loop of a sandbox's first process, and report to the host program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .supervisor import Supervisor
 
-#: What is told, in a file: processes that were ended for their memory, times that as many processes as
-#: there may be were seen, and the most memory that was seen, which the host program sets back.
+#: Contents of the tally file: processes killed for their memory, times that the process limit was reached,
+#: and the highest memory seen, which the host program resets.
 TALLY, SIZE, PEAK = "=QQQ", 24, 16
 
 
 class LimitTally:
-    """A supervisor that looks when it is time to, and the file in which it tells what it did (`TALLY`)."""
+    """A supervisor that samples when it is due, and the file in which it reports its actions (`TALLY`)."""
 
     def __init__(self, supervisor: Supervisor, tally: int) -> None:
         self._supervisor, self._tally = supervisor, tally
@@ -25,14 +25,17 @@ class LimitTally:
         supervisor.before_kill = self._tell
 
     def patience(self, otherwise: int | None) -> int:
-        """Do what is due; for how many milliseconds nothing will be, or `otherwise`, if that is less."""
+        """Sample if it is due;
+
+        return the milliseconds until the next sample, or `otherwise` if that is less.
+        """
         if time.monotonic() >= self._next:
             self.look()
         left = 1 + max(0, int((self._next - time.monotonic()) * 1000))
         return left if otherwise is None else min(left, otherwise)
 
     def look(self, gone: int = 0) -> None:
-        """Look now; so many processes that have just ended count as if they were there."""
+        """Sample now; count `gone` processes that have just ended as if they still existed."""
         now = time.monotonic()
         self._next = now + self._supervisor.turn(now, gone)
         self._tell()

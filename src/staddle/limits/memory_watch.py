@@ -1,7 +1,8 @@
-"""The default limit on memory of sessions where no control group holds it: one thread of the host program.
+"""The default memory limit of sessions without cgroups, watched by one thread of the host program.
 
-A default is half of what the host had when the sandbox was opened. As long as the host has at least that
-much left, no sandbox can have taken more, and nothing of any sandbox is looked at: one read for all of them.
+A default is half of the memory that the host had available when the sandbox was opened. As long as the host
+has at least that much available, no sandbox can have exceeded it. So one read covers all sandboxes, and their
+processes are not inspected.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-#: Between two looks, in seconds, and what a processor can fill in one of them, in bytes.
+#: Seconds between two samples, and the bytes that one processor can fill in a second.
 _SHORTEST, _LONGEST, _FASTEST = 0.02, 1.0, 2 << 30
-#: Looking at processes may take this part of the time.
+#: Inspecting processes may take one part in this many of the time.
 _SHARE = 5
 
 
 class MemoryWatch:
-    """One sandbox: the limit, and how many of its processes were killed for it."""
+    """One sandbox: its limit, and how many of its processes were killed for it."""
 
     def __init__(self, most: int, first: Callable[[], int], shells: Callable[[], Collection[int]]) -> None:
-        """`first` gives the sandbox's first process, 0 if it has ended; `shells` those that are spared."""
+        """`first` returns the sandbox's first process (0: it has ended); `shells` the processes to spare."""
         self.most, self._first, self._shells = most, first, shells
         self.ended = 0
-        self._largest = 0  # of all memory files that were seen
+        self._largest = 0  # size of the largest memory file seen so far
 
     def start(self) -> None:
         """Begin to watch."""
         _ALL.add(self)
 
     def close(self) -> None:
-        """The sandbox has ended."""
+        """Stop watching: the sandbox has ended."""
         _ALL.remove(self)
 
     def look(self) -> float:
-        """Measure, and kill what must be killed; how many seconds until the next look."""
+        """Measure, and kill processes above the limit; return the seconds until the next sample."""
         first = self._first()
         pids = below(first) if first else []
         cores = len(os.sched_getaffinity(0))
@@ -56,7 +57,7 @@ class MemoryWatch:
             sample = supervisor.exactly(pids, shared)
             step = supervisor.judge(sample, self.most, self._shells(), cores)
         if step.kill:
-            self.ended += len(step.kill)  # before it shows in the outcome of a command
+            self.ended += len(step.kill)  # before the command's result can show it
             for pid in step.kill:
                 _kill(pid, first)
         return step.again
@@ -78,7 +79,7 @@ class _MemoryWatches:
         try:
             self._several.remove(watch)
         except ValueError:
-            pass  # it was added in the process that this one is a fork of
+            pass  # it was added in the parent process, before a fork
 
     def _look(self) -> float | None:
         several = tuple(self._several)
@@ -99,7 +100,7 @@ class _MemoryWatches:
 
 
 def below(first: int) -> list[int]:
-    """The processes below `first`, without it, as the host counts them."""
+    """Return the host pids of the processes below `first`, without `first` itself."""
     found: list[int] = []
     todo = [first]
     while todo:
@@ -123,12 +124,12 @@ def _children(thread: str) -> list[bytes]:
 
 
 def threads_below(first: int) -> int:
-    """The number of threads of all processes below `first`."""
+    """Return the number of threads of all processes below `first`."""
     return supervisor.threads(below(first))
 
 
 def _kill(pid: int, first: int) -> None:
-    """Kill a process that is still below `first` when we have it by a descriptor."""
+    """Kill a process by descriptor, if it is still below `first` once the descriptor is open."""
     try:
         descriptor = process.pidfd_open(pid)
     except OSError:

@@ -1,7 +1,7 @@
 """Cgroups for prewarmed sandboxes: entered before a request, limited when a sandbox is taken.
 
-Moving a process into a group can take the kernel many milliseconds. So a sandbox that waits to be
-taken has its shell in groups of its own already, by cgroup descriptors that come with the request before.
+Moving a process into a cgroup can take the kernel many milliseconds. So the shell of a waiting sandbox is in
+its own cgroups already. It entered them with descriptors that came with the previous request.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
     from .sandbox_cgroups import SandboxCgroups
 
 _NONE = Limits.none()
-#: Seconds after which nobody enters a cgroup any more that came with a request, however busy the machine is.
+#: Seconds after which no process enters a cgroup any more that came with a request, even on a busy machine.
 _LATEST = 60.0
 
 
 class PrewarmedCgroups:
-    """The groups of the sandboxes of one fork server that are not taken yet. Thread-safe."""
+    """The cgroups of one fork server's sandboxes that are not taken yet. Thread-safe."""
 
     def __init__(self, family: CgroupTree, spares: int, *, owned: bool = False) -> None:
-        """`owned`: the family has no other groups, and ends with these."""
+        """`owned`: the family has no other cgroups, and is closed with these."""
         self._family, self._owned, self._spares = family, owned, spares
-        #: How many the fork server lacks, beside the one that comes with each request.
+        #: Number of cgroups that the fork server lacks, besides the one that comes with each request.
         self.missing = spares
         self._turn = _thread.allocate_lock()
-        self._waiting: dict[SandboxCgroups, float] = {}  # since when, the oldest first
-        self._entered: set[SandboxCgroups] = set()  # of those that wait
-        self._stock: list[tuple[SandboxCgroups, list[int]]] = []  # that no request has brought yet
+        self._waiting: dict[SandboxCgroups, float] = {}  # time of creation, the oldest first
+        self._entered: set[SandboxCgroups] = set()  # waiting cgroups that a process has entered
+        self._stock: list[tuple[SandboxCgroups, list[int]]] = []  # cgroups that no request has brought yet
         self._closed = False
-        self._limits = _NONE  # for those that are made next
+        self._limits = _NONE  # for the cgroups that are made next
 
     @property
     def gone(self) -> bool:
-        """Whether the family has ended, and with it all that wait."""
+        """Whether the family is closed, and with it all waiting cgroups."""
         return self._family.closed
 
     def cgroup_fds(self, *, again: bool = False) -> list[int]:
-        """Descriptors to send with a request: those of the spare that replaces the one taken.
+        """Return descriptors to send with a request: those of the spare that replaces the taken sandbox.
 
-        The first request also brings those of all spares; one after a failure brings none, unless `again`.
+        The first request also brings the descriptors of all spares. A request after a failure brings none,
+        unless `again`.
         """
         with self._turn:
             count = max(1 if again else 0, 1 + self.missing)
@@ -75,10 +76,10 @@ class PrewarmedCgroups:
         return found
 
     def restock(self) -> None:
-        """Make the cgroups that the next request brings, while no caller waits; never raises."""
+        """Create the cgroups for the next request, while no caller waits. Never raises."""
         self._remove_lost()
         with self._turn:
-            for waiting in self._waiting:  # perhaps of a sandbox that has failed: for a while
+            for waiting in self._waiting:  # its sandbox may have failed: keep no files open for it
                 if waiting.prewarmed_meter is not None:
                     waiting.prewarmed_meter.park()
             if self._stock or self._closed or self.gone:
@@ -88,7 +89,7 @@ class PrewarmedCgroups:
             made[0].prewarmed_meter = GroupMeter(made[0])
             made[0].prewarmed_meter.begin()
         except (LaunchFailed, OSError):
-            return  # who needs them is told
+            return  # the caller that needs them reports the error
         with self._turn:
             closed = self._closed
             if not closed:
@@ -97,7 +98,7 @@ class PrewarmedCgroups:
             _close(made)
 
     def _made(self) -> tuple[SandboxCgroups, list[int]]:
-        """Cgroups for one more sandbox, and the descriptors by which its processes enter them."""
+        """Create cgroups for one more sandbox, with the descriptors by which its processes enter them."""
         group = self._family.group(self._limits.replace(cpu=None))
         try:
             return group, group.cgroup_fds()
@@ -108,8 +109,8 @@ class PrewarmedCgroups:
     def _remove_lost(self) -> None:
         """Remove the cgroups of sandboxes that ended before they were taken: empty after a shell was there.
 
-        One that nobody has entered yet may still be entered. But if there are more than spares, the sandboxes
-        of the oldest have failed, before anybody looked.
+        A cgroup that no process has entered yet may still be entered. But if there are more cgroups than
+        spares, the sandboxes of the oldest ones failed before they entered.
         """
         lost = []
         with self._turn:
@@ -126,15 +127,15 @@ class PrewarmedCgroups:
             group.close()
 
     def not_taken(self) -> None:
-        """A request has failed: what came with it is there for the next one, as far as we know."""
+        """Record a failed request: the descriptors sent with it are assumed to be unused."""
         with self._turn:
             self.missing -= 1
 
     def taken(self, pid: int, limits: Limits) -> SandboxCgroups:
-        """The groups that the process `pid` is in, which are the taker's now, who puts `limits` on them.
+        """Return the cgroups of the process `pid`. They now belong to the caller, who puts `limits` on them.
 
-        Those that are made from now on have the same limits, if they are defaults: no shell fails to start
-        for these.
+        If the limits are defaults, cgroups made from now on get them in advance. Defaults never prevent a
+        shell from starting.
         """
         if "memory" in limits.defaults:
             self._limits = limits
@@ -155,12 +156,12 @@ class PrewarmedCgroups:
         )
 
     def let_go(self) -> None:
-        """In a fork of the program: they are its parent's, and go with that."""
+        """Forget the cgroups in a forked child: they are its parent's."""
         if self._owned:
             self._family.let_go()
 
     def close(self) -> None:
-        """Close them: none is taken any more."""
+        """Close all cgroups that are not taken."""
         with self._turn:
             self._closed = True
             waiting, self._waiting = self._waiting, {}

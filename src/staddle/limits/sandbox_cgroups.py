@@ -1,12 +1,11 @@
-"""The control groups of one sandbox: one in each hierarchy that is of use, handled as one.
+"""The cgroups of one sandbox: one in each useful hierarchy, handled as one.
 
-Everything here is done from outside, by the host program. The processes inside have no way to
-see or change their groups.
+The host program does everything here, from outside. Processes inside can neither see nor change their
+cgroups.
 
-The sandbox's first process, which is ours, had better not be in them: it would be held up where
-they use their share of the processors, stopped in a pause, and, small as it is, killed where
-files in memory use up what they may have and there is nobody else left. What it starts puts
-itself in, by a cgroup descriptor.
+The sandbox's first process is ours and stays outside of them. Inside, it would be throttled with the others,
+and frozen in a pause. If files in memory use up the limit and no other process is left, it would be killed
+although it is small. Its children enter the cgroups by descriptor.
 """
 
 from __future__ import annotations
@@ -28,35 +27,35 @@ if TYPE_CHECKING:
     from ..policy.limits import Limits
     from .cgroup_layout import CgroupParent
 
-#: How long a group may take to freeze, or its processes to end, in seconds.
+#: Seconds for a cgroup to freeze, or for its processes to end.
 _PATIENCE = 5.0
-#: How long a group that is stopped only to end what is in it may take to freeze.
+#: Seconds for a cgroup to freeze that is frozen only to kill its processes.
 _SHORT_PATIENCE = 0.1
-#: How long processes may take to end with the sandbox's first one, before they are looked for.
+#: Seconds for processes to end with the sandbox's first process, before we kill them.
 _GRACE, _LONG_GRACE = 0.01, 0.25
 _KILL, _FREEZE, _EVENTS = "cgroup.kill", "cgroup.freeze", "cgroup.events"
 _STATE = "freezer.state"  # of version 1
 
 
 class SandboxCgroups:
-    """The groups of a sandbox. They exist; `close` ends what is in them and removes them."""
+    """The existing cgroups of a sandbox. `close` kills their processes and removes them."""
 
     def __init__(self, directories: Mapping[CgroupParent, str]) -> None:
         self._directories = dict(directories)
         self._unified = next((path for place, path in self._directories.items() if place.version == 2), "")
-        #: By which its members know it in /proc: the end of each of its names.
+        #: The last two parts of each path, by which /proc/PID/cgroup identifies members.
         self.tails = {"/".join(path.split("/")[-2:]) for path in self._directories.values()}
-        self._limits: tuple[object, ...] = ()  # that are in force
-        #: A meter whose files are open, for who takes it.
+        self._limits: tuple[object, ...] = ()  # in force now
+        #: A meter whose files are open, for the caller who takes this sandbox.
         self.prewarmed_meter: GroupMeter | None = None
-        #: The most memory that a meter has seen.
+        #: The highest memory that a meter has measured.
         self.highest = 0
         self._is_frozen = False
-        #: The file by which it is stopped, from before that until it goes on: there may be no room by then.
+        #: The freezer file, kept open while frozen: there might be no free descriptor to thaw with.
         self._freezer = -1
 
     def at(self, controller: str) -> tuple[int, str] | None:
-        """The version and directory of the group that has `controller`; "" is any of version 2."""
+        """Return version and directory of the cgroup with `controller`; "" matches any of version 2."""
         for place, path in self._directories.items():
             if controller in place.controllers or (not controller and place.version == 2):
                 return place.version, path
@@ -64,18 +63,18 @@ class SandboxCgroups:
 
     @property
     def controllers(self) -> frozenset[str]:
-        """Controllers with which a sandbox can be limited or measured here."""
+        """Controllers that can limit or measure a sandbox here."""
         return frozenset().union(*(place.controllers for place in self._directories))
 
     # ---------------------------------------------------------------- limits
 
     def limit(self, limits: Limits, *, ours: int = 0, together: bool = False) -> None:
-        """Have those of `limits` hold that there is a controller for. LaunchFailed when one does not."""
+        """Enforce each of `limits` that has a controller; LaunchFailed if the kernel refuses one."""
         key = limits.memory, limits.cpu, limits.processes, ours, together
         if key == self._limits:
             return
         if self._limits:
-            self._lift()  # some of version 1 are accepted only in the right order, up or down
+            self._lift()  # version 1 accepts some settings only in the right order, up or down
         self._limits = key
         for place, path in self._directories.items():
             for setting in cgroup_files.settings(limits, place.version, ours=ours, together=together):
@@ -83,7 +82,7 @@ class SandboxCgroups:
                     _set(path, setting)
 
     def _lift(self) -> None:
-        """Take off the limits that were put on in advance."""
+        """Remove the limits that were set in advance."""
         self._limits = ()
         for place, path in self._directories.items():
             for setting in cgroup_files.UNLIMITED[place.version]:
@@ -91,7 +90,10 @@ class SandboxCgroups:
                     _set(path, setting)
 
     def widen(self, limits: Limits) -> None:
-        """Put up the limit on memory; a limit of memory and swap together cannot be below it meanwhile."""
+        """Raise the memory limit.
+
+        In reverse order, as the limit on memory plus swap must never be below it.
+        """
         self._limits = ()
         for place, path in self._directories.items():
             if "memory" in place.controllers:
@@ -102,16 +104,16 @@ class SandboxCgroups:
     # ---------------------------------------------------------------- members
 
     def add(self, pid: int) -> None:
-        """Put a process in, before it has started anything: what it starts later is in as well."""
+        """Move a process in before it has started others: its later children are then members too."""
         for path in self._directories.values():
             cgroups.add(path, pid)
 
     def cgroup_fds(self) -> list[int]:
-        """Descriptors by which a process that has them puts itself in: see `linux.cgroups.enter`.
+        """Open descriptors with which a process can enter the cgroups; see `linux.cgroups.enter`.
 
-        To be handed to the sandbox's first process, and used in each of its children before
-        they exec. In version 2 the kernel moves a process when no other is starting anywhere: that can
-        take some milliseconds, but a shell that is started ahead has done it when it is needed.
+        The sandbox's first process gets them, and each of its children uses them before it execs. In version
+        2, the kernel moves a process only while no other process is starting anywhere. That can take some
+        milliseconds, but a shell that is started ahead has done it before it is needed.
         """
         found: list[int] = []
         try:
@@ -125,7 +127,7 @@ class SandboxCgroups:
         return found
 
     def members(self) -> set[int]:
-        """The processes in it; 0 stands for those that are not to be seen from here."""
+        """Return the pids of the members; 0 stands for processes that are not visible from here."""
         found: set[int] = set()
         for path in self._directories.values():
             try:
@@ -139,13 +141,13 @@ class SandboxCgroups:
     # ---------------------------------------------------------------- pausing, ending
 
     def freeze(self, patience: float = _PATIENCE) -> bool:
-        """Stop everything in it where it stands; whether it did in time. If not, it goes on.
+        """Freeze all members; return whether that succeeded in time. If not, thaw them.
 
-        Nothing inside can resist, but a process that waits for a disk stands still only afterwards.
+        No process inside can resist. A process that waits for a disk freezes only afterwards.
         """
         try:
             return self._freeze(patience)
-        except BaseException:  # of a signal's handler, too
+        except BaseException:  # including from a signal handler
             self.thaw()
             raise
 
@@ -167,7 +169,7 @@ class SandboxCgroups:
         return frozen
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the members continue."""
         self._is_frozen = False
         file, _, go_on = self._freezer_file()
         if file:
@@ -180,7 +182,7 @@ class SandboxCgroups:
                 os.close(fd)
 
     def _freezer_file(self) -> tuple[str, bytes, bytes]:
-        """(the file by which it is stopped, what to write for that, and for it to go on); "" without one."""
+        """Return (file, text to freeze, text to thaw); the file is "" if there is no freezer."""
         if self._unified and _exists(self._unified, _FREEZE):
             return f"{self._unified}/{_FREEZE}", b"1", b"0"
         freezer = self.at("freezer")
@@ -188,19 +190,19 @@ class SandboxCgroups:
 
     @property
     def freezes(self) -> bool:
-        """Whether there is a way to freeze it."""
+        """Whether these cgroups can be frozen."""
         return bool(self._unified) or self.at("freezer") is not None
 
     def kill(self) -> None:
-        """End everything in it, whatever its processes do about it, start or ignore."""
+        """Kill all members, whatever signals they ignore and whatever they start."""
         if self._unified and _exists(self._unified, _KILL):
             cgroups.write(self._unified, _KILL, "1")
             return
         end = time.monotonic() + _PATIENCE
         pause = 0.001
         while (left := self.members() - {0}) and time.monotonic() < end:
-            # Frozen, none of them can end and leave its number to a stranger, nor start another. But not
-            # at first: who is ending already does not freeze.
+            # While frozen, no member can exit and leave its pid to a foreign process, nor start another. Not
+            # in the first round: a process that is already ending does not freeze.
             frozen = pause > 0.001 and self.freeze(_SHORT_PATIENCE)
             for pid in self.members() - {0} if frozen else left:
                 _kill_member(pid, self._directories.values())
@@ -209,12 +211,15 @@ class SandboxCgroups:
             pause = min(pause * 2, 0.02)
 
     def signal_all(self) -> None:
-        """Send SIGKILL to what is in it now, and wait for nothing: many end sooner if all have it first."""
+        """Send SIGKILL to the present members without waiting: many end sooner if all get it first."""
         for pid in self.members() - {0}:
             _kill_member(pid, self._directories.values())
 
     def close(self) -> bool:
-        """End what is left in it and remove it; whether that was possible. A second time does nothing."""
+        """Kill the rest and remove the cgroups;
+
+        return whether that succeeded. Does nothing when called again.
+        """
         self.prewarmed_meter = None
         if _until(self._remove, _GRACE):
             return True
@@ -222,13 +227,14 @@ class SandboxCgroups:
             if self.members():
                 self.kill()
         except OSError:
-            pass  # what is still in it keeps it from being removed, and that is told
+            pass  # the remaining members prevent the removal, which we report
         return _until(self._remove)
 
     def close_later(self) -> None:
-        """Close it while no caller waits, and other such work does not wait for processes that are ending.
+        """Close the cgroups in the background, without delaying other jobs while processes are ending.
 
-        They end with the sandbox's first one, after some milliseconds in which their view is unmounted.
+        They end with the sandbox's first process, after some milliseconds in which the kernel unmounts their
+        view.
         """
         self.prewarmed_meter = None
         end, pause = time.monotonic() + (0 if self._is_frozen else _LONG_GRACE), 0.0005
@@ -247,13 +253,13 @@ class SandboxCgroups:
         do_later(close)
 
     def leave(self) -> None:
-        """Remove it if it is empty; else it stays until the program ends."""
+        """Remove the cgroups if they are empty. Otherwise they stay until the program ends."""
         self._remove()
 
     def _remove(self) -> bool:
         for place, path in list(self._directories.items()):
             if not removed(path):
-                return False  # nor can the others be: a process is in all of them
+                return False  # the other cgroups have the same members
             del self._directories[place]
         fd, self._freezer = self._freezer, -1
         if fd >= 0:
@@ -262,7 +268,7 @@ class SandboxCgroups:
 
 
 def removed(path: str) -> bool:
-    """Remove a group that has no process and no group in it; whether it is gone."""
+    """Remove a cgroup without processes and child cgroups; return whether it is gone."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -292,7 +298,7 @@ def _not_set(setting: cgroup_files.CgroupSetting, why: str) -> LaunchFailed:
 
 
 def _kill_member(pid: int, groups: Iterable[str]) -> None:
-    """Kill a process that is still in one of `groups` when we have it by a descriptor."""
+    """Kill a process by descriptor, if it is still in one of `groups` once the descriptor is open."""
     try:
         descriptor = process.pidfd_open(pid)
     except OSError:
@@ -311,7 +317,7 @@ def _exists(path: str, name: str) -> bool:
 
 
 def _until(true: Callable[[], bool], patience: float = _PATIENCE) -> bool:
-    """Whether `true()` became so in time."""
+    """Poll `true()`; return whether it became true in time."""
     end = time.monotonic() + patience
     pause = 0.0002
     while not true():

@@ -1,8 +1,8 @@
-"""Control groups from systemd: a scope that is delegated to us, for the fork server and its sandboxes.
+"""Cgroups from systemd: a scope that is delegated to us, for the fork server and its sandboxes.
 
-In version 2 a group has either processes or groups with controllers. So the process that was
-started in the scope is moved to a group of its own in there, and the sandboxes get theirs
-beside it. The scope ends, and its groups with it, when the last process in it has.
+In version 2, a cgroup contains either processes or cgroups with controllers. So we move the process that was
+started in the scope to a child cgroup, and create those of the sandboxes next to it. systemd removes the
+scope with its cgroups when its last process has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TURNS = 100
 
 
 def asked() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Words to put before the command of a fork server, and variables, where it has to be in a scope."""
+    """Return the command prefix and variables that start a fork server in a scope, if it needs one."""
     if not host_cgroups.support().scope:
         return (), {}
     from ..linux.systemd_manager import Manager, find
@@ -36,7 +36,7 @@ def asked() -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def _prefix(manager: Manager, name: str) -> tuple[str, ...]:
-    """Runs a command, as the same process, in a scope `name`."""
+    """Return the command prefix that runs a command, as the same process, in the scope `name`."""
     return (
         manager.systemd_run,
         "--user" if manager.scope == "user" else "--system",
@@ -47,10 +47,10 @@ def _prefix(manager: Manager, name: str) -> tuple[str, ...]:
 
 
 def settle(pid: int, means: CgroupSupport, uid: int | None = None) -> CgroupSupport:
-    """Make room in the scope that `pid` was started in; the means with the scope in its place.
+    """Prepare the scope in which `pid` was started; return `means` with that scope as its place.
 
-    Run by the host program, which owns the scope: the user, or root. What `pid` has started by
-    now is moved with it. LaunchFailed when it is in no scope of ours.
+    Run by the host program as the scope's owner: the user, or root. Children of `pid` are moved with it.
+    LaunchFailed if it is in no scope of ours.
     """
     hierarchy = next((item for item in host_cgroups.observe(pid, uid).hierarchies if item.version == 2), None)
     if hierarchy is None or not hierarchy.own.endswith(".scope") or not hierarchy.writable:
@@ -72,7 +72,7 @@ def settle(pid: int, means: CgroupSupport, uid: int | None = None) -> CgroupSupp
 
 
 def _move_all(source: str, target: str) -> None:
-    """Move every process, and those that they start meanwhile."""
+    """Move every process, including those that they start meanwhile."""
     for _ in range(_TURNS):
         left = cgroups.members(source)
         if not left:

@@ -1,10 +1,10 @@
-"""Holds the memory of a sandbox where the kernel does not: looks, decides, kills, a step at a time.
+"""Enforces the memory limit of a sandbox without cgroups: samples, decides, kills, a step at a time.
 
-Run by the first process of the sandbox, which sees all others and is seen by none. It has no
-thread and never waits: its loop calls `turn`, and again after as many seconds as that says.
+The first process of the sandbox runs this. It sees all other processes, and none sees it. It has no thread
+and never waits: its loop calls `turn`, which returns the seconds until the next call.
 
-Only memory of the sandbox alone counts: anonymous memory, files in memory, shared memory of both
-kinds, memory files that are only open. Programs and libraries are the host's pages.
+Only memory of the sandbox alone counts: anonymous memory, files in memory, shared memory of both kinds, and
+open memory files. Programs and libraries are the host's pages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Sample(Value):
     """A measurement: bytes by process, and bytes that all share (files in memory, shared memory).
 
-    Not `exact`: pages that processes share are counted for each of them, so that the truth is
-    no more than this.
+    If not `exact`, pages that processes share count for each of them, so that the true total is at most this.
     """
 
     processes: tuple[tuple[int, int], ...]
@@ -35,21 +34,20 @@ class Sample(Value):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Total bytes."""
         return sum(memory for _, memory in self.processes) + self.shared
 
 
 def others() -> list[int]:
-    """Every process of this pid namespace but the one that asks."""
+    """Return every process of this pid namespace except the caller."""
     own = os.getpid()
     return [pid for pid in procfs.pids() if pid != own]
 
 
 def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
-    """An upper bound, quickly: pages that were inherited by a fork count for parent and child.
+    """Measure an upper bound quickly: pages inherited by a fork count for parent and child.
 
-    If even with the pages of programs and libraries it is no more than `enough`, that will do;
-    else those are left out.
+    If the total including programs and libraries is at most `enough`, return that. Otherwise leave these out.
     """
     found, of_files = [], 0
     for pid in pids:
@@ -65,16 +63,16 @@ def at_most(pids: Iterable[int], shared: int, enough: int) -> Sample:
 
 
 def _field(text: bytes, name: bytes) -> int:
-    """Bytes that a line of a status says in kilobytes."""
+    """Return the bytes of a field in a status file, which is in kilobytes."""
     _, found, rest = text.partition(b"\n" + name)
     return int(rest.split(None, 1)[0]) << 10 if found else 0
 
 
 def exactly(pids: Iterable[int], shared: int) -> Sample:
-    """Each page once, shared out among those who have it.
+    """Measure each page once, divided among the processes that map it.
 
-    Shared anonymous memory has no place where it could be counted but the processes that map it,
-    and these map files in memory as well. So the larger of both counts is taken.
+    Shared anonymous memory can be counted only in the processes that map it, and these map files in memory
+    too. So this takes the larger of both counts.
     """
     found, mapped = [], 0
     for pid in pids:
@@ -86,13 +84,13 @@ def exactly(pids: Iterable[int], shared: int) -> Sample:
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """As `_rolled_up`, of a process whose pages are not ours to see: all of them count as its own."""
+    """Like `_rolled_up`, for a process whose page tables we may not read: all pages count as its own."""
     words = _contents(f"{procfs.directory(pid)}/statm", 128).split()
     return ((int(words[1]) - int(words[2])) * _PAGE, 0) if len(words) > 2 else (0, 0)
 
 
 def _rolled_up(text: bytes) -> tuple[int, int] | None:
-    """Bytes of anonymous and of shared memory in the text of smaps_rollup, if there is any."""
+    """Return the bytes of anonymous and shared memory in the text of smaps_rollup; None if it is empty."""
     if not text:
         return None
     anonymous = shmem = 0
@@ -106,7 +104,7 @@ def _rolled_up(text: bytes) -> tuple[int, int] | None:
 
 
 def threads(pids: Iterable[int]) -> int:
-    """The number of threads of these processes together, which the kernel counts as processes."""
+    """Return the number of threads of these processes, which the kernel counts as processes."""
     count = 0
     for pid in pids:
         try:
@@ -117,7 +115,7 @@ def threads(pids: Iterable[int]) -> int:
 
 
 def files_in_memory(places: Sequence[str]) -> int:
-    """Bytes that the file systems mounted at `places` keep in memory."""
+    """Return the bytes that the file systems mounted at `places` keep in memory."""
     total = 0
     for place in places:
         try:
@@ -129,7 +127,7 @@ def files_in_memory(places: Sequence[str]) -> int:
 
 
 def system_v() -> int:
-    """Bytes of System V shared memory in this IPC namespace."""
+    """Return the bytes of System V shared memory in this IPC namespace."""
     lines = _contents("/proc/sysvipc/shm", 1 << 20).splitlines()
     if not lines or b"rss" not in (names := lines[0].split()):
         return 0
@@ -153,20 +151,20 @@ def _contents(path: str, longest: int) -> bytes:
         os.close(fd)
 
 
-#: Looking for open memory files takes longer than all the rest: not more than this part of the processor's
-#: time; and between two looks no more than so many seconds, however much there is to look at.
+#: Searching for open memory files takes longer than everything else. It may take one part in `_SHARE` of the
+#: processor time, but happens at least every `_LONGEST_BLIND` seconds.
 _SHARE, _LONGEST_BLIND = 50, 1.0
-#: Between two looks, in seconds, where the processes are counted; and when half of what may be is there.
+#: Seconds between two counts of the processes, and when more than half of the limit is reached.
 _SELDOM, _OFTEN = 0.25, 0.01
-#: The most events that are kept: a sandbox can cause them for ever.
+#: The most kept events: a sandbox can cause them forever.
 _MOST_EVENTS = 64
-#: What a processor can fill in a second, in bytes; from this follows how long nobody needs to look.
+#: The bytes that a processor can fill in a second, from which the interval to the next sample follows.
 _FASTEST = 2 << 30
-#: Between two looks, in seconds, and how much longer when nothing moves.
+#: Seconds between two samples, and the factor while nothing changes.
 _SHORTEST, _LONGEST, _RESTING = 0.005, 0.25, 4
-#: Exact readings that must all be too much: pages that a fork shares during one are counted twice.
+#: Number of exact samples that must all exceed the limit: a fork during a sample counts pages twice.
 _READINGS = 2
-#: A shell that waits is worth keeping as long as it takes no more than this part of the limit.
+#: A waiting shell is spared if it uses at most one part in this many of the limit.
 _SMALL = 8
 
 
@@ -181,11 +179,11 @@ class MemoryAction(Value):
 def judge(
     sample: Sample, most: int, shells: Collection[int] = (), cores: int = 1, resting: bool = False
 ) -> MemoryAction:
-    """The step to take for a sandbox that may use `most` bytes.
+    """Decide on the next action for a sandbox that may use `most` bytes.
 
-    The largest processes go, as many as it takes. `shells` are spared as long as they are not
-    large themselves. Where files in memory are what takes it, ending processes gives nothing
-    back: then those go that could write more. `resting`: nothing has changed since last time.
+    The largest processes are killed, as many as needed. `shells` are spared unless they are large themselves.
+    If files in memory take the space, killing frees nothing, so the processes that could write more are
+    killed. `resting`: nothing has changed since the last sample.
     """
     excess = sample.total - most
     if excess <= 0:
@@ -205,7 +203,7 @@ def judge(
 
 
 class MemoryKill(Value):
-    """Processes that were killed because together with all others they took `total` bytes."""
+    """Processes that were killed because all processes together took `total` bytes."""
 
     pids: tuple[int, ...]
     total: int
@@ -213,7 +211,7 @@ class MemoryKill(Value):
 
 
 class Supervisor:
-    """The memory limit of one sandbox, and what is known of its processes."""
+    """The memory limit of one sandbox, and its last measurements."""
 
     def __init__(
         self,
@@ -226,35 +224,35 @@ class Supervisor:
         pids: Callable[[], list[int]] | None = None,
         count: Callable[[Iterable[int]], int] = threads,
     ) -> None:
-        """`places` are the file systems in memory that count; `shells` tells those that are spared.
+        """`places` are the file systems in memory that count; `shells` returns the processes to spare.
 
-        `counts_sockets`: the network namespace is the sandbox's own, and what waits in its sockets counts.
-        `pids` tells its processes where it has no pid namespace of its own; nor has it one of IPC then.
-        `count` is how the kernel counts them.
+        `counts_sockets`: the network namespace is the sandbox's own, and its socket buffers count. `pids`
+        lists the processes of a sandbox without its own pid namespace, which then has no own IPC namespace
+        either. `count` counts processes as the kernel does.
         """
         self._counts_sockets = counts_sockets
         self._pids, self._has_ipc, self._count = pids or others, pids is None, count
-        #: Called before processes are killed, so that a waiting parent finds it told.
+        #: Called before processes are killed, so that a waiting parent finds the kill reported.
         self.before_kill: Callable[[], None] = lambda: None
         self._memory, self._most_processes = memory, processes
         self._places, self._shells = tuple(places), shells
         self._cores = len(os.sched_getaffinity(0))
         self._device = device_of_memory_files()
         self._unnamed, self._looked, self._measured_at = 0, float("-inf"), float("-inf")
-        self._largest = 0  # of all memory files that were seen
+        self._largest = 0  # size of the largest memory file seen so far
         self._last: Sample | None = None
         self._still = 0
         self._dying: frozenset[int] = frozenset()
         #: The kills that were not reported yet: see `take_events`.
         self.ended: list[MemoryKill] = []
-        #: The memory that was seen last, and whether the sandbox was seen with all processes it may have.
+        #: The memory in the last sample, and whether the sandbox has reached its limit on processes.
         self.seen = 0
         self.full = False
 
     def turn(self, now: float, gone: int = 0) -> float:
-        """Look once, do what must be done; how many seconds until the next look.
+        """Sample once and act; return the seconds until the next sample.
 
-        `gone` processes that are to be counted have just ended.
+        Count `gone` processes that have just ended as if they still existed.
         """
         pids = self._pids()
         seldom = _SELDOM
@@ -272,7 +270,7 @@ class Supervisor:
         resting = self._is_resting(sample)
         step = judge(sample, self._memory, self._shells(), self._cores, resting)
         if step.closer:
-            if self._measured_at < now:  # by now it may be closed
+            if self._measured_at < now:  # the file may be closed by now
                 shared += self._memory_files(pids, now, again=True) - unnamed
             for _ in range(_READINGS):
                 sample = exactly(self._pids(), shared)
@@ -280,7 +278,7 @@ class Supervisor:
                 if not step.kill:
                     break
         self.seen = sample.total
-        # One that is still dying of the last look is no new event: it may belong to the command before.
+        # A process still dying from the last sample is no new event: it may belong to the previous command.
         if new := tuple(pid for pid in step.kill if pid not in self._dying):
             self.ended = [*self.ended[1 - _MOST_EVENTS :], MemoryKill(new, sample.total, self._memory)]
             self.before_kill()
@@ -290,7 +288,7 @@ class Supervisor:
         return min(step.again, seldom)
 
     def take_events(self) -> list[MemoryKill]:
-        """The kills since the last call."""
+        """Return the kills since the last call."""
         found, self.ended = self.ended, []
         return found
 
@@ -304,7 +302,7 @@ class Supervisor:
 
         if again or now >= self._looked:
             self._measured_at = now
-            began = time.thread_time()  # of other programs' time there may be much between
+            began = time.thread_time()  # not wall time, which includes that of other programs
             self._unnamed, self._largest = OpenFiles(pids).memory(self._device, self._largest)
             if self._counts_sockets:
                 self._unnamed += netlink.socket_memory()

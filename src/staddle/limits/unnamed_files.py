@@ -1,8 +1,8 @@
-"""Files that processes have open, also those that no name leads to: memory files, pipes, deleted files.
+"""Open files of processes, including files without a name: memory files, pipes, deleted files.
 
 A descriptor that was sent over a UNIX socket and closed by its sender is in no process until it is received.
-It is found in the queue of the socket, which is read without taking anything out (MSG_PEEK). Needs the right
-to trace the processes; what may not be looked into, or ends meanwhile, is left out.
+We find it in the queue of the socket, which we read without removing anything (MSG_PEEK). This needs the
+right to trace the processes. Processes that we may not trace, or that end meanwhile, are left out.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: As many descriptors of one process, and of all queues, as are looked at.
+#: The most descriptors to inspect, of one process and of all queues.
 _MOST = 4096
-#: The most descriptors in one message (SCM_MAX_FD), and the bytes of a queue that are read at once.
+#: The most descriptors in one message (SCM_MAX_FD), and the bytes to read from a queue at once.
 _IN_A_MESSAGE, _CHUNK = 253, 1 << 16
 _KCMP_FILES = 2
 _SO_PEEK_OFF, _CLOSE_ON_EXEC = 42, 0x40000000
 
 
 class OpenFiles:
-    """The open files of some processes, and what is in flight between them: looked at once."""
+    """The open files of some processes, and the files in flight between them, inspected once."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        #: By device and inode: status, and the number of the mount that it was opened in (0: not known).
+        #: By device and inode: status, and the id of the mount that it was opened in (0: unknown).
         self.found: dict[tuple[int, int], tuple[os.stat_result, int]] = {}
-        #: Descriptors in flight that cannot be looked at: of connections that nobody has accepted.
+        #: Descriptors in flight that cannot be inspected: on connections that no process has accepted.
         self.unknown = 0
         self._left = _MOST
         self._seen: set[int] = set()
@@ -44,10 +44,11 @@ class OpenFiles:
                 self._look_at(pid, task)
 
     def memory(self, device: int, largest: int = 0) -> tuple[int, int]:
-        """Bytes of files that have no name and are in memory: those of `device`, each once, and pipes.
+        """Return the bytes of unnamed files in memory, and the size of the largest memory file so far.
 
-        A pipe counts as two pages, as much as each gets when a user has many. A descriptor that cannot be
-        looked at counts as the largest memory file: also returned, `largest` is that of before.
+        Files on `device` count once each. A pipe counts as two pages, the least that each gets when a user
+        has many. A descriptor that cannot be inspected counts as the largest memory file; `largest` is the
+        earlier value.
         """
         total = 0
         for status, _ in self.found.values():
@@ -59,7 +60,7 @@ class OpenFiles:
         return total + self.unknown * largest, largest
 
     def deleted(self, elsewhere: frozenset[int], device: int) -> tuple[int, int]:
-        """Bytes and number of files that were deleted; not of memory files, nor in the mounts `elsewhere`."""
+        """Return bytes and number of deleted files, except memory files and files in mounts `elsewhere`."""
         found = [
             status.st_blocks * 512
             for status, mount in self.found.values()
@@ -99,7 +100,7 @@ class OpenFiles:
                 os.close(handle)
 
     def _look_by_number(self, pid: int, task: str) -> None:
-        """Look at a process that is not dumpable: its /proc directory is root's, but we may enter it."""
+        """Inspect a process that is not dumpable: root owns its /proc directory, but we may enter it."""
         try:
             handle = process.pidfd_open(pid)
         except OSError:
@@ -116,7 +117,7 @@ class OpenFiles:
             os.close(handle)
 
     def _take(self, copy: int) -> None:
-        """Look at a descriptor of our own, and close it."""
+        """Inspect a descriptor of our own, and close it."""
         try:
             status = os.fstat(copy)
             info = _info(f"/proc/self/fdinfo/{copy}")
@@ -133,7 +134,7 @@ class OpenFiles:
         self.found[status.st_dev, status.st_ino] = status, _field(info, b"mnt_id:")
 
     def _peek(self, descriptor: int, inode: int) -> None:
-        """Look at the files that wait in the queue of a socket, and in those of sockets that wait there."""
+        """Inspect the files queued in a socket, and in the sockets that are queued there."""
         self._seen.add(inode)
         waiting = _field(_info(f"/proc/self/fdinfo/{descriptor}"), b"scm_fds:")
         queue = _socket.socket(fileno=descriptor)
@@ -152,7 +153,7 @@ class OpenFiles:
 
 
 def _queued(queue: _socket.socket) -> Iterator[int]:
-    """Copies of the descriptors in all messages of a queue, which the caller closes."""
+    """Yield copies of the descriptors in all messages of a queue; the caller closes them."""
     try:
         before = queue.getsockopt(_socket.SOL_SOCKET, _SO_PEEK_OFF)
         queue.setsockopt(_socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
@@ -168,13 +169,13 @@ def _queued(queue: _socket.socket) -> Iterator[int]:
             if not data and not ancillary:
                 return
     except OSError:
-        return  # that was all; or it waits for connections
+        return  # the end of the queue, or a listening socket
     finally:
         queue.setsockopt(_socket.SOL_SOCKET, _SO_PEEK_OFF, before)
 
 
 def _tables(pid: int) -> list[str]:
-    """The threads of a process that have descriptors of their own, as directories in /proc: one, mostly."""
+    """Return the /proc directories of the threads with separate descriptor tables: usually one."""
     try:
         threads = os.listdir(f"{procfs.directory(pid)}/task")
     except OSError:
@@ -190,11 +191,11 @@ def _tables(pid: int) -> list[str]:
 
 def _is_same_table(thread: int, other: int) -> bool:
     if procfs.is_outer():
-        return False  # they are not called by these numbers here: both are looked at
+        return False  # the kernel knows them by other numbers here: inspect both
     try:
         return call("kcmp", thread, other, _KCMP_FILES, 0, 0) == 0
     except OSError:
-        return False  # this kernel does not tell: both are looked at
+        return False  # this kernel cannot compare them: inspect both
 
 
 def _info(path: str) -> bytes:
@@ -205,14 +206,14 @@ def _info(path: str) -> bytes:
 
 
 def _field(text: bytes, name: bytes) -> int:
-    """The number that a line of /proc says after `name`."""
+    """Return the number after `name` in a file of /proc; 0 if it is missing."""
     _, found, rest = (b"\n" + text).partition(b"\n" + name)
     words = rest.split(None, 1)
     return int(words[0]) if found and words and words[0].isdigit() else 0
 
 
 def device_of_memory_files() -> int:
-    """The device that files of memfd_create(2) are on; the same in the whole machine."""
+    """Return the device of memfd_create(2) files, the same on the whole machine."""
     fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev
@@ -221,6 +222,6 @@ def device_of_memory_files() -> int:
 
 
 def mounts_without_layers(pid: int) -> frozenset[int]:
-    """The numbers of a process's mounts that are no overlays."""
+    """Return the ids of a process's mounts that are not overlays."""
     rows = _info(f"{procfs.directory(pid)}/mountinfo").splitlines()
     return frozenset(int(row.split(b" ", 1)[0]) for row in rows if b" - overlay " not in row)

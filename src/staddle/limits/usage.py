@@ -49,8 +49,9 @@ class Usage(Value):
 
     `memory` is the most that the sandbox took during the command, `read` and `written` are bytes
     that its processes read and wrote, files and pipes alike, `processes` those that were
-    started, threads included. `memory_is_estimate`: no cgroup counts the memory, so it was looked at
-    now and then, or is that of the largest process.
+    started, threads included. `memory_is_estimate`: no cgroup counts the memory, so it is that of the
+    largest process, or what the supervisor of a memory limit saw. It is None for a command of a shell that
+    started processes without such a limit: the kernel tells their memory to the shell alone.
     """
 
     wall: float

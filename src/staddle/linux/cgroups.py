@@ -1,6 +1,6 @@
-"""Control groups as the kernel shows them: what is mounted where, who is in which, reading and writing.
+"""Cgroups as the kernel shows them: mounts, memberships, and reading and writing their files.
 
-Thin bindings for both versions; which of them is used, and for what, is decided elsewhere.
+Thin bindings for both versions; other packages decide which to use, and for what.
 https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/admin-guide/cgroup-v1/
 """
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 #: The file that lists the processes of a cgroup; a pid that is written to it is moved there.
 MEMBERS = "cgroup.procs"
-#: In version 1, the file that lists the threads. One that writes 0 there moves itself alone; for `MEMBERS`
-#: the kernel first waits until no process on the machine is being started, some 10 ms.
+#: In version 1, the file that lists the threads. A thread that writes 0 to it moves only itself. For
+#: `MEMBERS`, the kernel first waits some 10 ms until no process on the machine is being started.
 THREADS = "tasks"
-#: As long as anything we read in a group may be: these are numbers and a few words.
+#: The longest file that we read in a cgroup: numbers and a few words.
 _LONGEST = 1 << 16
 
 
 class Mount(Value):
-    """A hierarchy of groups, seen at `place` from its group `root` on."""
+    """A hierarchy of cgroups, mounted at `place`; its top is the cgroup `root`."""
 
     version: int
-    controllers: frozenset[str]  # none of version 2, where each group says what it has
+    controllers: frozenset[str]  # empty for version 2, where each cgroup lists its own
     place: str
     root: str
     read_only: bool
 
 
 def mounts(mountinfo: bytes) -> tuple[Mount, ...]:
-    """The hierarchies in the text of /proc/PID/mountinfo, the last mounted at a place first."""
+    """Return the hierarchies in the text of /proc/PID/mountinfo, the last mounted at a place first."""
     found = []
     for line in mountinfo.splitlines():
         words = line.split(b" ")
@@ -56,14 +56,14 @@ _NOT_CONTROLLERS = {"rw", "ro", "none", "noprefix", "clone_children", "xattr", "
 
 
 def _unescaped(text: bytes) -> str:
-    """A path of mountinfo: blanks, tabs, newlines and backslashes are octal there."""
+    """Decode a path of mountinfo: blanks, tabs, newlines and backslashes are octal there."""
     head, *rest = text.split(b"\\")
     parts = [bytes([int(part[:3], 8)]) + part[3:] if part[:3].isdigit() else part for part in rest]
     return os.fsdecode(head + b"".join(parts))
 
 
 def memberships(text: bytes) -> dict[str, str]:
-    """From the text of /proc/PID/cgroup: the group in each hierarchy, by controller; "" is version 2."""
+    """Parse /proc/PID/cgroup: the cgroup in each hierarchy, by controller; "" is version 2."""
     found = {}
     for line in text.splitlines():
         _, controllers, path = os.fsdecode(line).split(":", 2)
@@ -73,9 +73,9 @@ def memberships(text: bytes) -> dict[str, str]:
 
 
 def directory(mount: Mount, path: str) -> str | None:
-    """Directory of the group `path` below `mount`; None when it is not visible there."""
+    """Return the directory of the cgroup `path` below `mount`; None if it is not visible there."""
     if path.startswith("/.."):
-        return None  # outside of our group namespace
+        return None  # outside of our cgroup namespace
     root = mount.root.rstrip("/")
     if path != root and not path.startswith(f"{root}/"):
         return None
@@ -83,17 +83,17 @@ def directory(mount: Mount, path: str) -> str | None:
 
 
 def members(group: str) -> list[int]:
-    """The processes in a group; 0 stands for one that cannot be seen from here."""
+    """Return the processes in a cgroup; 0 stands for a process that is not visible from here."""
     return [int(word) for word in read(group, MEMBERS, 1 << 22).split()]
 
 
 def add(group: str, pid: int) -> None:
-    """Move a process, with all its threads, into a group."""
+    """Move a process, with all its threads, into a cgroup."""
     write(group, MEMBERS, str(pid))
 
 
 def read(group: str, name: str, longest: int = _LONGEST) -> str:
-    """The content of a file of the cgroup."""
+    """Return the contents of a file of the cgroup."""
     fd = os.open(f"{group}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""
@@ -105,7 +105,7 @@ def read(group: str, name: str, longest: int = _LONGEST) -> str:
 
 
 def write(group: str, name: str, text: str) -> None:
-    """Set a file of the group; it is never created."""
+    """Write to a file of the cgroup; it is never created."""
     fd = os.open(f"{group}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
@@ -114,13 +114,13 @@ def write(group: str, name: str, text: str) -> None:
 
 
 def enable(group: str, controllers: frozenset[str]) -> None:
-    """Let the groups below a group of version 2 have these controllers. It must have no processes itself."""
+    """Enable controllers for the children of a version 2 cgroup, which must have no processes itself."""
     if controllers:
         write(group, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(controllers)))
 
 
 def table(text: str) -> dict[str, int]:
-    """Lines of a name and a number, as most files with several values are; others are left out."""
+    """Parse lines of a name and a number, as in most files with several values; ignore other lines."""
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -130,11 +130,11 @@ def table(text: str) -> dict[str, int]:
 
 
 def enter(cgroup_fds: Sequence[int]) -> None:
-    """Move this process into the groups whose files of members are open for writing as `cgroup_fds`.
+    """Move this process into the cgroups whose member files are open for writing as `cgroup_fds`.
 
-    It must have one thread, as every fork has at first: of version 1 these are the files of threads. The
-    kernel asks for the rights of who opened them, so that a process which could not even see the groups can
-    be let in. The descriptors are closed.
+    The process must have one thread, like every new fork, because in version 1 these are files of threads.
+    The kernel checks the rights of the process that opened the files. So even a process that cannot see the
+    cgroups can enter them. The descriptors are closed.
     """
     try:
         for cgroup_fd in cgroup_fds:

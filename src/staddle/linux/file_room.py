@@ -1,8 +1,8 @@
-"""Room for open files in this process: reserved before they are opened, and told as such when there is none.
+"""Room for open files in this process: reserved before opening them, with a clear error if there is none.
 
-A host program with hundreds of sandboxes runs out of descriptors. What is about to open some reserves room
-first: the soft limit is raised, what is idle gives descriptors back, or it waits. A message whose descriptors
-find no room would lose them, and a walk over layers would take a directory for one that is gone.
+A host program with hundreds of sandboxes runs out of descriptors. Code that is about to open some reserves
+room first: it raises the soft limit, lets idle sandboxes close descriptors, or waits. Without room, a message
+would lose its descriptors, and a walk over layers would treat a directory as deleted.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The least limit of open files with which a sandbox can be opened: its own processes have the same limit.
+#: The least limit on open files with which a sandbox can be opened: its own processes have the same limit.
 LEAST = 80
-#: How long to wait for the end of commands in other sandboxes, in seconds, while no room was given back; and
-#: for the end of a sandbox in another thread, where none runs. In all no longer than the last one.
+#: Seconds to wait while no room is given back: for commands in other sandboxes to end; if none runs, for a
+#: sandbox in another thread to close; and in total.
 PATIENCE, _SHORT_PATIENCE, _LONGEST_PATIENCE = 60.0, 2.0, 600.0
-#: Between two looks whether there is room, in seconds.
+#: Seconds between two checks for room.
 _INTERVAL = 0.005
-#: How long a count of open files is gone by, in seconds: the rest of the host program opens some, too.
+#: Seconds for which a count of open files is reused. The rest of the host program opens files too.
 _CREDIT_AGE = 0.1
-#: Descriptors for the rest of the host program, at least.
+#: Descriptors to leave for the rest of the host program.
 OTHERS = 64
 
 
 def refuse_if_full(error: BaseException | None) -> None:
-    """TooManyOpenFiles, if it says that: no OSError, which would be taken for a file that is gone."""
+    """Raise TooManyOpenFiles if `error` means that; callers would treat an OSError as a missing file."""
     if error is not None and is_full(error):
         raise too_many() from None
 
 
 def is_room_made(error: OSError) -> bool:
-    """Whether to try again what failed so, because the soft limit was raised; else as `refuse_if_full`."""
+    """Whether to retry after `error`, because the soft limit was raised; else like `refuse_if_full`."""
     if is_full(error) and open_files.raise_limit():
         return True
     refuse_if_full(error)
@@ -46,26 +46,28 @@ def is_room_made(error: OSError) -> bool:
 
 
 class FileRoom:
-    """Room for open files, reserved for what is about to open them. Thread-safe."""
+    """Reservations for files that are about to be opened. Thread-safe."""
 
     def __init__(self) -> None:
-        #: They have idle ones give back their files, and say whether any did; in this order.
+        #: Functions that make idle shells and file servers close files, and return whether any did; in this
+        #: order.
         self.givers: list[Callable[[], bool]] = []
-        #: Whether some are in use, so that their end makes room.
+        #: Whether shells run commands, whose end would free descriptors.
         self.are_in_use: Callable[[], bool] = bool
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew; also in a fork of the program."""
+        """Drop all reservations; also called in a forked child."""
         self._turn = _thread.allocate_lock()
         self._reserved, self._given_back_at = 0, 0.0
-        #: So many more can be reserved before the open files are counted again, until that time.
+        #: How many more can be reserved without counting the open files again, and until when.
         self._credit, self._credit_ends = 0, 0.0
 
     def reserve(self, number: int) -> ReservedRoom:
-        """Reserve room for so many open files, for `with`; what is idle gives some back, if need be.
+        """Reserve room for `number` open files, for a `with` statement; idle sandboxes close files if needed.
 
-        TooManyOpenFiles when there is no room: a while later while commands run, whose end makes some.
+        If there is no room, raise TooManyOpenFiles after a wait. The wait is longer while commands run,
+        because they free descriptors when they exit.
         """
         if _has_room.get():
             return ReservedRoom(self, 0)
@@ -78,15 +80,18 @@ class FileRoom:
         return reserved
 
     def has_waited(self, began: float, patience: float) -> bool:
-        """Whether who waits since then has waited for long enough: others who wait come first, one by one."""
+        """Whether a caller that waits since `began` must give up.
+
+        Room given back meanwhile extends the wait.
+        """
         now = time.monotonic()
         return now - max(began, self._given_back_at) > patience or now - began > _LONGEST_PATIENCE
 
     def reserve_if_possible(self, number: int, patience: float) -> ReservedRoom:
-        """The same for what can be tried without: raises nothing, and leaves nothing for others.
+        """Like `reserve`, for work that can be tried without room: raises nothing, spares no room for others.
 
-        It waits so many seconds at most, and only for others who have reserved some. With no patience
-        what is idle keeps its files.
+        It waits at most `patience` seconds, and only if others have reservations. If `patience` is 0, idle
+        sandboxes keep their files.
         """
         if _has_room.get():
             return ReservedRoom(self, 0)
@@ -103,13 +108,13 @@ class FileRoom:
         return ReservedRoom(self, number)
 
     def run_with(self, number: int, work: Callable[[], None]) -> None:
-        """Do `work` with room for so many open files."""
+        """Run `work` with room for `number` open files."""
         with self.reserve(number):
             work()
 
     def reserve_now(self, number: int) -> ReservedRoom | None:
-        """The same without waiting: None when there is no room at this moment, but perhaps in the next."""
-        number = min(number, open_files.limit() // 2)  # under a low limit not so many are open at once
+        """Like `reserve` without waiting: None if there is no room at this moment."""
+        number = min(number, open_files.limit() // 2)  # under a low limit, fewer files are open at once
         while not self._is_reserved(number, OTHERS // 2):
             if not open_files.raise_limit() and not any(giver() for giver in self.givers):
                 return None
@@ -136,18 +141,18 @@ class FileRoom:
             self._given_back_at = time.monotonic()
 
 
-#: Whether room is reserved already, for all that is done in this context.
+#: Whether room is reserved already for everything in this context.
 _has_room: ContextVar[bool] = ContextVar("staddle_has_room", default=False)
 
 
 class ReservedRoom:
-    """A reservation, which ends with its `with`. What is done in there reserves nothing more."""
+    """A reservation, which ends with its `with` block. Code in the block reserves nothing more."""
 
     def __init__(self, room: FileRoom, number: int) -> None:
         self._room, self._number = room, number
 
     def end(self) -> None:
-        """End it without a `with`. A second time does nothing."""
+        """End the reservation without a `with`. Does nothing when called again."""
         number, self._number = self._number, 0
         if number:
             self._room.give_back(number)
@@ -161,14 +166,14 @@ class ReservedRoom:
 
 
 def too_many() -> TooManyOpenFiles:
-    """The error of this process when it has as many files open as it may."""
+    """Return the error for a process that has reached its limit on open files."""
     return too_many_open_files(
         f"{open_files.count():,} are open, and this process may have {open_files.limit():,}"
     )
 
 
 def _check_limit() -> None:
-    """LaunchFailed, when this process may have so few open files that no sandbox can be opened."""
+    """Raise LaunchFailed if this process may have too few open files to open any sandbox."""
     limit = open_files.original_limit()
     if limit < LEAST:
         raise LaunchFailed(

@@ -8,7 +8,7 @@ import sys
 
 
 def read_text(path: str, most: int, flags: int = 0) -> str:
-    """The beginning of a regular file; "" when it is none, or cannot be read. Never blocks."""
+    """Return the beginning of a regular file; "" if it is none, or cannot be read. Never blocks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | flags)
     except (OSError, ValueError):
@@ -24,7 +24,7 @@ def read_text(path: str, most: int, flags: int = 0) -> str:
 
 
 def read_whole(path: str) -> bytes:
-    """The whole content of a file of our own, or of the kernel."""
+    """Return the contents of a file of ours, or of the kernel."""
     data = bytearray()
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -36,7 +36,7 @@ def read_whole(path: str) -> bytes:
 
 
 def read_if_there(path: str) -> bytes:
-    """The whole content of such a file; empty when it cannot be read."""
+    """Return the contents of such a file; empty if it cannot be read."""
     try:
         return read_whole(path)
     except OSError:
@@ -44,7 +44,7 @@ def read_if_there(path: str) -> bytes:
 
 
 def current_directory() -> str | None:
-    """Working directory of this process, if it still exists."""
+    """Return the working directory of this process, if it still exists."""
     try:
         here = os.getcwd()
     except OSError:
@@ -60,7 +60,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def memory_file(data: bytes) -> int:
-    """The descriptor of a new memory file with this content, its offset at the end. Closed on exec."""
+    """Make a memory file with these contents, and return its descriptor. Its offset is at the end."""
     fd = os.memfd_create("staddle", os.MFD_CLOEXEC)
     try:
         write_all(fd, data)
@@ -78,13 +78,13 @@ def put(fd: int, data: bytes) -> None:
 
 
 def resize_pipe(fd: int, size: int) -> None:
-    """Have a pipe hold so many bytes, if this user may have that."""
+    """Set the capacity of a pipe to `size` bytes, if this user may have that."""
     import fcntl  # not in every process that reads files
 
     try:
         fcntl.fcntl(fd, 1031, size)  # F_SETPIPE_SZ
     except OSError:
-        pass  # it stays as it is
+        pass  # its capacity stays unchanged
 
 
 def unread_bytes(fd: int) -> int:

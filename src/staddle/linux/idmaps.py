@@ -1,9 +1,8 @@
-"""User ids that are not in use, and mounts that translate owners to them.
+"""Unused user ids, and mounts that translate owners to them.
 
-Run by root, a sandbox must not be root: as uid 0 it could write /proc/sys, and on the host
-it would own every file of root that is shown to it. So it becomes an id that no account has,
-and the files it is granted are shown through mounts on which their owner *is* that id.
-What it creates there belongs to the owner on disk.
+Under root, a sandbox must not be root: as uid 0 it could write /proc/sys, and it would own every file of root
+that it sees. So it becomes an id without an account. The granted files are shown through mounts on which
+their owner *is* that id. Files that it creates there belong to the owner on disk.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import sys
 
 from .userns import Obstacle
 
-#: From here on no convention hands out ids: above all containers (up to 0x6FFFFFFF), below the
-#: foreign ids of systemd and the sign bit. https://systemd.io/UIDS-GIDS/
+#: No convention assigns ids from here on: above all containers (up to 0x6FFFFFFF), below the foreign ids of
+#: systemd and the sign bit. https://systemd.io/UIDS-GIDS/
 FIRST_UNUSED = 0x70000000
 _LAST_PID = 1 << 22
 
@@ -26,20 +25,20 @@ _here: dict[tuple[int, str, int], tuple[int, int]] = {}
 
 
 def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), pid: int = 0) -> int | None:
-    """An id that is no account's, for both user and group, or None when none can be had here.
+    """Return an id without an account, for both user and group; None if there is none here.
 
-    `uid_map` and `gid_map` are /proc/self's: in a container only some ids exist. Different
-    processes get different ids, so that two runs are strangers to each other.
+    `uid_map` and `gid_map` are from /proc/self: in a container only some ids exist. Different processes get
+    different ids, so that two runs have no rights over each other.
     """
     candidate = FIRST_UNUSED + pid % _LAST_PID
     while candidate in taken:
         candidate += 1
     if _exists(uid_map, candidate) and _exists(gid_map, candidate):
         return candidate
-    # A container: the highest ids that exist are the least likely to be anybody's.
+    # A container: the highest existing ids are the least likely to be in use.
     last = min(_last(uid_map), _last(gid_map))
     for candidate in range(last, max(last - 256, 1000), -1):
-        if candidate in taken or candidate in (65534, 65535):  # nobody, and no id at all
+        if candidate in taken or candidate in (65534, 65535):  # nobody, and the invalid id
             continue
         if _exists(uid_map, candidate) and _exists(gid_map, candidate):
             return candidate
@@ -47,9 +46,9 @@ def unused_id(uid_map: str, gid_map: str, taken: frozenset[int] = frozenset(), p
 
 
 def unused_id_here() -> int | None:
-    """`unused_id` on this host, for this process: the same one every time."""
+    """Return `unused_id` on this host, for this process: always the same."""
     pid = os.getpid()
-    if pid not in _mine:  # a fork has an id of its own
+    if pid not in _mine:  # a forked child has its own id
         maps = []
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/self/{name}") as file:
@@ -59,7 +58,7 @@ def unused_id_here() -> int | None:
 
 
 def id_for_sandbox() -> int | None:
-    """An id for one sandbox, where there are many: two at a time are strangers to each other."""
+    """Return an id for one sandbox; if there are many, two sandboxes have different ids."""
     uid = unused_id_here()
     if uid is None or uid < FIRST_UNUSED:
         return uid
@@ -67,11 +66,11 @@ def id_for_sandbox() -> int | None:
 
 
 def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
-    """(first, how many) ids that are no account's: `count` if there are so many, else one, else none.
+    """Return (first, number) of ids without an account: `count` if available, else one, else none.
 
-    For this process, the same every time.
+    For this process, the result is always the same.
     """
-    # The maps of a user namespace never change: it is asked for by every sandbox that is opened.
+    # The maps of a user namespace never change, and every opened sandbox needs this.
     key = os.getpid(), os.readlink("/proc/self/ns/user"), count
     if key not in _here:
         first = FIRST_UNUSED + os.getpid() % 0x7000 * count
@@ -86,24 +85,24 @@ def unused_ids_here(count: int = 1 << 16) -> tuple[int, int]:
 
 
 def extents(owner: int, unprivileged_uid: int) -> tuple[tuple[int, int, int], ...]:
-    """The lines of an id map that shows `owner` as `unprivileged_uid` and everybody below it as they are.
+    """Return an id map that shows `owner` as `unprivileged_uid` and every id below it as itself.
 
-    Others keep their ids, as on a plain mount: the stranger has over their files what anybody
-    has, and a file of the owner with another group stays writable.
+    Others keep their ids, as on a plain mount. The sandbox has the access of every other user to their files,
+    and the owner's files with another group stay writable.
     """
     before, after = (0, 0, owner), (owner + 1, owner + 1, unprivileged_uid - owner - 1)
     return tuple(line for line in (before, (owner, unprivileged_uid, 1), after) if line[2] > 0)
 
 
 def translation(owner: int, group: int, unprivileged_uid: int) -> int:
-    """A user namespace that `mounts.map_ids` takes to show `owner` and `group` as `unprivileged_uid`.
+    """Return a user namespace for `mounts.map_ids` that shows `owner` and `group` as `unprivileged_uid`.
 
-    No process runs in it. Made once per process and pair, by a child that is gone when this
-    returns. Needs CAP_SETUID and CAP_SETGID. The descriptor is ours to keep: do not close it.
+    No process runs in it. A short-lived child makes it, once per process and pair. Needs CAP_SETUID and
+    CAP_SETGID. The cache owns the descriptor: do not close it.
     """
     key = (owner, group, unprivileged_uid)
     if key not in _translations:
-        from ..interrupts import uninterrupted  # an exception of a handler would leave the child
+        from ..interrupts import uninterrupted  # an exception from a signal handler would leave the child
 
         uids, gids = extents(owner, unprivileged_uid), extents(group, unprivileged_uid)
         _translations[key] = uninterrupted(lambda: _make(uids, gids))
@@ -111,8 +110,8 @@ def translation(owner: int, group: int, unprivileged_uid: int) -> int:
 
 
 def _make(uids: tuple[tuple[int, int, int], ...], gids: tuple[tuple[int, int, int], ...]) -> int:
-    # A spawned child, not a forked one: our caller may have threads and gigabytes. `cat`
-    # answers from inside the new namespace, and ends when we, for whatever reason, let go.
+    # A spawned child, not a forked one: our caller may have threads and gigabytes. `cat` answers from inside
+    # the new namespace, and ends when we close the pipe, for whatever reason.
     to_child, from_child = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
     pid = 0
     try:
@@ -134,7 +133,7 @@ def _make(uids: tuple[tuple[int, int, int], ...], gids: tuple[tuple[int, int, in
             try:
                 os.waitpid(pid, 0)
             except ChildProcessError:
-                pass  # the program around us reaps every child itself
+                pass  # the host program reaps every child itself
 
 
 def _write_map(path: str, lines: tuple[tuple[int, int, int], ...]) -> None:
@@ -159,7 +158,7 @@ def _ranges(id_map: str) -> list[tuple[int, int]]:
 
 
 def _accounts() -> frozenset[int]:
-    """The ids in the local account files; those of a directory service are far below FIRST_UNUSED."""
+    """Return the ids in the local account files; ids of directory services are far below FIRST_UNUSED."""
     found: set[int] = set()
     for name, columns in (("/etc/passwd", (2, 3)), ("/etc/group", (2,))):
         try:
@@ -172,12 +171,12 @@ def _accounts() -> frozenset[int]:
     return frozenset(found)
 
 
-#: Needed to become another user, and to show that user the files that are granted.
+#: Capabilities to become another user, and to show that user the granted files.
 _CAPABILITIES = {"CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_ADMIN": 21}
 
 
 def unprivileged_uid() -> int | Obstacle | None:
-    """An id that no account has, for root's sandbox; None for an ordinary user, who keeps his own.
+    """Return an id without an account for root's sandbox; None for an ordinary user, who keeps the own id.
 
     Real root is never inside.
     """

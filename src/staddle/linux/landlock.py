@@ -1,11 +1,11 @@
-"""Landlock: what a process may still do to files, ports, sockets and other processes.
+"""Landlock: limit what a process may do to files, ports, sockets and other processes.
 
-A ruleset names the rights it *handles*: all of these are refused unless a rule allows
-them for a path or a port. Rights came with the kernel's ABI versions, so they are a table,
-and asking for more than a kernel knows is a pure function that says what is lost.
+A ruleset *handles* rights: it refuses all of these unless a rule allows them for a path or a port. The kernel
+added rights with its ABI versions, so they are a table. A pure function returns which of the requested rights
+a kernel cannot enforce.
 
-Not covered by any ABI here: stat, chmod, chown, utime, xattrs, chdir and O_PATH of files
-outside. See https://docs.kernel.org/userspace-api/landlock.html
+No ABI here covers stat, chmod, chown, utime, xattrs, chdir and O_PATH of files outside. See
+https://docs.kernel.org/userspace-api/landlock.html
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from typing import Literal, Self
 
 
-#: kind: name: (bit, the ABI that brought it, whether it means something for what is not a directory).
-#: ABI 1 to 7 have been run. What is above is from the kernel's documents and is never asked for here:
-#: a kernel that has it enforces everything below in the same way.
+#: kind: name: (bit, the ABI that added it, whether it applies to files that are not directories). ABI 1 to 7
+#: are tested. Newer rights are from the kernel's documentation and never requested here. A kernel that has
+#: them enforces the older rights in the same way.
 RIGHTS: dict[str, dict[str, tuple[int, int, bool]]] = {
     "fs": {
         "execute": (1 << 0, 1, True),
@@ -59,7 +59,7 @@ RIGHTS: dict[str, dict[str, tuple[int, int, bool]]] = {
 }
 NEWEST_RUN = 7
 
-#: The ABI that each right came with, whatever its kind.
+#: The ABI that added each right, of any kind.
 SINCE = {name: row[1] for kind in RIGHTS.values() for name, row in kind.items()}
 
 EVERYTHING = frozenset(name for name, since in SINCE.items() if since <= NEWEST_RUN)
@@ -67,7 +67,7 @@ FILES = frozenset(RIGHTS["fs"]) & EVERYTHING
 TCP = frozenset({"bind_tcp", "connect_tcp"})
 SCOPES = frozenset({"abstract_unix_socket", "signal"})
 
-#: What to allow beneath a path. Device nodes are never made, and ioctl on devices is its own decision.
+#: Rights to allow beneath a path. Device nodes are never made, and ioctl on devices is a separate decision.
 READ = frozenset({"execute", "read_file", "read_dir"})
 WRITE = FILES - {"make_char", "make_block", "ioctl_dev"}
 
@@ -76,12 +76,12 @@ _PATH_BENEATH, _NET_PORT = 1, 2
 
 
 def abi() -> int:
-    """The kernel's Landlock version; 0 when there is none to use. `why_not` says why."""
+    """Return the kernel's Landlock version; 0 if there is none. `why_not` returns the reason."""
     return _probe()[0]
 
 
 def why_not() -> str:
-    """Reason why `abi()` is 0; empty when it is not."""
+    """Return why `abi()` is 0; empty if it is not."""
     return _probe()[1]
 
 
@@ -97,14 +97,14 @@ def _probe() -> tuple[int, str]:
 
 
 def weaken(asked: Iterable[str], version: int) -> tuple[frozenset[str], frozenset[str]]:
-    """Split the rights `asked` for into what ABI `version` enforces and what it cannot."""
+    """Split the requested rights into those that ABI `version` enforces and those that it cannot."""
     wanted = frozenset(asked)
     kept = frozenset(name for name in wanted if SINCE[name] <= version)
     return kept, wanted - kept
 
 
 def bits(names: Iterable[str], kind: Literal["fs", "net", "scope"]) -> int:
-    """Rights of one kind, as the kernel's bits."""
+    """Return the kernel's bits for the rights of one kind."""
     return sum(RIGHTS[kind][name][0] for name in frozenset(names) if name in RIGHTS[kind])
 
 
@@ -112,13 +112,13 @@ _FILE_BITS = sum(bit for bit, _, on_files in RIGHTS["fs"].values() if on_files)
 
 
 def attributes(fs: int, net: int, scoped: int) -> bytes:
-    """struct landlock_ruleset_attr, no longer than these rights need: old kernels refuse more."""
+    """Return struct landlock_ruleset_attr, no longer than these rights need: old kernels refuse more."""
     whole = struct.pack("QQQ", fs, net, scoped)
     return whole if scoped else whole[:16] if net else whole[:8]
 
 
 class Ruleset:
-    """Rights that will be refused, and what is allowed nevertheless; in force after `restrict`."""
+    """Rights that will be refused, and exceptions; in force after `restrict`."""
 
     def __init__(self, fs: int, net: int = 0, scoped: int = 0) -> None:
         attr = attributes(fs, net, scoped)
@@ -126,7 +126,7 @@ class Ruleset:
         self.fd = call("landlock_create_ruleset", attr, len(attr), 0)
 
     def allow_beneath(self, fd: int, rights: int) -> None:
-        """Allow `rights` on the file or directory that `fd` is open on, and on all below it."""
+        """Allow `rights` on the open file or directory `fd`, and on everything below it."""
         allowed = rights & self._handled_fs
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             allowed &= _FILE_BITS
@@ -140,11 +140,11 @@ class Ruleset:
             call("landlock_add_rule", self.fd, _NET_PORT, attr, 0)
 
     def restrict(self) -> None:
-        """Put it in force for this thread and all it starts, for ever. Needs no_new_privs."""
+        """Enforce it for this thread and its children, forever. Needs no_new_privs."""
         call("landlock_restrict_self", self.fd, 0)
 
     def close(self) -> None:
-        """Forget the ruleset; what it restricted stays restricted."""
+        """Close the ruleset. Restrictions stay in force."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)

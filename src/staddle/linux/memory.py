@@ -1,4 +1,4 @@
-"""Memory that this process could still have: of the machine, and of the control groups that it is in."""
+"""Memory that this process can still use: of the machine, and of the cgroups that it is in."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Files of a control group, by version: its limit, and what it uses.
+#: Files of a cgroup, by version: its limit, and its usage.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     2: ("memory.max", "memory.current"),
 }
-#: Lines of `memory.stat` that the kernel gives back for the asking: content of files that are on a disk.
+#: Fields of `memory.stat` that the kernel can reclaim: cached contents of files on a disk.
 _RECLAIMABLE = {1: ("total_inactive_file", "total_active_file"), 2: ("inactive_file", "active_file")}
-#: Version 1 says a number of this size where there is no limit.
+#: Version 1 shows a number of at least this size if there is no limit.
 _UNLIMITED = 1 << 60
-#: The cgroups with a limit are looked up again after so many seconds.
+#: Seconds after which the limited cgroups are looked up again.
 _GROUPS_AGE = 10.0
 
 
@@ -39,9 +39,9 @@ _known = [_Memory(0)]
 
 
 def available(age: float = 1.0) -> int:
-    """Bytes that can still be used, by the machine's own count and by that of each cgroup on the way to ours.
+    """Return the bytes that can still be used, on the machine and in each cgroup above this process.
 
-    A measurement that is no more than `age` seconds old will do.
+    A measurement that is at most `age` seconds old is reused.
     """
     now = time.monotonic()
     if _known[0].pid != os.getpid():
@@ -55,13 +55,16 @@ def available(age: float = 1.0) -> int:
 
 
 def measure(root: str = "", groups: Sequence[tuple[int, str]] | None = None) -> int:
-    """Measure now. `root` is put before every path, for tests; `groups` are the limited ones, if known."""
+    """Measure now.
+
+    `root` is a prefix for every path, for tests; `groups` are the limited cgroups, if known.
+    """
     groups = limited_groups(root) if groups is None else groups
     return max(0, min([_of_machine(root), *(_left(version, group) for version, group in groups)]))
 
 
 def limited_groups(root: str = "") -> list[tuple[int, str]]:
-    """The cgroups that limit the memory of this process: version and directory."""
+    """Return version and directory of each cgroup that limits the memory of this process."""
     return [item for item in ancestors("memory", root) if _limit(*item)]
 
 
@@ -78,7 +81,7 @@ def _of_machine(root: str) -> int:
 
 
 def _limit(version: int, group: str) -> int:
-    """The limit of a cgroup; 0 when it has none."""
+    """Return the limit of a cgroup; 0 if it has none."""
     try:
         text = cgroups.read(group, _FILES[version][0]).strip()
     except OSError:
@@ -87,7 +90,7 @@ def _limit(version: int, group: str) -> int:
 
 
 def _left(version: int, group: str) -> int:
-    """The bytes that can still be used in a cgroup; its page cache can be dropped for that."""
+    """Return the bytes that can still be used in a cgroup. Its page cache counts as free."""
     try:
         used = int(cgroups.read(group, _FILES[version][1]))
         stat = cgroups.table(cgroups.read(group, "memory.stat"))
@@ -98,7 +101,7 @@ def _left(version: int, group: str) -> int:
 
 
 def ancestors(controller: str, root: str = "") -> Iterator[tuple[int, str]]:
-    """The cgroups that could limit this process by `controller`: version and directory, our own first."""
+    """Yield version and directory of each cgroup that could limit `controller` for us, our own first."""
     try:
         own = cgroups.memberships(read_whole(f"{root}/proc/self/cgroup"))
         mounted = cgroups.mounts(read_whole(f"{root}/proc/self/mountinfo"))
@@ -112,5 +115,6 @@ def ancestors(controller: str, root: str = "") -> Iterator[tuple[int, str]]:
         while group is not None and group.startswith(f"{top}/"):
             yield mount.version, root + group
             group = os.path.dirname(group)
-        if group is not None and mount.root != "/":  # the root of what a container sees has limits of its own
+        # The topmost cgroup that a container sees has its own limits.
+        if group is not None and mount.root != "/":
             yield mount.version, root + group

@@ -1,8 +1,8 @@
 """Mounts: the kernel's calls, one function each, and no policy.
 
-Paths are where the kernel resolves links; a descriptor is not. Whatever lies where somebody
-else can write is named by descriptor here: `open_tree` and `move_mount` take one for both
-ends, and `path_of` gives a name for one to the older calls.
+The kernel resolves links in paths, but not in descriptors. So every file below a directory that others can
+write is named by descriptor here. `open_tree` and `move_mount` take descriptors for both ends, and `path_of`
+names a descriptor for the older calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _ATTR = struct.Struct("QQQQ")  # struct mount_attr: set, clear, propagation, use
 
 
 def private_namespace() -> None:
-    """Give the calling thread a mount namespace of its own, from which nothing propagates.
+    """Give the calling thread its own mount namespace, from which nothing propagates.
 
-    Only the caller moves, also in a process of many threads. Needs CAP_SYS_ADMIN over the
-    user namespace the thread is in.
+    Only the calling thread moves, even in a process with many threads. Needs CAP_SYS_ADMIN over the user
+    namespace of the thread.
     """
     call("unshare", CLONE_NEWNS)
     mount(None, "/", flags=MS_REC | MS_PRIVATE)
@@ -40,40 +40,40 @@ def private_namespace() -> None:
 def mount(
     source: str | None, target: str, kind: str | None = None, *, flags: int = 0, options: str | None = None
 ) -> None:
-    """mount(2). Follows links in both paths: for trees that are ours alone."""
+    """mount(2). Follows links in both paths, so use it only for trees that are ours alone."""
     encoded = (None if text is None else os.fsencode(text) for text in (source, target, kind))
     call("mount", *encoded, flags, None if options is None else os.fsencode(options))
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
-    """umount2(2), lazily unless told otherwise."""
+    """umount2(2), lazily by default."""
     call("umount2", os.fsencode(target), flags)
 
 
 def clone_tree(descriptor: int) -> int:
-    """A copy of the mounts at and below an open file or directory, attached nowhere yet.
+    """Copy the mounts at and below an open file or directory; the copy is detached.
 
-    What is mounted below comes along: a copy without it would show what the mounts cover.
+    It includes the mounts below, because without them the copy would show the files that they cover.
     """
     flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
     return call("open_tree", descriptor, b"", flags)
 
 
 def attach(tree: int, target: int) -> None:
-    """Put a detached `tree` over the open file or directory `target`."""
+    """Mount a detached `tree` over the open file or directory `target`."""
     call("move_mount", tree, b"", target, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
 
 
 def set_attributes(tree: int, attributes: int, *, recursive: bool = True, private: bool = False) -> None:
-    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC to the mount at `tree`, and to those below it.
+    """Add ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV or ATTR_NOEXEC to the mount at `tree` and those below it.
 
-    With `private`, mounts made elsewhere do not propagate to it any more.
+    With `private`, mounts made elsewhere no longer propagate to it.
     """
     _mount_setattr(tree, attributes, 0, recursive, MS_PRIVATE if private else 0)
 
 
 def clear_attributes(tree: int, attributes: int) -> None:
-    """Take these away from the mount at `tree`, and from no other."""
+    """Remove these attributes from the mount at `tree` only."""
     attr = _ATTR.pack(0, attributes, 0, 0)
     call("mount_setattr", tree, b"", _AT_EMPTY_PATH, attr, _ATTR.size)
 
@@ -81,8 +81,8 @@ def clear_attributes(tree: int, attributes: int) -> None:
 def map_ids(tree: int, user_namespace: int, *, recursive: bool = True) -> None:
     """Show the files of a detached `tree` with owners as `user_namespace` translates them.
 
-    EINVAL: the filesystem cannot (overlayfs, NFS, proc). EPERM: no CAP_SYS_ADMIN where the
-    filesystem was mounted, or the mount is translated already.
+    EINVAL: the filesystem cannot (overlayfs, NFS, proc). EPERM: no CAP_SYS_ADMIN where the filesystem was
+    mounted, or the mount is translated already.
     """
     _mount_setattr(tree, ATTR_IDMAP, user_namespace, recursive)
 
@@ -95,7 +95,7 @@ def _mount_setattr(
     call("mount_setattr", tree, b"", flags, attr, _ATTR.size)
 
 
-#: Why there is no mount_setattr, where there is none.
+#: The reason and the fix if the kernel has no mount_setattr.
 TOO_OLD, NEWER = "this kernel is older than 5.12: it has no mount_setattr", "use Linux 5.12 or newer"
 
 
@@ -109,5 +109,5 @@ def can_set_attributes() -> bool:
 
 
 def path_of(descriptor: int) -> str:
-    """A path that means exactly this open file to calls that take no descriptor."""
+    """Return a path for this open file, for calls that take no descriptor."""
     return f"/proc/self/fd/{descriptor}"

@@ -3,8 +3,8 @@
     with Netlink() as kernel:
         kernel.ask(link_up(LOOPBACK), address(LOOPBACK, packed, 32), local_route(packed, 15))
 
-Messages are made by pure functions; one `ask` sends all and checks every answer. They act on
-the network namespace in which the socket was made, and need CAP_NET_ADMIN over it.
+Pure functions make the messages; one `ask` sends all and checks every answer. They act on the network
+namespace in which the socket was made, and need CAP_NET_ADMIN over it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _ENOUGH = 65536
 
 
 def message(kind: int, flags: int, body: bytes, sequence: int = 0) -> bytes:
-    """One request. Padded, so that messages can follow each other."""
+    """Return one request, padded so that messages can follow each other."""
     length = _HEADER.size + len(body)
     return _HEADER.pack(length, kind, _REQUEST | flags, sequence, 0) + body + bytes(-length % 4)
 
 
 def attribute(kind: int, content: bytes) -> bytes:
-    """struct nlattr, with its padding."""
+    """Return a struct nlattr, with its padding."""
     return struct.pack("HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
 
 
@@ -52,16 +52,16 @@ def link_up(index: int) -> bytes:
 
 
 def address(index: int, packed: bytes, prefix: int) -> bytes:
-    """Give the interface this address, if it does not have it."""
+    """Add this address to the interface, if it is missing."""
     body = struct.pack("BBBBI", _family(packed), prefix, _NO_DUPLICATE_CHECK, _SCOPE_HOST, index)
     body += attribute(2, packed) + attribute(1, packed)  # IFA_LOCAL, IFA_ADDRESS
     return message(_NEW_ADDRESS, _ACKNOWLEDGE | _CREATE | _REPLACE, body)
 
 
 def local_route(packed: bytes, prefix: int, source: bytes = b"", index: int = LOOPBACK) -> bytes:
-    """Every address of this network is one of ours (AnyIP): it can be bound, and reached from here.
+    """Make every address of this network local (AnyIP): it can be bound, and reached from here.
 
-    What is sent there comes from `source`; without one, IPv4 uses the destination for that.
+    Packets to it have the source address `source`. Without one, IPv4 uses the destination.
     """
     body = struct.pack(
         "BBBBBBBBI",
@@ -90,13 +90,13 @@ class Netlink:
         self._socket = _socket.socket(_AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
 
     def ask(self, *messages: bytes) -> None:
-        """Send all of these at once; raise OSError for the first that the kernel refused."""
+        """Send these messages at once; raise OSError for the first that the kernel refused."""
         for error in self.ask_each(*messages):
             if error:
                 raise OSError(error, os.strerror(error))
 
     def ask_each(self, *messages: bytes) -> list[int]:
-        """Send all of these at once; returns the error of each, 0 for what was done."""
+        """Send these messages at once; return the error of each, 0 for success."""
         self._socket.send(b"".join(messages))
         found: list[int] = []
         while len(found) < len(messages):
@@ -104,7 +104,7 @@ class Netlink:
         return found
 
     def ask_batch(self, batch: bytes, answers: int) -> None:
-        """Send what the kernel takes as a whole or not at all (nfnetlink), and check its answers."""
+        """Send a batch that the kernel applies as a whole or not at all (nfnetlink); check its answers."""
         self._socket.send(batch)
         while answers > 0:
             for error in errors(self._socket.recv(_ENOUGH)):
@@ -113,9 +113,9 @@ class Netlink:
                     raise OSError(error, os.strerror(error))
 
     def is_own(self, packed: bytes) -> bool:
-        """Whether packets to this address stay on this machine: one of its own, or a broadcast address.
+        """Whether packets to this address stay on this machine: a local or a broadcast address.
 
-        Needs no capability. An address without a route is not an own one.
+        Needs no capability. An address without a route is not local.
         """
         sent = struct.pack("BBBBBBBBI", _family(packed), 8 * len(packed), 0, 0, 0, 0, 0, 0, 0)
         self._socket.send(message(_GET_ROUTE, 0, sent + attribute(1, packed)))  # RTA_DST
@@ -124,7 +124,7 @@ class Netlink:
         return kind == _NEW_ROUTE and answer[_HEADER.size + 7] in _OWN_TYPES
 
     def dump(self, request: bytes, size: int, wanted: int) -> Iterator[int]:
-        """The memory in each socket that sock_diag lists; the attribute `wanted` is after `size` bytes."""
+        """Yield the memory of each socket in sock_diag, from the attribute `wanted` after `size` bytes."""
         self._socket.send(message(_BY_FAMILY, _DUMP, request))
         while True:
             answer, at = self._socket.recv(_ENOUGH), 0
@@ -144,7 +144,7 @@ class Netlink:
                 return
 
     def close(self) -> None:
-        """Done with it."""
+        """Close the socket."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -154,8 +154,8 @@ class Netlink:
         self.close()
 
 
-#: sock_diag(7): a request for all sockets of a kind, the size of what comes first in an answer to it, and the
-#: attribute that is a struct sk_meminfo.
+#: sock_diag(7): a request for all sockets of a kind, the size of the header of an answer to it, and the
+#: attribute with a struct sk_meminfo.
 _BY_FAMILY, _DUMP, _DONE = 20, 0x300, 3
 _ALL_STATES = 0xFFFFFFFF
 _DUMPS = (
@@ -166,9 +166,9 @@ _DUMPS = (
 
 
 def socket_memory() -> int:
-    """Bytes that wait in the UNIX and TCP sockets of this network namespace, in every process.
+    """Return the bytes queued in the UNIX and TCP sockets of this network namespace, of every process.
 
-    Needs no capability. What a kernel cannot tell counts as nothing.
+    Needs no capability. A kind that the kernel cannot list counts as zero.
     """
     total = 0
     for request, size, kind in _DUMPS:
@@ -181,7 +181,7 @@ def socket_memory() -> int:
 
 
 def errors(answer: bytes) -> Iterator[int]:
-    """The error number of every acknowledgement in what the kernel sent; 0 is success."""
+    """Yield the error number of every acknowledgement from the kernel; 0 is success."""
     at = 0
     while at + _HEADER.size <= len(answer):
         length, kind, _, _, _ = _HEADER.unpack_from(answer, at)
@@ -201,7 +201,7 @@ _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 
 
 def loopback_up() -> None:
-    """Make 127.0.0.1 and ::1 work, with one ioctl, where nothing else is needed: as `link_up(LOOPBACK)`."""
+    """Enable 127.0.0.1 and ::1 with one ioctl, like `link_up(LOOPBACK)`, if nothing else is needed."""
     any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
     try:
         request = struct.pack("16sH22x", b"lo", _IFF_UP | _IFF_RUNNING)

@@ -1,9 +1,8 @@
-"""nftables by netlink, as much of it as the sandbox's own namespace needs. Pure.
+"""nftables over netlink, as far as the sandbox's own namespace needs it. Pure.
 
-One table of family `inet` with base chains; a rule is a list of expressions, each of which
-may end it. Everything goes to the kernel as one transaction (`Netlink.ask_batch`): all of it is
-in force or none.
-See linux/netfilter/nf_tables.h.
+There is one table of family inet with base chains. A rule is a list of expressions, each of which may end it.
+The kernel applies everything as one transaction (`Netlink.ask_batch`), or nothing. See
+linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PREROUTING, INPUT = 0, 1
 IPV4, IPV6 = 2, 10
 TCP, UDP = 6, 17
 
-#: Where a header has its destination address: (offset, length).
+#: Position of the destination address in a header: (offset, length).
 _DESTINATION = {IPV4: (16, 4), IPV6: (24, 16)}
 _META_NFPROTO, _META_L4PROTO = 15, 16
 _NETWORK_HEADER, _TRANSPORT_HEADER = 1, 2
@@ -63,21 +62,21 @@ def _load(base: int, offset: int, length: int) -> bytes:
     )
 
 
-# What a rule is made of.
+# Expressions of a rule.
 
 
 def family(which: int) -> bytes:
-    """Go on for IPV4 or IPV6 packets only."""
+    """Continue for IPV4 or IPV6 packets only."""
     return _meta(_META_NFPROTO) + _compare(bytes([which]))
 
 
 def protocol(which: int) -> bytes:
-    """Go on for TCP or UDP only."""
+    """Continue for TCP or UDP only."""
     return _meta(_META_L4PROTO) + _compare(bytes([which]))
 
 
 def destination(packed: bytes, prefix: int) -> bytes:
-    """Go on for packets to this network only; the family has been checked before."""
+    """Continue for packets to this network only; an earlier expression has checked the family."""
     if not prefix:
         return b""
     offset, length = _DESTINATION[IPV4 if len(packed) == 4 else IPV6]
@@ -95,12 +94,12 @@ def destination(packed: bytes, prefix: int) -> bytes:
 
 
 def destination_port(port: int) -> bytes:
-    """Go on for this port only; the protocol has been checked before."""
+    """Continue for this port only; an earlier expression has checked the protocol."""
     return _load(_TRANSPORT_HEADER, 2, 2) + _compare(struct.pack(">H", port))
 
 
 def deliver_to(packed: bytes, port: int) -> bytes:
-    """Hand the packet to the transparent socket at this address (tproxy). It keeps its destination."""
+    """Deliver the packet to the transparent socket at this address (tproxy). It keeps its destination."""
     return (
         _expression("immediate", _number(1, _REGISTER), _nest(2, attribute(1, packed)))
         + _expression("immediate", _number(1, _REGISTER + 1), _nest(2, attribute(1, struct.pack(">H", port))))
@@ -114,12 +113,12 @@ def deliver_to(packed: bytes, port: int) -> bytes:
 
 
 def verdict(code: int) -> bytes:
-    """ACCEPT or DROP; no later rule of the chain is tried."""
+    """ACCEPT or DROP; later rules of the chain do not apply."""
     return _expression("immediate", _number(1, 0), _nest(2, _nest(2, _number(1, code))))
 
 
 def at_most(packets: int) -> bytes:
-    """Go on for so many packets in a second, and as many at once."""
+    """Continue for at most `packets` in a second, with a burst of as many."""
     rate = attribute(1, struct.pack(">Q", packets)) + attribute(2, struct.pack(">Q", 1))
     return _expression("limit", rate, _number(3, packets), _number(4, 0))
 
@@ -132,7 +131,7 @@ def log(group: int, length: int) -> bytes:
 
 
 def reset() -> bytes:
-    """Refuse a TCP connection with a reset, as a machine without a listener does."""
+    """Refuse a TCP connection with a reset, like a machine without a listener."""
     return _expression("reject", _number(1, 1), attribute(2, b"\0"))
 
 
@@ -142,7 +141,7 @@ def unreachable() -> bytes:
 
 
 def transaction(table: str, chains: Iterable[tuple[str, int, int, Iterable[bytes]]]) -> tuple[bytes, int]:
-    """The bytes that make `table` with (name, hook, priority, rules) chains, and how many answers follow."""
+    """Return bytes that make `table` with (name, hook, priority, rules) chains, and the number of answers."""
     parts = [_message(_NEW_TABLE, _CREATE, _text(1, table) + _number(2, 0))]
     for name, hook, priority, rules in chains:
         where = _nest(4, _number(1, hook), attribute(2, struct.pack(">i", priority)))

@@ -1,8 +1,8 @@
-"""The limit of open files of this process: how many there are, how many there may be.
+"""The limit on open files of this process, and the number of open files.
 
-A program with hundreds of sandboxes needs more than the usual soft limit of 1,024. It is raised to the hard
-one, but only when it is used up: `select()` takes no descriptor above 1,023. What we start has the limit that
-this process was started with.
+A program with hundreds of sandboxes needs more than the usual soft limit of 1,024. We raise it to the hard
+limit only when it is used up, because `select()` accepts no descriptor above 1,023. Our children get the
+limit with which this process was started.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import resource
 
 from ..errors import is_full
 
-#: As much as we ever ask for: a hard limit may be a billion, and programs go through all that could be open.
+#: The most that we ask for: a hard limit may be a billion, and programs loop over all possible descriptors.
 _ENOUGH = 1 << 18
 #: The soft limit before it was raised, if it was.
 _original: list[int] = []
@@ -24,23 +24,23 @@ def limit() -> int:
 
 
 def hard_limit() -> int:
-    """Return the limit that the soft one can be raised to, as far as we do."""
+    """Return the limit to which we can raise the soft limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return min(hard, _ENOUGH) if hard != resource.RLIM_INFINITY else _ENOUGH
 
 
 def original_limit() -> int:
-    """Return the soft limit as it was before we raised it."""
+    """Return the soft limit before we raised it."""
     return _original[0] if _original else limit()
 
 
 def have_standard_streams() -> None:
-    """Open the null device where a standard stream is closed: a descriptor of ours would be taken for it."""
+    """Open /dev/null for each closed standard stream, so that no descriptor of ours gets its number."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
 
 
 def count() -> int:
@@ -50,11 +50,11 @@ def count() -> int:
     except OSError as error:
         if not is_full(error):
             raise
-        return limit()  # to count them needs one more
+        return limit()  # counting them needs one more
 
 
 def raise_limit() -> bool:
-    """Raise the soft limit to the hard one; False when it is there already."""
+    """Raise the soft limit to the hard limit; False if it is there already."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = hard_limit()
     if soft >= highest:
@@ -69,10 +69,10 @@ def raise_limit() -> bool:
 
 
 def hand_down(pid: int) -> None:
-    """Give a child that was just started the soft limit as it was before we raised it."""
+    """Give a child that was just started the soft limit from before we raised it."""
     if _original:
         try:
             hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (_original[0], hard))
         except (OSError, ValueError):
-            pass  # it has ended, or has fewer already
+            pass  # it has ended, or has a lower limit already

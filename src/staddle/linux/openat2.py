@@ -1,10 +1,9 @@
 """Open a name without following a planted link out of the tree (openat2, Linux 5.6).
 
-A process that can write a directory can put a symbolic link in it. A trusted process that opens a
-path through that directory would follow the link with its own rights. Here the kernel
-refuses instead, at every component. There is no second try by another call: ENOSYS (an old
-kernel, or a filter that hides the call) and EAGAIN (a rename raced with the look-up) reach
-the caller as what they are, refusals.
+A process that can write a directory can put a symbolic link in it. A trusted process that opens a path
+through that directory would follow the link with its own rights. Here the kernel refuses instead, at every
+component. There is no fallback to another call. ENOSYS (an old kernel, or a filter that hides the call) and
+EAGAIN (a rename raced with the lookup) reach the caller as refusals.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def open_in_root(directory: int, path: str, flags: int) -> int:
-    """Open `path` as one sees it who has `directory` as the root: links are followed, and none leads out."""
+    """Open `path` as if `directory` were the root: links are followed, and none leads out."""
     return _openat2(directory, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
 def open_without_symlinks(path: str, flags: int, mode: int = 0) -> int:
-    """Open an absolute `path` in which no component is a link; ELOOP when one is."""
+    """Open an absolute `path` without links in any component; ELOOP if there is one."""
     if _by_steps:
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -56,10 +55,10 @@ _by_steps: list[bool] = []
 
 
 def allow_steps() -> None:
-    """From now on, if a filter hides the call from this process, open one name after the other instead.
+    """If a filter hides openat2 from this process, open one component after the other from now on.
 
-    Only for a process that is confined itself, and has no rights to be led astray with. As
-    strict about links; what is renamed meanwhile may be found at its old place.
+    Only for a process that is itself confined, and whose rights cannot be misused. It is as strict about
+    links, but may find a file at its old place while it is renamed.
     """
     try:
         os.close(_openat2(AT_FDCWD, "/", os.O_PATH, 0, RESOLVE_NO_MAGICLINKS))
@@ -88,7 +87,7 @@ def _opened_by_steps(directory: int, path: str, flags: int, mode: int) -> int:
 
 
 def _step(directory: int, name: str, flags: int, mode: int) -> int:
-    """One name, which must not be a link."""
+    """Open one component, which must not be a link."""
     try:
         fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory)
     except NotADirectoryError:

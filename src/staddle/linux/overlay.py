@@ -1,12 +1,12 @@
-"""Overlay mounts: a detached one from its layers, and changing one for another under a running process.
+"""Overlay mounts: make a detached mount from layers, and replace a mount under running processes.
 
-Every layer is named by descriptor. What the kernel gets to read is `/proc/self/fd/7`: no
-colon, comma, backslash or newline in a real path can mean anything to it, none is too long,
-and the mount table inside a sandbox tells nothing about the host.
+Every layer is named by descriptor. The kernel reads only `/proc/self/fd/7`, so a colon, comma, backslash or
+newline in the real path has no meaning to it, and no path is too long. The mount table inside a sandbox
+reveals nothing about the host.
 
-`userxattr` always: the marks of a layer are `user.overlay.*`, which an ordinary user can
-write, so a layer means the same for every user. It also switches off `redirect_dir` and
-`metacopy`: what is in a layer is there whole, and a directory is never a reference to another.
+Mounts always use `userxattr`: an ordinary user can write the marks of a layer (`user.overlay.*`), so a
+layer means the same for every user. The option also disables redirect_dir and metacopy. A layer therefore
+contains whole files, and a directory is never a reference to another directory.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def overlay(
     *,
     volatile: bool = False,
 ) -> int:
-    """A detached overlay mount of `lowers` (topmost first) below `upper`: its descriptor.
+    """Make a detached overlay mount of `lowers` (topmost first) below `upper`; return its descriptor.
 
-    Layers are paths of trees that are ours, or open directories. Without an upper layer it is
-    read-only. A `volatile` one writes nothing to the disk before it must, and has no use after a crash of
-    the machine (Linux 5.10). Set-user-ID and devices mean nothing in it. ELOOP: a layer lies within another
-    one. EINVAL: something is mounted below a lower layer (in a user namespace), or the upper
-    file system cannot be one. Needs CAP_SYS_ADMIN over the user namespace we are in.
+    Layers are open directories, or paths of trees that are ours. Without an upper layer the mount is
+    read-only. A `volatile` mount writes to the disk as late as possible, and is useless after a crash of the
+    machine (Linux 5.10). Set-user-ID bits and devices have no effect in it. Needs CAP_SYS_ADMIN over our user
+    namespace.
+
+    ELOOP: a layer is inside another. EINVAL: something is mounted below a lower layer (in a user namespace),
+    or the upper file system does not support it.
     """
     opened: list[int] = []
     try:
@@ -64,7 +66,7 @@ def overlay(
         try:
             return _appending(below, above, volatile)
         except OSError as error:
-            # Before Linux 6.7 there is no `lowerdir+`, before 6.5 no overlay through fsconfig.
+            # Linux before 6.7 has no `lowerdir+`, and before 6.5 no overlay through fsconfig.
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
                 raise
             if above is None:
@@ -83,7 +85,7 @@ def _descriptor(layer: str | int, opened: list[int]) -> int:
 
 
 def _forget_volatile(work: int) -> None:
-    """Remove the mark by which the kernel refuses a layer that was mounted before: there was no crash."""
+    """Remove the mark that makes the kernel refuse a volatile layer after a crash: there was no crash."""
     for name in ("work/incompat/volatile", "work/incompat"):
         try:
             os.rmdir(name, dir_fd=work)
@@ -103,7 +105,7 @@ def _appending(lowers: Sequence[int], above: tuple[int, int] | None, volatile: b
         if above is not None:
             set_string(b"upperdir", path_of(above[0]))
             set_string(b"workdir", path_of(above[1]))
-        set_string(b"index", "off")  # a frozen layer is a lower one of several mounts
+        set_string(b"index", "off")  # a frozen layer is a lower layer of several mounts
         call("fsconfig", context, _SET_FLAG, b"userxattr", None, 0)
         if volatile:
             call("fsconfig", context, _SET_FLAG, b"volatile", None, 0)
@@ -114,9 +116,9 @@ def _appending(lowers: Sequence[int], above: tuple[int, int] | None, volatile: b
 
 
 def in_one_string(lowers: Sequence[int], upper: int, work: int, *, volatile: bool = False) -> int:
-    """The same for older kernels, through mount(2): up to some 200 layers, and never detached before.
+    """Make the mount on older kernels, with mount(2), from up to some 200 layers.
 
-    It is mounted on the work directory for a moment, which is ours alone, and copied from there.
+    It is mounted for a moment on the work directory, which is ours alone, and copied from there.
     """
     options = (
         f"lowerdir={':'.join(path_of(lower) for lower in lowers)},"
@@ -125,7 +127,7 @@ def in_one_string(lowers: Sequence[int], upper: int, work: int, *, volatile: boo
     )
     if len(options) > _OPTION_PAGE:
         raise OSError(errno.E2BIG, f"{len(lowers)} layers are too many for this kernel: squash them")
-    place = os.readlink(path_of(work))  # by name: the descriptor is of what is about to be covered
+    place = os.readlink(path_of(work))  # by name: the mount covers the directory of the descriptor
     mount("overlay", place, "overlay", options=options)
     try:
         tree = call("open_tree", _AT_FDCWD, os.fsencode(place), _OPEN_TREE_CLONE | os.O_CLOEXEC)
@@ -136,21 +138,20 @@ def in_one_string(lowers: Sequence[int], upper: int, work: int, *, volatile: boo
 
 
 def put_beneath(tree: int, target: int) -> None:
-    """Put the detached `tree` beneath the mount whose root is open as `target` (Linux 6.5).
+    """Mount the detached `tree` beneath the mount whose root is open as `target` (Linux 6.5).
 
-    It is not seen until the mount on top is taken away; then nothing is seen in between.
+    It appears when the mount on top is removed, without a moment of nothing in between.
     """
     call("move_mount", tree, b"", target, b"", _FROM_DESCRIPTOR | _TO_DESCRIPTOR | _BENEATH)
 
 
 def exchange_together(several: Sequence[tuple[int, str, str]]) -> None:
-    """Let detached trees take the place of mounts, given as (tree, target, aside): all of them, or none.
+    """Replace mounts with detached trees, given as (tree, target, aside): all of them, or none.
 
-    There is no moment of nothing at a target, and a process whose directory is in the old mount stays in
-    it; before Linux 6.5 there is such a moment, and no way back.
-    What was at a target is mounted at the directory `aside` then, of which nobody else knows. Whoever
-    takes away the mount that these are in takes away all at once: the kernel waits for every
-    processor each time.
+    A target is never empty, and a process whose directory is in the old mount stays in it. Before Linux 6.5,
+    a target is empty for a moment, and there is no way back. The old mount of a target is moved to its
+    directory `aside`, which no other process knows. The caller unmounts all of them at once, because the
+    kernel waits for every processor at each unmount.
     """
     placed: list[tuple[str, str, int]] = []
     try:
@@ -180,7 +181,7 @@ def exchange_together(several: Sequence[tuple[int, str, str]]) -> None:
 
 
 def _take_from_beneath(target: str, top: int, aside: str) -> None:
-    """Let go of what was put beneath the mount at `target` whose root is open as `top`."""
+    """Remove the tree that was mounted beneath the mount at `target`, whose root is open as `top`."""
     _move(top, aside)
     umount(target, MNT_DETACH)
     _move(top, target)

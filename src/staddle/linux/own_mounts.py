@@ -1,8 +1,8 @@
-"""Work done in a child that has namespaces of its own, and what it leaves for us.
+"""Work in a child with its own namespaces, which outlive it.
 
-An ordinary user may mount, but only in a user namespace of their own, and a process with
-threads cannot enter one. So a child is forked, enters, does the work, and stays until its
-namespaces have been opened from outside; they live on in the descriptors.
+An ordinary user may mount only in their own user namespace, and a process with threads cannot enter one. So a
+forked child enters one, does the work, and stays until its namespaces have been opened from outside. The
+descriptors keep them alive.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
-    """Do `work` where an ordinary user may mount; returns (mount namespace, user namespace).
+    """Run `work` where an ordinary user may mount; return (mount namespace, user namespace).
 
-    Ids in there are those of the caller, and no other exists. What `work` raises as OSError
-    or StaddleError is raised here. The child is gone when this returns.
+    Only the caller's own ids exist there. An OSError or StaddleError from `work` is raised here. The child
+    has ended when this returns.
     """
     from ..interrupts import uninterrupted
 
@@ -37,7 +37,7 @@ def _with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
     wait, release = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
-        os.close(release)  # so that our death, too, lets the child go
+        os.close(release)  # so that our death also releases the child
         _work(work, say, wait)
     os.close(say)
     os.close(wait)
@@ -55,7 +55,7 @@ def _with_own_mounts(work: Callable[[], None]) -> tuple[int, int]:
 
 
 def _work(work: Callable[[], None], say: int, wait: int) -> NoReturn:
-    """The forked child. Says nothing when all went well, and stays until it is let go."""
+    """Be the forked child. Writes nothing if all went well, and stays until it is released."""
     try:
         uid, gid = os.geteuid(), os.getegid()
         call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
@@ -71,7 +71,7 @@ def _work(work: Callable[[], None], say: int, wait: int) -> NoReturn:
 
 
 def _sent(error: BaseException) -> bytes:
-    """An error as bytes: its kind and what it says."""
+    """Encode an error as bytes: its kind and its texts."""
     if isinstance(error, errors.StaddleError):
         parts = [type(error).__name__, error.what, error.why, error.fix]
     elif isinstance(error, OSError):

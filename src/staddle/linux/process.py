@@ -1,4 +1,4 @@
-"""Calls of a process on itself before it becomes another program, and on its children; facts from /proc.
+"""Calls of a process on itself before exec, and on its children; facts from /proc.
 
 Thin bindings: each does one thing and raises OSError when the kernel refuses.
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# Signal numbers, the same on x86_64 and aarch64. The signal module costs as much as half an interpreter.
+# Signal numbers, the same on x86_64 and aarch64. Importing `signal` takes half as long as an interpreter's
+# start.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGUSR2, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 3, 9, 12, 13, 15, 17
 LAST_SIGNAL = 64
 
@@ -31,8 +32,8 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 4, 15, 2
 _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _CAPABILITY_VERSION_3 = 0x20080522
-#: noroot, no ambient raise, and every switch locked as it is, but for keeping capabilities over a
-#: change of ids: there are none to keep, and programs that ask for it (setpriv, ping) give up if refused.
+#: noroot, no ambient raise, and every switch locked, except for keeping capabilities over a change of ids.
+#: There are none to keep, and programs that ask for it (setpriv, ping) give up if refused.
 _SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 6 | 1 << 7
 _SIG_BLOCK, _SIG_UNBLOCK, _SIG_SETMASK = 0, 1, 2
 _O_CLOEXEC = 0o2000000
@@ -42,11 +43,11 @@ def _prctl(option: int, *args: int) -> int:
     return call("prctl", option, *args, *(0,) * (4 - len(args)))
 
 
-# Rights.
+# Privileges.
 
 
 def no_new_privs() -> None:
-    """From now on no exec gains anything: setuid bits and file capabilities mean nothing."""
+    """From now on no exec gains privileges: setuid bits and file capabilities have no effect."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
@@ -57,7 +58,7 @@ def empty_bounding_set() -> None:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Have the capabilities in `kept`, by their bits, and no others; as root after an exec, too.
+    """Keep the capabilities in the bit set `kept`, and no others, even for root after an exec.
 
     Needs CAP_SETPCAP. A process that becomes another user loses them, as on any machine.
     """
@@ -71,15 +72,15 @@ def _bound(kept: int) -> None:
             if not kept >> capability & 1:
                 _prctl(_PR_CAPBSET_DROP, capability)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # EINVAL: past the last one this kernel knows
+        if error.errno != errno.EINVAL:  # EINVAL: past the last capability of this kernel
             raise
 
 
 def drop_capabilities() -> None:
-    """Drop every effective, permitted, inheritable and ambient capability; as root, too.
+    """Drop every effective, permitted, inheritable and ambient capability, even as root.
 
-    The bounding set is emptied too where that is permitted; where it is not, there is
-    nothing to gain from it once no_new_privs is set.
+    The bounding set is emptied too if that is permitted. Otherwise it grants nothing once no_new_privs is
+    set.
     """
     try:
         empty_bounding_set()
@@ -90,7 +91,7 @@ def drop_capabilities() -> None:
 
 
 def clear_capabilities(kept: int = 0) -> None:
-    """No capability in any set but those in `kept`, by their bits; the bounding set stays as it is."""
+    """Drop all capabilities except the bit set `kept`; the bounding set stays as it is."""
     _prctl(_PR_CAP_AMBIENT, 4)  # clear all
     low, high = kept & 0xFFFFFFFF, kept >> 32
     data = struct.pack("6I", low, low, 0, high, high, 0)
@@ -100,12 +101,12 @@ def clear_capabilities(kept: int = 0) -> None:
 
 
 def is_filtered() -> bool:
-    """Whether a system call filter is on."""
+    """Whether a system call filter is active."""
     return _prctl(_PR_GET_SECCOMP) == 2
 
 
 def capabilities() -> tuple[int, int, int]:
-    """The effective, permitted and inheritable sets, as bits."""
+    """Return the effective, permitted and inheritable sets, as bits."""
     header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     call("capget", header, ctypes.addressof(data))
     low = struct.unpack_from("III", data.raw, 0)
@@ -114,7 +115,7 @@ def capabilities() -> tuple[int, int, int]:
 
 
 def become(uid: int, gid: int, groups: tuple[int, ...] = ()) -> None:
-    """Be `uid` and `gid`, and in these groups only, for ever. The caller's death signal is cleared by it."""
+    """Become `uid` and `gid`, in these groups only, forever. This clears the death signal."""
     os.setgroups(list(groups))
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -124,19 +125,19 @@ def become(uid: int, gid: int, groups: tuple[int, ...] = ()) -> None:
 
 
 def new_session_keyring() -> None:
-    """Have an empty session keyring instead of the one that was inherited."""
+    """Replace the inherited session keyring with an empty one."""
     call("keyctl", 1, None)  # KEYCTL_JOIN_SESSION_KEYRING, without a name
 
 
 def dumpable(yes: bool) -> None:
-    """Whether a process of the same user may look into this one (and /proc belongs to it)."""
+    """Set whether processes of the same user may trace this one, and whether it owns its /proc files."""
     _prctl(_PR_SET_DUMPABLE, int(yes))
 
 
 def set_command_line(text: bytes) -> None:
-    """Have /proc show `text` as the command line and name of this process, and of those that it forks.
+    """Make /proc show `text` as the command line and name of this process and its forks.
 
-    The kernel reads a command line from the memory of the process: it is overwritten there.
+    The kernel reads a command line from the memory of the process, where we overwrite it.
     """
     name = ctypes.create_string_buffer(text[:15])
     _prctl(_PR_SET_NAME, ctypes.addressof(name))
@@ -147,7 +148,7 @@ def set_command_line(text: bytes) -> None:
 
 
 def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:
-    """Set (soft, hard) by resource number; UNLIMITED is no limit. Never above the hard limit we have."""
+    """Set (soft, hard) by resource number (UNLIMITED: no limit). Never above our hard limit."""
     for resource, (soft, hard) in limits.items():
         _, ceiling = rlimit(resource)
         new_hard = min(hard & 0xFFFFFFFFFFFFFFFF, ceiling)
@@ -156,43 +157,43 @@ def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:
 
 
 def rlimit(resource: int) -> tuple[int, int]:
-    """The (soft, hard) limit of this process by resource number."""
+    """Return the (soft, hard) limit of this process by resource number."""
     found = ctypes.create_string_buffer(16)
     call("prlimit64", 0, resource, None, ctypes.addressof(found))
     soft, hard = struct.unpack("QQ", found.raw)
     return soft, hard
 
 
-# Family.
+# Parents and children.
 
 
 def death_signal(number: int) -> None:
-    """Be sent this signal when the thread that started us ends. Cleared by a change of ids."""
+    """Get this signal when the thread that started us ends. A change of ids clears it."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def subreaper() -> None:
-    """Become the parent of every descendant that loses its own."""
+    """Become the parent of every orphaned descendant."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def pidfd_open(pid: int, flags: int = 0) -> int:
-    """A descriptor that means this process and never another that gets its number."""
+    """Return a descriptor of this process, which never refers to another process with a reused pid."""
     return call("pidfd_open", pid, flags)
 
 
 def pidfd_send_signal(pidfd: int, number: int) -> None:
-    """Signal exactly the process that `pidfd` means."""
+    """Signal exactly the process of `pidfd`."""
     call("pidfd_send_signal", pidfd, number, None, 0)
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
-    """Our own copy of descriptor `fd` of that process. Needs the right to trace it."""
+    """Return our own copy of descriptor `fd` of that process. Needs the right to trace it."""
     return call("pidfd_getfd", pidfd, fd, 0)
 
 
 def close_from(first: int, keep: Iterable[int] = ()) -> None:
-    """Close every descriptor from `first` on, but for those in `keep`."""
+    """Close every descriptor from `first` on, except those in `keep`."""
     for fd in sorted({fd for fd in keep if fd >= first}):
         if fd > first:
             call("close_range", first, fd - 1, 0)
@@ -200,33 +201,33 @@ def close_from(first: int, keep: Iterable[int] = ()) -> None:
     call("close_range", first, 0x7FFFFFFF, 0)
 
 
-# Descriptors on their way to another process, without the socket module.
+# Passing descriptors to another process, without the socket module.
 
 _AF_UNIX, _SOCK_SEQPACKET, _SOL_SOCKET, _SCM_RIGHTS, _MSG_CMSG_CLOEXEC = 1, 5, 1, 1, 0x40000000
-# The structures of sendmsg(2) as words of eight bytes; the types are made here, not in every process.
+# The structures of sendmsg(2) as words of eight bytes; the types are made here, once.
 _Word, _Vector, _Control, _Message = (ctypes.c_uint64 * count for count in (1, 2, 3, 7))
 _CONTROL_LENGTH = 16 + 4  # a header and one descriptor
 _RIGHTS = _SOL_SOCKET | _SCM_RIGHTS << 32
 
 
 def descriptor_channel() -> tuple[int, int]:
-    """Two ends, closed by exec; what `send_descriptor` puts in one end waits in the other."""
+    """Return two ends, closed by exec; `send_descriptor` on one end queues for the other."""
     ends = _Word()
     call("socketpair", _AF_UNIX, _SOCK_SEQPACKET | _O_CLOEXEC, 0, ctypes.addressof(ends))
     return ends[0] & 0xFFFFFFFF, ends[0] >> 32
 
 
 def send_descriptor(channel: int, fd: int) -> None:
-    """Send a copy of `fd`, which stays open on its way also when we end."""
+    """Send a copy of `fd`, which stays open in flight even if we end."""
     control = _Control(_CONTROL_LENGTH, _RIGHTS, fd)
     sent_at_any_rate(lambda: _message("sendmsg", channel, control, 0))
 
 
 def sent_at_any_rate(send: Callable[[], T]) -> T:
-    """Call `send`, which sends descriptors; once more, if too many of this user's are on their way.
+    """Call `send`, which sends descriptors; retry if too many descriptors of this user are in flight.
 
-    The kernel counts those of all processes of a user, and goes by the soft limit of open files of who
-    sends. The second time that is the hard one, which is above that of any program in a sandbox.
+    The kernel counts the descriptors of all processes of a user, and compares the sender's soft limit on open
+    files. The retry uses the hard limit, which is above that of any program in a sandbox.
     """
     try:
         return send()
@@ -242,7 +243,7 @@ def sent_at_any_rate(send: Callable[[], T]) -> T:
 
 
 def receive_descriptor(channel: int) -> int | None:
-    """The descriptor that was sent, closed by exec; None when the other end was closed without one."""
+    """Return the received descriptor, closed by exec; None if the other end was closed without one."""
     control = _Control()
     if _message("recvmsg", channel, control, _MSG_CMSG_CLOEXEC) and control[0] == _CONTROL_LENGTH:
         return control[2] & 0xFFFFFFFF
@@ -261,17 +262,17 @@ def _message(name: str, channel: int, control: ctypes.Array[ctypes.c_uint64], fl
 
 
 def block_signals(numbers: Iterable[int]) -> None:
-    """Hold these back; `signal_descriptor` tells of them."""
+    """Block these signals; `signal_descriptor` reports them."""
     call("rt_sigprocmask", _SIG_BLOCK, _mask(numbers), None, 8)
 
 
 def unblock_signals(numbers: Iterable[int]) -> None:
-    """Let these through again."""
+    """Unblock these signals."""
     call("rt_sigprocmask", _SIG_UNBLOCK, _mask(numbers), None, 8)
 
 
 def ignored_signals() -> frozenset[int]:
-    """Signals that this process ignores, as nohup makes it."""
+    """Return the signals that this process ignores, for example under nohup."""
     with open("/proc/self/status", "rb") as file:
         line = next(line for line in file if line.startswith(b"SigIgn:"))
     bits = int(line.split()[1], 16)
@@ -279,19 +280,19 @@ def ignored_signals() -> frozenset[int]:
 
 
 def leave_real_time() -> None:
-    """Be scheduled as any process is, if the host program is a real-time one: what is confined must not be.
+    """Leave real-time scheduling, if the host program has it: a confined process must not.
 
-    It would run before everything else on the host, and could not enter a cgroup that has a share of the
-    processors.
+    It would run before everything else on the host, and could not enter a cgroup with CPU shares.
     """
     if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def default_signals() -> None:
-    """No signal ignored, none held back, as a new program expects; those that arrived meanwhile do it now.
+    """Reset all signals to their defaults and unblock them, as a new program expects.
 
-    None handled either: an interpreter's own handler would take one that was meant for the program.
+    Pending signals take effect now. An interpreter's own handler would otherwise catch a signal that is meant
+    for the program.
     """
     action = bytes(32)  # SIG_DFL, no flags, empty mask: all zero whatever the layout
     ignored, caught = _status_masks(b"SigIgn:", b"SigCgt:")
@@ -303,7 +304,7 @@ def default_signals() -> None:
 
 
 def _status_masks(*names: bytes) -> list[int]:
-    """The sets of signals that the lines of these names tell of us."""
+    """Return the signal sets in these fields of our own status."""
     fd = os.open("/proc/self/status", os.O_RDONLY | _O_CLOEXEC)
     try:
         text = os.read(fd, 1 << 16)
@@ -314,12 +315,12 @@ def _status_masks(*names: bytes) -> list[int]:
 
 
 def signal_descriptor(numbers: Iterable[int]) -> int:
-    """A descriptor that becomes readable when one of these blocked signals arrives."""
+    """Return a descriptor that becomes readable when one of these blocked signals arrives."""
     return call("signalfd4", -1, _mask(numbers), 8, _O_CLOEXEC | os.O_NONBLOCK)
 
 
 def read_signals(descriptor: int) -> list[int]:
-    """The signals that arrived."""
+    """Return the signals that arrived."""
     try:
         data = os.read(descriptor, 128 * 16)
     except BlockingIOError:
@@ -332,19 +333,19 @@ def _mask(numbers: Iterable[int]) -> bytes:
 
 
 def exit_status(status: int) -> int:
-    """The exit status that a shell shows for a wait status: 128 + N for signal N."""
+    """Return the exit status that a shell shows for a wait status: 128 + N for signal N."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 # Facts from /proc.
 
-#: Where the fields of /proc/PID/stat are, counted from the one after the name: state, parent, start time.
+#: Indices of fields in /proc/PID/stat, counted from the field after the name.
 STATE, PARENT, STARTED = 0, 1, 19
 
 
 def stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat after the name; none when the process is gone."""
+    """Return the fields of /proc/PID/stat after the name; none if the process is gone."""
     try:
         fields = split_stat(_read(f"{procfs.directory(pid)}/stat", 2048))
     except OSError:
@@ -355,36 +356,36 @@ def stat_fields(pid: int) -> list[bytes]:
 
 
 def split_stat(text: bytes, most: int = -1) -> list[bytes]:
-    """The fields of a stat file after the name, the first `most` of them split."""
-    # The name in parentheses is the process's own choice and may hold anything.
+    """Return the fields of a stat file after the name, the first `most` of them split."""
+    # A process chooses its own name in parentheses, which may contain anything.
     return text.rpartition(b")")[2].split(None, most)
 
 
 def start_time(pid: int) -> int:
-    """Start time of a process in ticks since boot; 0 when it is gone."""
+    """Return the start time of a process in ticks since boot; 0 if it is gone."""
     fields = stat_fields(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else 0
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process; 0 when it is gone."""
+    """Return the parent of a process; 0 if it is gone."""
     fields = stat_fields(pid)
     return int(fields[PARENT]) if len(fields) > PARENT else 0
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or only waits for its parent to notice."""
+    """Whether a process is gone, or a zombie."""
     return stat_fields(pid)[:1] in ([], [b"Z"], [b"X"])
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped, by a signal or a tracer; not if it is gone."""
+    """Whether a process was stopped, by a signal or a tracer; False if it is gone."""
     fields = stat_fields(pid) if pid else []
     return bool(fields) and fields[0] in (b"T", b"t")
 
 
 def mount_id(fd: int) -> bytes:
-    """The id of the mount that an open file is on; empty where the kernel does not say."""
+    """Return the id of the mount of an open file; empty if the kernel does not show it."""
     words = _read(f"/proc/self/fdinfo/{fd}", 1024).partition(b"mnt_id:")[2].split(None, 1)
     return words[0] if words else b""
 
@@ -398,7 +399,7 @@ def _read(path: str, most: int) -> bytes:
 
 
 def umask() -> int:
-    """The umask of this process, read without changing it: another thread may be making a file."""
+    """Return the umask without changing it, because another thread may be creating a file."""
     try:
         with open("/proc/self/status", "rb") as file:
             return int(next(line.split()[1] for line in file if line.startswith(b"Umask:")), 8)
@@ -409,16 +410,15 @@ def umask() -> int:
 # Children of a program that ignores SIGCHLD.
 
 _SIG_DFL, _SIG_IGN, _SA_NOCLDWAIT = 0, 1, 2
-#: As the kernel has it: handler, flags, restorer, mask.
+#: The kernel's struct: handler, flags, restorer, mask.
 _ACTION = struct.Struct("QQQQ")
 
 
 class Reaping:
-    """While it is entered, the kernel keeps the exit status of children for us.
+    """A context in which the kernel keeps the exit status of children for us. Thread-safe.
 
-    A program that ignores SIGCHLD, as pre-fork servers do, does not have that: a wait for a child of ours
-    would tell nothing, and what we start would inherit it. Then SIGCHLD has its default meanwhile.
-    Thread-safe.
+    If a program ignores SIGCHLD, as pre-fork servers do, waiting for a child of ours would return nothing,
+    and our children would inherit that. In this context, SIGCHLD has its default action.
     """
 
     def __init__(self) -> None:
@@ -447,7 +447,7 @@ REAPING = Reaping()
 
 
 def _sigchld(action: bytes = b"") -> bytes:
-    """Set what is done on SIGCHLD, if `action` says so; return what was."""
+    """Set the action for SIGCHLD, if `action` is given; return the action before."""
     before = ctypes.create_string_buffer(_ACTION.size)
     call("rt_sigaction", SIGCHLD, action or None, ctypes.addressof(before), 8)
     return before.raw

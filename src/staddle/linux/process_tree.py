@@ -1,4 +1,4 @@
-"""The processes below a process, and signals that cannot reach a process with a reused number."""
+"""The processes below a process, and signals that cannot reach a process with a reused pid."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .process import SIGKILL, STARTED, parent_of, pidfd_open, pidfd_send_signal,
 
 _SIGSTOP, _SIGCONT = 19, 18
 _STOPPED, _ZOMBIE = [b"T"], [b"Z"]
-#: How long a process may take to stop: one that is in the kernel's hands is looked at as it runs.
+#: Seconds for a process to stop. A process stuck in the kernel is inspected while it runs.
 _PATIENCE = 1.0
-#: The pid namespace that the machine has started with, by its inode: the same on every kernel.
+#: Inode of the machine's first pid namespace, the same on every kernel.
 _FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below `root`, parents before children, without `root` itself."""
+    """Return every living process below `root`, parents before children, without `root` itself."""
     children: dict[int, list[int]] = {}
     for pid in procfs.pids():
         if parent := parent_of(pid):
@@ -33,7 +33,7 @@ def descendants(root: int) -> list[int]:
 
 
 def threads_of_user(uid: int) -> int:
-    """The number of processes and threads that a user has, as far as they can be seen."""
+    """Return the number of visible processes and threads of a user."""
     mark, count = b"\nUid:\t%d\t" % uid, 0
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -46,14 +46,14 @@ def threads_of_user(uid: int) -> int:
 
 
 def is_in_first_namespace() -> bool:
-    """Whether our pid namespace is the one that the machine was booted with, and not that of a container."""
+    """Whether our pid namespace is the machine's first, not that of a container."""
     return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
 
 
 def in_other_namespaces() -> set[tuple[int, int]] | None:
-    """Every process in another pid namespace: its number there, and its start time.
+    """Return (pid there, start time) of every process in another pid namespace.
 
-    None where not all processes of the machine are seen.
+    None if not all processes of the machine are visible.
     """
     if not is_in_first_namespace() or not read_if_there("/proc/1/status"):
         return None
@@ -66,7 +66,7 @@ def in_other_namespaces() -> set[tuple[int, int]] | None:
 
 
 class Children:
-    """The children of `root`, a child of ours that is about to be ended and is stopped to be looked at.
+    """The children of `root`, our child, which is about to be killed and is stopped for inspection.
 
     The first process of a pid namespace is dead only when all others in it are.
     """
@@ -86,20 +86,20 @@ class Children:
                     continue  # gone already
 
     def go_on(self) -> None:
-        """Let `root` run, to see what it was sent meanwhile."""
+        """Let `root` continue, so that it receives pending signals."""
         os.kill(self._root, _SIGCONT)
 
     def end(self, seconds: float) -> None:
-        """Wait until they are dead, and kill who is not by then; but not for ever: the kernel may hold one.
+        """Wait until they are dead, and kill the rest; not forever, because the kernel may hold one.
 
-        Some have to end others first, because of their parent's end: they are not disturbed.
+        Some have to end others first, when their parent ends. They get the time for that.
         """
         self._await(seconds)
         for fd in self._left:
             try:
                 pidfd_send_signal(fd, SIGKILL)
             except OSError:
-                continue  # another user's process has the number by now
+                continue  # another user's process has the pid by now
         self._await(seconds)
         while self._left:
             os.close(self._left.pop())
@@ -119,14 +119,14 @@ class Children:
 
 
 class ProcessIdentity:
-    """A process by its number and the time it was started: no other one that is given the number is meant."""
+    """A process by its pid and start time, so that a reused pid does not match."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._started = stat_fields(pid)[STARTED:][:1]
 
     def kill(self) -> None:
-        """End it, if it is still there, even if it is stopped or traced."""
+        """Kill it if it still exists, even if it is stopped or traced."""
         try:
             descriptor = pidfd_open(self.pid)
         except OSError:
@@ -135,13 +135,13 @@ class ProcessIdentity:
             if self._started and stat_fields(self.pid)[STARTED:][:1] == self._started:
                 pidfd_send_signal(descriptor, SIGKILL)
         except OSError:
-            pass  # it ended, or is not ours to signal
+            pass  # it has ended, or we may not signal it
         finally:
             os.close(descriptor)
 
 
 def send(pid: int, number: int) -> None:
-    """Signal `pid` if it is still the process it was: a descriptor does not get reused."""
+    """Signal `pid` by descriptor, if it is still the same process."""
     parent = parent_of(pid)
     try:
         descriptor = pidfd_open(pid)
@@ -151,6 +151,6 @@ def send(pid: int, number: int) -> None:
         if parent and parent_of(pid) == parent:
             pidfd_send_signal(descriptor, number)
     except OSError:
-        pass  # it ended, or is not ours to signal
+        pass  # it has ended, or we may not signal it
     finally:
         os.close(descriptor)

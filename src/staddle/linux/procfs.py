@@ -1,13 +1,13 @@
-"""The files of /proc, also in a sandbox whose /proc lists the processes of the container around it.
+"""The files of /proc, including in a sandbox whose /proc lists the processes of an outer container.
 
-Container engines cover parts of /proc, and the kernel lets nobody mount another one then. A sandbox in such a
-container has the container's, read-only. In it a process is found by its number in the container, which is
-not its number in the sandbox: `directory` and `pids` translate. Everywhere else both are the same.
+Container engines cover parts of /proc, and the kernel then refuses to mount another one. A sandbox in such a
+container has the container's /proc, read-only. There a process has its pid in the container, which differs
+from its pid in the sandbox. `directory` and `pids` translate. Everywhere else both are the same.
 
-    use_outer(fd)       the numbers in /proc are not ours; `fd` is that directory, and can be written
-    directory(7)        "/proc/7", or where the process with our number 7 is found
-    own("uid_map")      "/proc/self/uid_map", or the same file where it can be written
-    pids()              the processes of our pid namespace, by our numbers
+    use_outer(fd)       the pids in /proc are not ours; `fd` is that directory, and writable
+    directory(7)        "/proc/7", or the directory of the process with our pid 7
+    own("uid_map")      "/proc/self/uid_map", or the same file where it is writable
+    pids()              the processes of our pid namespace, by our pids
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PARENT = 1
 
 
 class _OuterProc:
-    """The /proc of a pid namespace above ours, by a descriptor: the mount that is seen is read-only."""
+    """The /proc of an outer pid namespace, by descriptor, because the visible mount is read-only."""
 
     def __init__(self, fd: int) -> None:
         self.root = f"{PROC}/self/fd/{fd}"
-        self._names: dict[int, str] = {}  # by our numbers, as they were last found
+        self._names: dict[int, str] = {}  # by our pids, as last read
 
     def directory(self, pid: int) -> str:
         name = self._names.get(pid)
@@ -40,18 +40,18 @@ class _OuterProc:
             if len(fields) > _PARENT:
                 children.setdefault(fields[_PARENT].decode(), []).append(name)
         found = [self._first()]
-        for name in found:  # all that are in our namespace are below its first process
+        for name in found:  # all processes of our namespace are below its first process
             found += children.get(name, ())
         self._names = {number: name for name in found if (number := self.number(name))}
         return list(self._names)
 
     def number(self, name: str) -> int:
-        """Our number of a process; 0 if it is gone, or not in a namespace below that of /proc."""
+        """Return our pid of a process; 0 if it is gone, or not in a namespace below that of /proc."""
         words = self._status(name, b"NSpid")
         return int(words[-1]) if len(words) > 1 else 0
 
     def _first(self) -> str:
-        """The first process of our namespace: we, or one above us."""
+        """Return the first process of our namespace: this process, or an ancestor."""
         name = os.readlink(f"{self.root}/self")
         while self.number(name) > 1:
             (name,) = (word.decode() for word in self._status(name, b"PPid")[:1])
@@ -61,44 +61,44 @@ class _OuterProc:
         return status_field(_contents(f"{self.root}/{name}/status"), field)
 
 
-#: The one that is in use, if there is one.
+#: The outer /proc in use, if there is one.
 _used: list[_OuterProc] = []
 
 
 def use_outer(fd: int) -> None:
-    """/proc is that of a pid namespace above ours: `fd` is it, not read-only. Holds for forks of us, too."""
+    """Use `fd`, the writable /proc of an outer pid namespace, in this process and its forks."""
     _used[:] = [_OuterProc(fd)]
 
 
 def is_outer() -> bool:
-    """Whether the numbers in /proc are not ours."""
+    """Whether the pids in /proc are not ours."""
     return bool(_used)
 
 
 def directory(pid: int) -> str:
-    """The directory of a process of our pid namespace. If there is no such process, none is there."""
+    """Return the directory of a process of our pid namespace. It does not exist if the process does not."""
     return _used[0].directory(pid) if _used else f"{PROC}/{pid}"
 
 
 def own(name: str) -> str:
-    """A file of this process, where it can be written."""
+    """Return the path of a file of this process, where it is writable."""
     return f"{_used[0].root if _used else PROC}/self/{name}"
 
 
 def pids() -> list[int]:
-    """The processes that /proc lists, by the numbers that they have for us."""
+    """Return the processes in /proc, by our pids."""
     if _used:
         return _used[0].pids()
     return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
 
 
 def number(listed: int) -> int:
-    """Our number of the process that has this one in /proc; 0 for one that is not ours."""
+    """Return our pid of the process with the pid `listed` in /proc; 0 if it is not ours."""
     return _used[0].number(str(listed)) if _used else listed
 
 
 def status_field(status: bytes, field: bytes) -> list[bytes]:
-    """The words of a field in the text of /proc/PID/status; none if it is not there."""
+    """Return the words of a field in the text of /proc/PID/status; none if it is missing."""
     return status.partition(b"\n%s:" % field)[2].partition(b"\n")[0].split()
 
 

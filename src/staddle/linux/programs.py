@@ -1,8 +1,7 @@
-"""The programs of the system that we start: which ones, and whether they can be trusted.
+"""The programs of the system that we start: find them, and check whether they can be trusted.
 
-They run with the rights of the user, or of root, before anything is confined. So they come
-from system directories only, never from PATH or the working directory, and only root
-may be able to change them.
+They run with the rights of the user, or of root, before anything is confined. So they come only from system
+directories, never from PATH or the working directory, and only root may be able to change them.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import stat
 
 from .._value import Value
 
-#: Where programs are looked for, in this order.
+#: Directories to search, in this order.
 DIRECTORIES: tuple[str, ...] = ("/usr/bin", "/usr/local/bin", "/bin")
 
 
 class Program(Value):
-    """An executable, as it was when we looked. `problem` says why it is not used."""
+    """An executable, at the time we looked. `problem` is the reason not to use it."""
 
     path: str
     identity: tuple[int, ...] = ()
@@ -25,7 +24,7 @@ class Program(Value):
 
 
 def find(name: str, directories: tuple[str, ...] | None = None) -> Program | None:
-    """The system's program `name`, None when there is none."""
+    """Return the system's program `name`; None if there is none."""
     for directory in DIRECTORIES if directories is None else directories:
         program = examine(os.path.join(directory, name))
         if program is not None:
@@ -34,7 +33,7 @@ def find(name: str, directories: tuple[str, ...] | None = None) -> Program | Non
 
 
 def examine(path: str, *, owners: tuple[int, ...] = (0,)) -> Program | None:
-    """The program at `path` and what speaks against it, None when nothing is there."""
+    """Return the program at `path` with its problem, if any; None if nothing is there."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Renames with conditions, and a whole file system made durable: one function each, no policy."""
+"""Conditional renames, and syncing a whole file system: one function each, no policy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 from .syscalls import ctypes, number
 
 _NOREPLACE, _EXCHANGE = 1, 2
-#: Not every file system knows the conditions (NFS, some of FUSE).
+#: Not every file system supports the conditions (NFS, some FUSE file systems).
 _UNKNOWN = (errno.EINVAL, errno.ENOSYS)
 
-# Of its own, with what it takes declared: a commit renames ten thousand files. It lets go of the
-# interpreter's lock, which making a disk durable would else keep for as long as that takes.
+# A separate binding with declared types, because a commit renames ten thousand files. It releases the GIL,
+# which syncing a disk would otherwise hold for its whole duration.
 _libc = ctypes.CDLL(None, use_errno=True)
 _rename = _libc["syscall"]
 _rename.restype = ctypes.c_long
@@ -30,10 +30,10 @@ _sync.argtypes = (ctypes.c_long, ctypes.c_long)
 
 
 def rename_new(source_directory: int, source: str, directory: int, name: str) -> None:
-    """Rename; FileExistsError when something has the new name, whatever it is.
+    """Rename; FileExistsError if anything has the new name.
 
-    Where the file system knows no such rename, it is looked up first: somebody who is quick
-    could then still come in between.
+    If the file system does not support this, we check first. Then another process could still create the name
+    in between.
     """
     try:
         _renameat2(source_directory, source, directory, name, _NOREPLACE)
@@ -49,7 +49,7 @@ def rename_new(source_directory: int, source: str, directory: int, name: str) ->
 
 
 def exchange_names(one_directory: int, one: str, other_directory: int, other: str) -> bool:
-    """Let each have the other's name, in one step; False where the file system cannot."""
+    """Swap two names in one step; False if the file system cannot."""
     try:
         _renameat2(one_directory, one, other_directory, other, _EXCHANGE)
         return True
@@ -60,7 +60,7 @@ def exchange_names(one_directory: int, one: str, other_directory: int, other: st
 
 
 def sync_file_system(descriptor: int) -> None:
-    """Make everything that was written to the file system of `descriptor` durable."""
+    """Make everything durable that was written to the file system of `descriptor`."""
     if _sync(number("syncfs"), descriptor) < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"syncfs: {os.strerror(error)}")

@@ -1,8 +1,7 @@
 """System calls by name: the numbers per architecture, and one way to call them.
 
-Numbers are data. A name that an architecture does not have is None there. Every call goes
-through `call`, which raises OSError as Python's own functions do, so that no return value
-is ever overlooked.
+Numbers are data. A call that an architecture does not have is None there. Every call goes through `call`,
+which raises OSError like Python's own functions. So no return value is overlooked.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 def _load_ctypes() -> object:
     """Import ctypes without threading: from Python 3.14 on it imports sysconfig, for other platforms.
 
-    So that starts take no longer there, a placeholder stands for sysconfig while ctypes is loaded, which
-    imports the real one when it is used. Where threads may run, everything is as it is.
+    To keep the start fast, a placeholder replaces sysconfig while ctypes is loaded. It imports the real
+    module on first use. If threads may be running, nothing is replaced.
     """
     if "ctypes" in sys.modules or "sysconfig" in sys.modules or "threading" in sys.modules:
         import ctypes
@@ -237,13 +236,13 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 #: The column of NUMBERS, and the value the kernel reports in seccomp_data.arch (AUDIT_ARCH_*).
 COLUMN = {"aarch64": 0, "x86_64": 1}
 AUDIT_ARCH = {"aarch64": 0xC00000B7, "x86_64": 0xC000003E}
-#: The newest call the tables know (Linux 6.18, file_setattr).
+#: The newest call in the tables (Linux 6.18, file_setattr).
 LAST_KNOWN = 469
 
-# PyDLL keeps the GIL: nothing else of this process runs between a call and reading errno.
+# PyDLL keeps the GIL, so that no other thread runs between a call and reading errno.
 _libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
-_Long, _Unsigned = ctypes.c_long, ctypes.c_ulong  # the latter takes a negative number by its bits
+_Long, _Unsigned = ctypes.c_long, ctypes.c_ulong  # the latter accepts a negative number by its bits
 _syscall.restype = _Long
 
 
@@ -251,7 +250,7 @@ _machine = ""
 
 
 def architecture() -> str:
-    """The machine's architecture, when it is one we have numbers for."""
+    """Return the machine's architecture; OSError if we have no numbers for it."""
     global _machine  # noqa: PLW0603 - asked once: it stays the same, and is needed for every call
     if not _machine:
         machine = os.uname().machine
@@ -262,12 +261,12 @@ def architecture() -> str:
 
 
 def number(name: str, machine: str | None = None) -> int | None:
-    """The number of the call `name`, or None where that architecture does not have it."""
+    """Return the number of the call `name`; None if the architecture does not have it."""
     return NUMBERS[name][COLUMN[machine or architecture()]]
 
 
 def call(name: str, *args: int | bytes | None) -> int:
-    """Make the system call `name`. Integers go as unsigned longs, bytes as pointers."""
+    """Make the system call `name`. Integers are passed as unsigned longs, bytes as pointers."""
     nr = number(name)
     if nr is None:
         raise OSError(38, f"{name} does not exist on {architecture()}")

@@ -1,4 +1,4 @@
-"""The service manager to talk to: the system's for root, the user's own for other users."""
+"""The service manager to use: the system's for root, the user's own for other users."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ _ELSEWHERE = "choose backend='namespaces' or backend='landlock', which need no s
 
 
 class Manager(Value):
-    """A manager that can be asked for units, and what systemd-run needs to find it."""
+    """A manager that can start units, and the variables with which systemd-run finds it."""
 
     scope: Literal["user", "system"]
     systemd_run: str
     environment: dict[str, str]
-    #: The id that root's sandbox runs as; -1 for an ordinary user, who stays who he is.
+    #: The id of root's sandbox; -1 for an ordinary user, who keeps the own id.
     unprivileged_uid: int = -1
 
 
 def find(
     uid: int | None = None, environment: Mapping[str, str] | None = None, root: str = ""
 ) -> Manager | Obstacle:
-    """The manager of `uid` (our own), or why there is none. Starts nothing. `root` is for tests."""
+    """Return the manager of `uid` (default: our own), or why there is none.
+
+    Starts nothing. `root` is for tests.
+    """
     uid = os.geteuid() if uid is None else uid
     environment = os.environ if environment is None else environment
     program = programs.find("systemd-run", tuple(f"{root}{place}" for place in programs.DIRECTORIES))
@@ -86,7 +89,7 @@ def _first(root: str) -> str:
 
 
 def version(systemd_run: str) -> int:
-    """The version of systemd, 0 when it does not say."""
+    """Return the version of systemd; 0 if it is unknown."""
     import subprocess
 
     try:
@@ -105,7 +108,7 @@ def version(systemd_run: str) -> int:
 
 
 def cause(problem: str, found: Manager) -> Obstacle:
-    """The true cause of a failed self-test: what the kernel refuses, or else what was said."""
+    """Return the cause of a failed self-test: the kernel's refusal if there is one, else `problem`."""
     refused = obstacle(observe(found.unprivileged_uid if found.unprivileged_uid >= 0 else None))
     if refused is not None:
         return refused
@@ -115,9 +118,9 @@ def cause(problem: str, found: Manager) -> Obstacle:
 def delegated_controllers(
     scope: Literal["user", "system"], uid: int | None = None, mount: str = "/sys/fs/cgroup"
 ) -> frozenset[str]:
-    """The cgroup controllers that the manager can pass on: limits hold only with them.
+    """Return the cgroup controllers that the manager can delegate: limits work only with them.
 
-    They are those of the manager's own part of the tree; none where the tree is not the unified one.
+    They are the controllers of the manager's own subtree; none if the hierarchy is not unified.
     """
     uid = os.geteuid() if uid is None else uid
     own = f"user.slice/user-{uid}.slice/user@{uid}.service/" if scope == "user" else ""

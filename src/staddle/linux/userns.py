@@ -1,7 +1,7 @@
-"""Can an unprivileged process have namespaces of its own here, and if not, what stands in the way?
+"""Find out whether an unprivileged process can have its own namespaces here, and if not, why.
 
-`observe` really tries it in a child, step by step, and reads what the host says about
-itself. `obstacle` is a pure function from these facts to the true cause and its remedy.
+`observe` tries it in a child, step by step, and reads the host's settings. `obstacle` is a pure function from
+these facts to the cause and its fix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LANDLOCK = "choose backend='landlock', which needs no namespaces"
 
 
 class UsernsFacts(Value):
-    """Facts from the attempt. `stage` is the step that failed, empty when all succeeded."""
+    """Facts from the attempt. `stage` is the step that failed, empty if all succeeded."""
 
     stage: Stage
     error: int = 0
@@ -43,14 +43,14 @@ class UsernsFacts(Value):
 
 
 class Obstacle(Value):
-    """Reason why we have no user namespaces, and what would change that."""
+    """The reason why there are no user namespaces, and how to fix it."""
 
     why: str
     fix: str
 
 
 def obstacle(facts: UsernsFacts) -> Obstacle | None:
-    """The true cause, or None when nothing stood in the way."""
+    """Return the cause; None if nothing is in the way."""
     if not facts.stage:
         return None
     refused = facts.error in (errno.EPERM, errno.EACCES)
@@ -152,7 +152,7 @@ def _tell(writing: int, attempt: Callable[[list[int]], None]) -> NoReturn:
 def _steps(identity: int | None, told: list[int]) -> None:
     if identity is not None:
         become(identity, identity)
-        dumpable(True)  # changing ids took /proc/self away from us
+        dumpable(True)  # the change of ids made us undumpable, and /proc/self root's
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", _ALL)
     told[0] = 2
@@ -174,12 +174,12 @@ def _steps(identity: int | None, told: list[int]) -> None:
 
 
 def map_ids(uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
-    """In the new user namespace we are in, call ourselves by these ids. The only ones it gets."""
+    """Map these ids, and no others, to our own in the new user namespace."""
     write_maps(own(""), uid, gid, inside_uid, inside_gid)
 
 
 def write_maps(process: str, uid: int, gid: int, inside_uid: int, inside_gid: int) -> None:
-    """The same for the process with this directory in /proc."""
+    """Map ids for the process with this directory in /proc."""
     lines = (
         ("setgroups", "deny"),
         ("uid_map", f"{inside_uid} {uid} 1"),
@@ -194,16 +194,16 @@ def write_maps(process: str, uid: int, gid: int, inside_uid: int, inside_gid: in
 
 
 def is_restricted() -> bool:
-    """Whether a user namespace that is made without a capability has none: AppArmor's setting."""
+    """Whether AppArmor withholds capabilities in user namespaces of unprivileged processes."""
     return _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1"
 
 
 def reap(child: int) -> None:
-    """Wait for a child of ours, in a program that may have taken that over."""
+    """Wait for a child of ours, even if the host program reaps all children."""
     try:
         os.waitpid(child, 0)
     except ChildProcessError:
-        pass  # the program around us reaps every child itself
+        pass  # the host program reaps every child itself
 
 
 def _mounted_below_proc() -> tuple[str, ...]:

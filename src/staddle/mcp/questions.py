@@ -1,6 +1,6 @@
 """Questions to the person at the client, before something leaves the sandbox.
 
-The SDK asks in the way of the client's protocol revision: by `input_required` on 2026-07-28, by an
+The SDK asks in the way of the client's protocol revision: by input_required on 2026-07-28, by an
 elicitation request before that. Only an accepted form with the box ticked is a yes.
 """
 

@@ -1,15 +1,14 @@
-"""Making the view with mounts of our own.
+"""Build the view with our own mounts.
 
-One builder for every process that may mount: root's thread, an ordinary user's child in a user
-namespace, the first process of a sandbox. They differ in where the tree is attached, whose
-the things in it are, and in which operations they leave to another process; not in how a path
-is opened, or in where something may be created.
+Every process that may mount uses this one builder: root's thread, an ordinary user's child in a user
+namespace, the first process of a sandbox. They differ in where the tree is attached, who owns its entries,
+and which operations they leave to another process. They do not differ in how a path is opened, or in where
+entries may be created.
 
-Everything is named by descriptor and looked up without following a link. Nothing is ever
-created in a file system that is not ours, and nothing can be left behind: all of it is gone
-with the mount namespace.
+Everything is named by descriptor and looked up without following a link. Nothing is ever created in a file
+system that is not ours. Nothing is left behind: all of it is gone with the mount namespace.
 
-Who imports this imports all of it: it may run where no file of ours can be read any more.
+Importing this module imports everything it needs: it may run where our files can no longer be read.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     _Kind = TypeVar("_Kind", bound=Operation)
 
-#: Where the tree is attached while it is built: any directory will do.
+#: Where the tree is attached while it is built: any of these directories will do.
 _PLACES = ("/mnt", "/media", "/srv", "/boot", "/opt", "/var/cache", "/home", "/run", "/tmp")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -65,7 +64,7 @@ _NOSUID, _NODEV, _RDONLY = mounts.ATTR_NOSUID, mounts.ATTR_NODEV, mounts.ATTR_RD
 
 
 def place_for(operations: Sequence[Operation]) -> str:
-    """A directory of the host to build in, if possible one that nothing is shown from."""
+    """Return a directory of the host to build in, if possible one from which nothing is shown."""
     shown = [operation.outside for operation in operations if isinstance(operation, Bind)]
     shown += [operation.upper for operation in operations if isinstance(operation, Overlay)]
     there = [place for place in _PLACES if os.path.isdir(place) and not os.path.islink(place)]
@@ -78,7 +77,7 @@ def place_for(operations: Sequence[Operation]) -> str:
 
 
 def mount_processes(target: str, *, options: str = "hidepid=2") -> None:
-    """Mount a /proc of the pid namespace we are in, at a path without links.
+    """Mount a /proc of our pid namespace, at a path without links.
 
     hidepid=2: processes that a reader may not trace, PID 1 included, are not listed.
     """
@@ -86,10 +85,10 @@ def mount_processes(target: str, *, options: str = "hidepid=2") -> None:
 
 
 def outer_processes(place: str = "/proc") -> int:
-    """A copy of the /proc at `place`, attached nowhere: read-only, since it lists others of the same user.
+    """Return a detached copy of the /proc at `place`, read-only because it lists other processes of the user.
 
-    What is covered in it stays so. Of processes in another user namespace no memory, no descriptor and no
-    directory can be looked into; but their files that the user may write would be writable.
+    Covered parts stay covered. The memory, descriptors and directories of processes in another user namespace
+    cannot be read. But their files that the user may write would be writable.
     """
     source = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -109,12 +108,12 @@ class Builder:
 
     Runs with the right to mount, in a mount namespace without other processes.
 
-    `owner` has the private directories (-1: whoever we are). With `handed_on`, a launcher that
-    runs as `owner` goes on in the tree, and so has everything that is made in it. `translation`
-    is given where the owners of what is shown must be translated to the sandbox's user. `taken`
-    are trees that another process has opened, which could (None: it is optional and gone). With
-    `outer_processes`, /proc is the one that we see: the kernel allows no other. `terminal` is the command's.
-    It has no name in the devpts inside; it is shown as /dev/console (as bwrap does), where ttyname(3) looks.
+    `owner` owns the private directories (-1: our own id). With `handed_on`, a launcher that runs as `owner`
+    continues in the tree, and so owns everything that is created in it. `translation` returns user namespaces
+    that translate the owners of shown files to the sandbox's user. `taken` are trees that another process has
+    opened for us (None: it is optional and gone). With `outer_processes`, /proc is the visible one, because
+    the kernel allows no other. `terminal` is the command's. It has no name in the devpts inside, so it is
+    shown as /dev/console (as in bwrap), where ttyname(3) looks.
     """
 
     def __init__(
@@ -132,24 +131,24 @@ class Builder:
         self._place, self._owner, self._handed_on = place, owner, handed_on
         self._translation = translation
         self._root = -1
-        self._own: set[int] = set()  # the file systems that we made: only there may anything be created
+        self._own: set[int] = set()  # the file systems that we made: entries may be created only there
         self._opened: list[int] = []  # during one operation
-        self._latest: tuple[str, int] | None = None  # the last directory that something was made in
+        self._latest: tuple[str, int] | None = None  # the last directory in which an entry was created
         self._taken = dict(taken or {})  # of the host, before the tree is attached
 
     @classmethod
     def extending(
         cls, place: str, *, owner: int = -1, taken: Mapping[Bind, int | None] | None = None
     ) -> Builder:
-        """A builder that goes on in the tree at `place`, in whose file system places have been left."""
+        """Return a builder that continues in the tree at `place`, whose file system has the mount points."""
         builder = cls(place, owner=owner, taken=taken)
         builder._root = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         builder._own.add(os.fstat(builder._root).st_dev)
         return builder
 
     def build(self, operations: Sequence[Operation]) -> None:
-        """Carry out `operations`, the first of which is the root. LaunchFailed when one cannot be."""
-        umask = os.umask(0)  # of nobody else: with a mount namespace, a thread gets a umask of its own
+        """Carry out `operations`, beginning with the root; LaunchFailed if one fails."""
+        umask = os.umask(0)  # ours alone: with a mount namespace, a thread has its own umask
         try:
             for operation in operations:
                 if not isinstance(operation, Bind) or operation.again or operation in self._taken:
@@ -175,7 +174,7 @@ class Builder:
             self._close()
 
     def _meets(self, path: str) -> bool:
-        """Whether the tree, once attached, would cover `path` or appear below it: then take it before."""
+        """Whether the attached tree would cover `path` or appear below it: then open it before."""
         place = self._place
         return path == place or path.startswith(place + "/") or place.startswith(path + "/")
 
@@ -206,11 +205,11 @@ class Builder:
         elif isinstance(operation, Seal):
             mounts.set_attributes(self._existing(operation.path), _RDONLY, recursive=False)
 
-    # What is shown of the host.
+    # Paths of the host.
 
     def _bind(self, operation: Bind) -> None:
         if operation.again:
-            # What is seen there already, with owners translated or not, gets a mount of its own.
+            # A visible tree, with owners translated or not, gets its own mount.
             target = self._existing(operation.path)
             mounts.attach(self._clone(os.dup(target), 0 if operation.writable else _RDONLY), target)
             return
@@ -228,12 +227,12 @@ class Builder:
         return tree
 
     def _overlay(self, operation: Overlay) -> None:
-        # Only in a command's own view, while the host's files are there to be read: sessions, which
-        # keep this module in memory, have a fork server for it.
+        # Only in a command's own view, while the host's files can be read. Sessions keep this module in
+        # memory, but a fork server makes their overlays.
         from ..linux import overlay
 
         shown = self._existing(operation.path)
-        mounts.set_attributes(shown, _RDONLY)  # nothing but the layer is ever written
+        mounts.set_attributes(shown, _RDONLY)  # only the layer is ever written
         for path in (operation.upper, operation.work):
             self._opened.append(open_named(path))
         try:
@@ -245,7 +244,7 @@ class Builder:
         self._covered(operation.path)
 
     def _clone(self, source: int, attributes: int) -> int:
-        """A detached copy of the mounts at `source`, which is closed."""
+        """Return a detached copy of the mounts at `source`, which is closed."""
         try:
             tree = mounts.clone_tree(source)
         finally:
@@ -261,7 +260,7 @@ class Builder:
         self._covered(path)
 
     def _mask(self, operation: Mask) -> None:
-        # A device that cannot be opened: no device can be on this mount.
+        # A device that cannot be opened, because this mount allows no devices.
         null = self._clone(open_named("/dev/null"), _NOSUID | _NODEV | _RDONLY)
         try:
             self._attach(null, operation.path)
@@ -269,13 +268,13 @@ class Builder:
             if not operation.optional:
                 raise
 
-    # What is ours.
+    # Our own entries.
 
     def _empty(self, operation: Empty) -> None:
         path, mode = operation.path, operation.mode
         options = f"mode={mode:04o}"
         if operation.size > 0:
-            # In our own root are as many files as we put there; elsewhere each takes memory, be it empty.
+            # Our own root contains only our files; elsewhere each file takes memory, even if it is empty.
             own = not mode or path == "/"
             options += f",size={operation.size}" if own else f",{tmpfs_options(operation.size)}"
         if self._owner >= 0 and mode and (self._handed_on or path != "/"):
@@ -288,14 +287,14 @@ class Builder:
         mounted = self._existing(path)
         if mode:
             self._own.add(os.fstat(mounted).st_dev)
-        else:  # hidden: not even its owner changes the mode of a read-only file system
+        else:  # hidden: even its owner cannot change the mode on a read-only file system
             mounts.set_attributes(mounted, _RDONLY, recursive=False)
 
     def _file(self, operation: File) -> None:
         if not operation.below:
             self._write(*self._parent(operation.path), operation.content, operation.mode)
             return
-        # Over the host's file: made in our root, and without a name once it is a mount.
+        # Over the host's file: created in our root, and without a name once it is a mount.
         self._write(self._root, _COVER, operation.content, 0o444)
         tree = self._clone(open_beneath(self._root, _COVER, os.O_PATH), _NOSUID | _NODEV | _RDONLY)
         self._attach(tree, operation.path)
@@ -338,7 +337,7 @@ class Builder:
         mounts.mount(kind, mounts.path_of(target), kind, flags=flags, options=options)
         self._covered(path)
 
-    # Where.
+    # Places.
 
     def _existing(self, path: str) -> int:
         """Open `path` in the tree, through no link."""
@@ -347,7 +346,7 @@ class Builder:
         return found
 
     def _target(self, path: str, *, directory: bool, below: bool) -> int:
-        """The place to mount on; made if it is in a directory of ours, never in one of the host."""
+        """Open the mount point; create it if it is in a directory of ours, never in one of the host."""
         if not below:
             parent, name = self._parent(path)
             try:
@@ -364,7 +363,7 @@ class Builder:
         return found
 
     def _parent(self, path: str) -> tuple[int, str]:
-        """The directory of ours that `path` is in, made with all above it that are missing; and its name."""
+        """Return our directory of `path`, created with its missing parents, and the last name."""
         above, _, name = path.rpartition("/")
         if self._latest is None or self._latest[0] != above:
             found = self._directory(above)
@@ -391,13 +390,13 @@ class Builder:
 
     def _make(self, parent: int, name: str, mode: int) -> None:
         os.mkdir(name, mode, dir_fd=parent)
-        # In a directory of the user's own, as the home is, one that may be written is the user's own, too.
+        # In a directory of the user, such as the home, a writable directory is the user's too.
         own = mode & 0o200 and os.fstat(parent).st_uid == self._owner
         if (self._handed_on or own) and self._owner >= 0:
             os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
 
     def _covered(self, path: str) -> None:
-        """Forget a cached directory at or below `path`, which is covered by a mount now."""
+        """Forget a cached directory at or below `path`, which a mount covers now."""
         if self._latest is not None and f"{self._latest[0]}/".startswith(f"{path.rstrip('/')}/"):
             os.close(self._latest[1])
             self._latest = None

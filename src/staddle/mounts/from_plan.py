@@ -1,19 +1,20 @@
-"""From a plan to the operations that make it so, and a cache of them. Decides, and changes nothing.
+"""From a plan to the operations that build its view, and a cache of them. Decides, and changes nothing.
 
-The items of a plan are visited in the order of their paths, parents first, with the region
-each lies in: a directory of ours (`own`), something of the host (`read`, `write`, or `layer`
-when what is changed does not get there), or something hidden. The region says what an item has to do there:
+The items of a plan are visited in the order of their paths, parents first, with the region that contains
+each. A region is a directory of ours (`own`), a path of the host (`read`, `write`, or `layer` if changes do
+not get there), or hidden. The region decides what an item needs:
 
 * A mount inside a writable region can be moved away by renaming a directory above it. So
   every directory between the region and the mount is pinned, by a mount of its own.
 * A denied name in a read-only region may be missing, or have a thousand denied siblings.
-  Then the directory is rebuilt: an empty one, with what may be seen mounted in it. What
-  appears there later stays invisible, and a thousand mounts become a few.
-* A denied name that is missing in a writable region cannot be held: only something placed
-  there could stop its creation, and nothing of ours is ever placed in the user's tree.
-* What is shown below a private directory needs directories in between. They have the names of
-  the host's but are not them, so they take no files: what was written there would be lost
-  without a word. The private home is the exception: programs expect to write all over it.
+  Then the directory is rebuilt: an empty directory, with the visible entries mounted in it.
+  Entries that appear there later stay invisible, and a thousand mounts become a few.
+* A denied name that is missing in a writable region cannot be enforced: only an entry placed
+  there could stop its creation, and we never place anything in the user's tree.
+* A path that is shown below a private directory needs parent directories. They have the names
+  of the host's directories but are not these, so they accept no files: files written there
+  would be lost without a message. The private home is the exception: programs expect to
+  write all over it.
 """
 
 from __future__ import annotations
@@ -49,29 +50,29 @@ if TYPE_CHECKING:
     Region: TypeAlias = tuple[str, RegionKind]
     from ..policy.plan import Plan
 
-#: Where the operations of every sandbox come from.
+#: The origin of the operations of every sandbox.
 _OURS = "sandbox"
-#: Files of /proc that tell about the host: the launcher's keys, timers, symbols, how the machine was started.
+#: Files of /proc that reveal facts about the host: keys, timers, symbols, the kernel's command line.
 PROC_MASKS = ("/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/kallsyms", "/proc/cmdline")
-#: A denied directory: it has no room, in case its owner opens it up.
+#: A denied directory has no room for files, in case its owner opens it up.
 _HIDDEN_SIZE = 4096
 _ROOT_SIZE = 1 << 20
 _SHM_SIZE = 1 << 30
-#: A directory in between may be looked into and passed, by its owner too.
+#: Parent directories may be listed and passed, but not written, even by their owner.
 _WAY = 0o555
-#: Below this many denied files, a directory is not worth rebuilding; above, it is too large to.
+#: A directory with fewer denied files is not worth rebuilding; with more entries it is too large.
 _REBUILD_FROM, _REBUILD_TO = 8, 512
 
 
 class Layout(Value):
-    """The operations, in order, and the denied paths that they do not hold."""
+    """The operations, in order, and the denied paths that they do not enforce."""
 
     operations: tuple[Operation, ...]
     unheld: tuple[Hidden, ...]
 
 
 class _Rebuilt(Value):
-    """A directory of a read-only region that is put together from what may be seen of it."""
+    """A directory of a read-only region that is rebuilt from its visible entries."""
 
     path: str
     origin: str
@@ -84,7 +85,7 @@ class _RetainedItem(Value):
 
 
 class _Elsewhere:
-    """The host as it is seen where something is shown under another name."""
+    """The host's view, for paths that are shown under another name."""
 
     def __init__(self, view: View, outside: Callable[[str], str]) -> None:
         self._view, self.outside = view, outside
@@ -99,7 +100,7 @@ class _Elsewhere:
         return self._view.searchable(self.outside(path))
 
 
-# At one path the first of these decides, and those after it find themselves in its region.
+# At one path the first of these decides, and later ones are in its region.
 _ORDER = {
     kind: place
     for place, kind in enumerate(
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
 
 
 def lay_out(plan: Plan, view: View) -> Layout:
-    """The operations for `plan` on the host that `view` shows."""
+    """Return the operations for `plan` on the host that `view` shows."""
     if any(grant.source for grant in plan.grants):
         view = _Elsewhere(view, plan.outside)
     items = _items(plan)
@@ -158,7 +159,7 @@ def _items(plan: Plan) -> list[_Item]:
 
 
 def _visit(items: Iterable[_Item]) -> Iterator[tuple[_Item, Region]]:
-    """Every item with the innermost region it lies in, parents first."""
+    """Yield every item with the innermost region that contains it, parents first."""
     regions: list[Region] = [("/", "own")]
     for item in sorted(items, key=_place):
         while not _covers(regions[-1][0], item.path):
@@ -176,7 +177,7 @@ def _place(item: _Item) -> tuple[list[str], int, bool]:
 
 
 def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
-    """The region that begins with `item`, if one does."""
+    """Return the region that begins with `item`, if there is one."""
     if around in ("hidden", "link"):
         return None
     if isinstance(item, Hidden):
@@ -202,9 +203,9 @@ def _opens(item: _Item, around: RegionKind) -> RegionKind | None:
 
 
 def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]:
-    """The directories to rebuild with what is kept in them, and the denied paths nothing holds."""
+    """Return the directories to rebuild with their visible entries, and denied paths that stay unenforced."""
     denied: dict[str, list[Hidden]] = {}  # read-only directory: its denied files
-    missing: dict[str, list[Hidden]] = {}  # read-only directory: what is denied and not there yet
+    missing: dict[str, list[Hidden]] = {}  # read-only directory: its denied names that are missing
     unheld: list[Hidden] = []
     hidden: set[str] = set()
     for item, (root, around) in _visit(items):
@@ -232,7 +233,7 @@ def _rebuild(items: list[_Item], view: View) -> tuple[list[_Item], list[Hidden]]
             if not view.searchable(directory):
                 continue  # no process in the sandbox can reach anything in there
         if directory not in missing and (kept is None or len(kept) + 1 >= len(cause)):
-            continue  # as well masked one by one
+            continue  # masking one by one is as good
         if kept is None or len(kept) > _REBUILD_TO:
             unheld += missing[directory]
             continue
@@ -253,7 +254,7 @@ def _entries(directory: str, outside: str, kept: list[Entry], cause: Hidden) -> 
 
 
 def _nearest_directory(path: str, within: str, view: View) -> str | None:
-    """The deepest directory above `path`, not above `within`; None when a file is in the way."""
+    """Return the deepest directory above `path` within `within`; None if a file is in the way."""
     directory = _parent(path)
     while _covers(within, directory):
         kind = view.kind(directory)
@@ -264,9 +265,9 @@ def _nearest_directory(path: str, within: str, view: View) -> str | None:
 
 
 class _Writer:
-    """Turns items into operations, each pinned where it could be moved away.
+    """Turns items into operations, each pinned if it could be moved away.
 
-    `private` are the directories of ours in which nothing is written by mistake.
+    `private` are our directories in which no file should be written by mistake.
     """
 
     def __init__(self, view: View, private: frozenset[str]) -> None:
@@ -312,7 +313,7 @@ class _Writer:
         if isinstance(item, Hidden):
             return None if own else _hide(item, below)
         if isinstance(item, Closed):
-            # In a layer it is not the host's: what it stands for there, nobody has bound.
+            # In a layer it is not the host's socket, and no process has bound it.
             seen = around in ("read", "write")
             return Mask(item.path, item.origin, optional=True, which=item.which) if seen else None
         if isinstance(item, Scratch):
@@ -320,7 +321,7 @@ class _Writer:
         if isinstance(item, Devices | ProcMount):
             return item
         if isinstance(item, Layered):
-            # As if it could be written, so that its owner is shown as the sandbox's user.
+            # Writable, so that its owner is shown as the sandbox's user.
             return Bind(item.path, True, item.origin, below)
         if isinstance(item, Grant):
             if own or (around in ("read", "layer") and item.access == "write"):
@@ -364,7 +365,10 @@ def _hide(item: Hidden, below: bool) -> Operation | None:
 
 
 def _between(root: str, path: str, seen: set[str]) -> list[str]:
-    """The directories below `root` and above `path` that are not in `seen`, parents first; now they are."""
+    """Return the directories below `root` and above `path` that are not in `seen`, parents first;
+
+    add them.
+    """
     found = []
     directory = _parent(path)
     while directory != root and _covers(root, directory) and directory not in seen:
@@ -386,16 +390,16 @@ def _join(directory: str, name: str) -> str:
     return f"{directory.rstrip('/')}/{name}"
 
 
-# The cache of layouts: see policy.plan. One plan is asked about several times while a sandbox is
-# opened: for its gaps, for the fork server's configuration, for the layers of the system.
+# The cache of layouts: see policy.plan. While a sandbox is opened, its layout is needed several times: for
+# its gaps, for the fork server's configuration, for the layers of the system.
 
 LAYOUT = "layout"
-#: Parts of a plan that a layout is made of, where it is made without a look at the host.
+#: Parts of a plan that determine its layout, if that does not depend on the host.
 _PARTS = ("grants", "outside", "links", "texts", "scratch", "sockets", "closed", "layers", "identity")
 
 
 class PlanLayout:
-    """The layout of one plan, and values that others have derived from it, by a key of their own."""
+    """The layout of one plan, and values that others have derived from it, by their own keys."""
 
     __slots__ = ("derived", "layout")
 
@@ -405,7 +409,7 @@ class PlanLayout:
 
 
 def entry_of(plan: Plan) -> PlanLayout:
-    """The entry of this plan, made if there is none."""
+    """Return the entry of this plan, created if missing."""
     known: PlanLayout | None = plan.derived.get(LAYOUT)
     if known is not None:
         return known
@@ -415,18 +419,18 @@ def entry_of(plan: Plan) -> PlanLayout:
 
 
 def layout_of(plan: Plan) -> Layout:
-    """The layout of this plan: the last one, unless it was forgotten since."""
+    """Return the cached layout of this plan, or a new one."""
     return entry_of(plan).layout
 
 
 def forget(plan: Plan) -> None:
-    """A command is started with it. If the layout depends on the host, the next start looks there anew."""
+    """Forget a layout that depends on the host, when a command is started: the next start looks again."""
     if plan.hidden or plan.guards:
         plan.derived.pop(LAYOUT, None)
 
 
 def _are_alike(one: Plan, other: Plan) -> bool:
-    """Whether the layout of one is the other's too: made without a look at the host, of the same parts."""
+    """Whether both have the same layout: independent of the host, and from the same parts."""
     if one.hidden or one.guards or other.hidden or other.guards:
         return False
     return all(getattr(one, part) == getattr(other, part) for part in _PARTS)

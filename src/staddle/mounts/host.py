@@ -1,7 +1,7 @@
-"""The host's directories, as the layout sees them. Reads, never follows a link. And their owners, for root.
+"""The host's directories for the layout, read without following links; and their owners, for root.
 
-A sandbox that root starts runs as an unused id. What it is granted is shown through mounts that
-translate the owner to that id; only root can make those, and not every filesystem takes part.
+A sandbox that root starts runs as an unused id. Its granted files are shown through mounts that translate the
+owner to that id. Only root can make these, and not every filesystem supports them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Literal, Protocol, TypeAlias
 
-    #: By owner and group: a user namespace that shows them as the sandbox's user, None where there is none.
+    #: Returns, by owner and group, a user namespace that shows them as the sandbox's user; None without one.
     Translation: TypeAlias = Callable[[int, int], int | None]
 
     from .operations import Operation
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     Kind = Literal["directory", "file", "link"]
 
     class View(Protocol):
-        """The questions the layout asks; tests answer them from a dictionary."""
+        """The questions of the layout; tests answer them from a dictionary."""
 
         def kind(self, path: str) -> Kind | None:
-            """The kind of the entry at `path`; None when it is missing or a link leads to it."""
+            """Return the kind of the entry at `path`; None if it is missing or a link leads to it."""
 
         def entries(self, path: str) -> tuple[Entry, ...]:
-            """The entries of a directory."""
+            """Return the entries of a directory."""
 
         def searchable(self, path: str) -> bool:
             """Whether names in this directory can be reached at all."""
@@ -45,7 +45,7 @@ _CHANGED = "if it moved on purpose, try again; otherwise see what else is changi
 
 
 class Entry(Value):
-    """One name in a directory. `target` is where a link points."""
+    """One name in a directory. `target` is that of a link."""
 
     name: str
     kind: Kind
@@ -53,10 +53,10 @@ class Entry(Value):
 
 
 class Host:
-    """The real one."""
+    """The real host."""
 
     def kind(self, path: str) -> Kind | None:
-        """The entry at `path`, reached without any link; the last component may be a link."""
+        """Return the kind of the entry at `path`, reached without any link; it may itself be a link."""
         try:
             fd = open_without_symlinks(path, os.O_PATH | os.O_NOFOLLOW)
         except OSError:
@@ -67,7 +67,7 @@ class Host:
             os.close(fd)
 
     def entries(self, path: str) -> tuple[Entry, ...]:
-        """The names in `path`, sorted. Raises OSError when it cannot be listed."""
+        """Return the names in `path`, sorted. OSError if it cannot be listed."""
         fd = open_without_symlinks(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             found = []
@@ -76,14 +76,14 @@ class Host:
                     kind = _kind(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
                     target = os.readlink(name, dir_fd=fd) if kind == "link" else ""
                 except FileNotFoundError:
-                    continue  # it went while we looked
+                    continue  # deleted meanwhile
                 found.append(Entry(name, kind, target))
             return tuple(found)
         finally:
             os.close(fd)
 
     def searchable(self, path: str) -> bool:
-        """Whether we may look names up in `path`; what we may not, the sandbox may not either."""
+        """Whether we may look up names in `path`; if not, the sandbox may not either."""
         try:
             os.close(open_without_symlinks(f"{path}/.", os.O_PATH))
         except PermissionError:
@@ -98,7 +98,7 @@ def _kind(mode: int) -> Kind:
 
 
 def open_named(path: str) -> int:
-    """Open what is at `path` to mount or check it; LaunchFailed when it is not as it was planned."""
+    """Open `path` to mount or check it; LaunchFailed if it is not as planned."""
     try:
         return open_without_symlinks(path, os.O_PATH)
     except OSError as error:
@@ -115,7 +115,7 @@ def open_named(path: str) -> int:
 
 
 def check_place(path: str, *, directory: bool) -> None:
-    """Check that `path` of the host exists, is of that kind, and has no links: nothing is created there."""
+    """Check that `path` of the host exists, is of that kind, and has no links: we create nothing there."""
     descriptor = open_named(path)
     try:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode) != directory:
@@ -131,17 +131,17 @@ def check_place(path: str, *, directory: bool) -> None:
 
 # Owners, in a sandbox that root starts.
 
-#: Shown to root's sandbox as anybody sees them: what only root may read there stays root's.
+#: Root's sandbox sees these as any user does: files that only root may read stay root's.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix", "/snap")
 
 
 def needs_translation(path: str, writable: bool = False) -> bool:
-    """Whether this path is shown to root's sandbox with its owner translated."""
+    """Whether root's sandbox sees this path with its owner translated."""
     return writable or not any(path == place or path.startswith(place + "/") for place in SYSTEM)
 
 
 def show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | None]) -> None:
-    """Show the detached `tree` of a grant with the owner that `translation` has a user namespace for."""
+    """Show the detached `tree` of a grant with its owner translated by `translation`."""
     if not needs_translation(operation.outside, operation.writable):
         return
     try:
@@ -149,17 +149,17 @@ def show_as_ours(tree: int, operation: Bind, translation: Callable[[], int | Non
         if namespace is not None:
             translate(tree, namespace)
     except OSError as error:
-        # Read-only it is shown as anybody sees it: less, never more.
+        # A read-only tree is shown as any user sees it: less, never more.
         if operation.writable:
             raise unwritable(operation.outside, error.strerror or str(error)) from None
 
 
 def translate(tree: int, user_namespace: int) -> None:
-    """Show the detached `tree` with owners as `user_namespace` has them. OSError: its filesystem cannot."""
+    """Show the detached `tree` with owners from `user_namespace`. OSError: its filesystem cannot."""
     try:
         mounts.map_ids(tree, user_namespace)
     except OSError:
-        # Something mounted below cannot be translated: that part is shown as anybody sees it.
+        # A mount below cannot be translated: that part is shown as any user sees it.
         mounts.map_ids(tree, user_namespace, recursive=False)
 
 
@@ -167,7 +167,7 @@ _PLAIN_ATTRIBUTES = mounts.ATTR_NOSUID | mounts.ATTR_NODEV
 
 
 def not_built(why: str) -> LaunchFailed:
-    """The one thing that goes wrong here."""
+    """Return the error for a view that cannot be built."""
     return LaunchFailed(
         "the sandbox's view of the filesystem could not be built",
         why=why,
@@ -176,10 +176,10 @@ def not_built(why: str) -> LaunchFailed:
 
 
 def take(operation: Bind, translation: Translation | None = None, *, private: bool = False) -> int | None:
-    """A detached copy of what a grant names; None when it is optional and gone.
+    """Return a detached copy of the path of a grant; None if it is optional and gone.
 
-    With `private`, what is mounted on the host later does not appear in it: for a tree that is
-    not taken in a mount namespace of its own.
+    With `private`, later mounts of the host do not appear in it: for a tree outside of an own mount
+    namespace.
     """
     try:
         source = open_named(operation.outside)
@@ -206,7 +206,10 @@ def take(operation: Bind, translation: Translation | None = None, *, private: bo
 def unwritable_grants(
     operations: Iterable[Operation], unprivileged_uid: int
 ) -> Iterator[PolicyNotEnforceable]:
-    """Errors for writable grants that cannot be shown as owned by `unprivileged_uid`. Changes nothing."""
+    """Yield errors for writable grants that cannot be shown as owned by `unprivileged_uid`.
+
+    Changes nothing.
+    """
     for operation in operations:
         if isinstance(operation, Bind) and operation.writable and not operation.again:
             why = untranslatable(operation.outside, unprivileged_uid)
@@ -215,7 +218,7 @@ def unwritable_grants(
 
 
 def unwritable(path: str, why: str) -> PolicyNotEnforceable:
-    """The error for a file system that cannot show its files with another owner, for root's sandbox."""
+    """Return the error for a file system that cannot show its files with another owner to root's sandbox."""
     return PolicyNotEnforceable(
         f"{path!r} cannot be made writable for a sandbox that root starts",
         why=f"its filesystem cannot translate owners ({why}), and the sandbox never runs as root",
@@ -224,8 +227,8 @@ def unwritable(path: str, why: str) -> PolicyNotEnforceable:
 
 
 def untranslatable(path: str, unprivileged_uid: int) -> str:
-    """Reason why `path` cannot be shown as belonging to `unprivileged_uid`; empty when it can."""
-    from ..linux.idmaps import translation  # not in the process that only carries out
+    """Return why `path` cannot be shown as owned by `unprivileged_uid`; empty if it can."""
+    from ..linux.idmaps import translation  # not in the process that only carries out operations
 
     source = open_named(path)
     try:

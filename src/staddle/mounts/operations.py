@@ -1,15 +1,13 @@
-"""The operations that make the sandbox's view of the file system: plain data, in order.
+"""The operations that build the sandbox's view of the file system: plain data, in order.
 
-A fresh, empty root is filled with what the plan names and nothing else. Every operation
-happens at one path, the same inside as outside; those of a parent come before those of its
-children, so each lands on top of what the parent shows.
+A fresh, empty root is filled with only the paths of the plan. Every operation has one path, the same inside
+as outside. Operations of a parent precede those of its children, so each is mounted on top of the parent.
 
-`below` marks an operation whose path lies inside something of the host. Nothing may be
-created there: the path must exist, as it was when the plan was made, with no link in it.
+`below` marks an operation whose path is inside a tree of the host. Nothing may be created there: the path
+must exist, as it was when the plan was made, with no link in it.
 
-For a process that is told about them by descriptor, operations are rows of plain values: (kind, path, flags,
-mode, size, data). Where an operation comes from is not in its row: the process that carries it out need
-not know.
+For a process that receives them by descriptor, operations are rows of plain values: (kind, path, flags, mode,
+size, data). A row does not contain the operation's origin, which that process need not know.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ if TYPE_CHECKING:
 class Bind(Value):
     """Show the host's file or directory, read-only unless `writable`.
 
-    `again` means that it is visible already and only gets a mount of its own: a mount point
-    cannot be renamed, removed or replaced. `optional` ones are left out when they are gone.
-    `source` is what the host calls it, where that is something else.
+    `again`: it is visible already and only gets its own mount, because a mount point cannot be renamed,
+    removed or replaced. `optional` ones are left out if they are gone. `source` is the path on the host, if
+    it differs.
     """
 
     path: str
@@ -47,7 +45,7 @@ class Bind(Value):
 
     @property
     def outside(self) -> str:
-        """The path of what is shown, on the host."""
+        """The path on the host."""
         return self.source or self.path
 
     def __str__(self) -> str:
@@ -59,7 +57,7 @@ class Bind(Value):
 
 
 class Overlay(Value):
-    """Let what is changed at and below `path`, where something of the host is shown, go to `upper`."""
+    """Send changes at and below `path`, which shows a tree of the host, to the layer `upper`."""
 
     path: str
     upper: str
@@ -71,7 +69,7 @@ class Overlay(Value):
 
 
 class Empty(Value):
-    """An empty directory in memory. Mode 0 hides whatever is there."""
+    """An empty directory in memory. Mode 0 hides the entry that is there."""
 
     path: str
     mode: int
@@ -86,7 +84,7 @@ class Empty(Value):
 
 
 class Directory(Value):
-    """A directory of ours, on the way to something inside a private directory."""
+    """A directory of ours, on the way to an entry inside a private directory."""
 
     path: str
     mode: int
@@ -97,10 +95,10 @@ class Directory(Value):
 
 
 class Mask(Value):
-    """Something that cannot be opened in place of the host's file.
+    """Cover the host's file with one that cannot be opened.
 
-    `optional`: unless that is gone. `which` file it is, where another may take its place: a mask goes
-    with the file that it covers.
+    `optional`: skip it if the file is gone. `which` identifies the file if another may replace it, because a
+    mask goes with the file that it covers.
     """
 
     path: str
@@ -113,9 +111,9 @@ class Mask(Value):
 
 
 class File(Value):
-    """A small file with this content; `below` covers the host's file of that name, and is read-only.
+    """A small file with this content; with `below` it covers the host's file, and is read-only.
 
-    With a mode that lets it be written it belongs to the sandbox's user, in a private directory.
+    With a writable mode it belongs to the sandbox's user, in a private directory.
     """
 
     path: str
@@ -151,7 +149,7 @@ class Devices(Value):
 
 
 class ProcMount(Value):
-    """A /proc that knows the sandbox's own processes only."""
+    """A /proc that shows only the sandbox's own processes."""
 
     path: str
     origin: str
@@ -161,7 +159,7 @@ class ProcMount(Value):
 
 
 class Seal(Value):
-    """From now on this directory of ours is read-only; what is mounted below stays as it is."""
+    """Make this directory of ours read-only from now on; mounts below it stay as they are."""
 
     path: str
     origin: str
@@ -177,26 +175,26 @@ if TYPE_CHECKING:
 
 # Sizes of file systems in memory, for a sandbox whose memory or disk is limited.
 
-#: One inode is allowed for each so many bytes of a limit; and no sandbox has fewer than that.
+#: Bytes of a limit for each allowed inode; and the least number of inodes.
 _BYTES_AN_INODE, _FEWEST = 4096, 1024
 _PAGE = 4096
 
 
 def inodes(disk: int) -> int:
-    """The number of files and directories that `limits.disk` allows: one for each page of it."""
+    """Return the number of files and directories that `limits.disk` allows: one for each page of it."""
     return max(_FEWEST, disk // _BYTES_AN_INODE)
 
 
 def tmpfs_options(disk: int) -> str:
-    """The mount options of a tmpfs with at most `disk` bytes."""
+    """Return the mount options of a tmpfs with at most `disk` bytes."""
     size = -(-disk // _PAGE) * _PAGE  # the kernel counts pages
     return f"size={size},nr_inodes={inodes(disk)}"
 
 
 def sized(limits: Limits, operations: Iterable[Operation]) -> list[Operation]:
-    """`operations`, with each tmpfs bounded by half of the memory limit and by the disk limit.
+    """Return `operations`, with each tmpfs limited by half of the memory limit and by the disk limit.
 
-    Files in tmpfs are not freed by killing processes, so at least half of the memory is left to processes.
+    Killing processes does not free files in tmpfs, so at least half of the memory is left to processes.
     """
     bounds = [
         *(() if limits.memory is None else (limits.memory // 2,)),
@@ -217,7 +215,7 @@ BIND, OVERLAY, EMPTY, DIRECTORY, MASK, FILE, LINK, DEVICES, PROCESSES, SEAL = (
 )
 WRITABLE, BELOW, AGAIN, OPTIONAL = 1, 2, 4, 8
 
-#: Those of which there is nothing to say but where.
+#: Operations with only a path.
 _BARE: dict[bytes, type[Devices | ProcMount | Seal]] = {
     DEVICES: Devices,
     PROCESSES: ProcMount,
@@ -229,12 +227,12 @@ ROW_SHAPE = (bytes, bytes, int, int, int, bytes)
 
 
 def encode_operations(operations: Iterable[Operation]) -> tuple[Row, ...]:
-    """A row for each."""
+    """Return a row for each operation."""
     return tuple(map(_encoded, operations))
 
 
 def decode_operations(rows: Iterable[Row]) -> tuple[Operation, ...]:
-    """The operations again, without their origins. ValueError for a row that is none."""
+    """Return the operations, without their origins. ValueError for an invalid row."""
     return tuple(map(_decoded, rows))
 
 

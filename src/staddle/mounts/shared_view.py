@@ -1,16 +1,15 @@
 """Split a view into the part that all sandboxes of a plan share, and each one's own. Pure.
 
-What only shows the host, or never changes, is made once and is the same for everybody. What a
-sandbox can write, its processes and its terminals are its own, and so is everything that
-lies below them; the shared part only has the places for them. The workspace comes last, when
-it is known which sandbox it is for.
+Operations that only show the host, or never change, are carried out once for all sandboxes. The paths that a
+sandbox can write, its processes and its terminals are its own, and so is everything below them. The shared
+part only has their mount points. The workspace comes last, when its sandbox is known.
 
-Where changes are kept in layers, the places that a sandbox can write beside its workspace (its
-home, /tmp) are not made empty but shown from one tree of layers, the world. What is there at
-first is its skeleton, the lowest of them: also what later mounts need to be mounted on.
+If changes are stored in layers, the writable places besides the workspace (the home, /tmp) are not empty.
+They come from one tree of layers, the world. Its lowest layer is its skeleton, which has the initial files
+and the mount points for later mounts.
 
-What is shown of the host below something of a sandbox's own cannot be opened any more when
-that is made. It is kept aside in the shared part, in a directory that no sandbox gets to see.
+A path of the host that is shown below a sandbox's own directory can no longer be opened when that is made. So
+the shared part keeps it aside, in a directory that no sandbox sees.
 """
 
 from __future__ import annotations
@@ -25,41 +24,41 @@ if TYPE_CHECKING:
 
     from .operations import Operation
 
-#: In the template: what is shown later, and the old root. Unmounted before anything of a sandbox
-#: runs; then the session's control files are there, a directory for each shell.
+#: In the template: trees to show later, and the old root. It is unmounted before any process of a sandbox
+#: runs. Then the session's control files are there, a directory for each shell.
 ASIDE = CONTROL = "/dev/.staddle"
 OLD_ROOT = f"{ASIDE}/host"
 BORROWED = f"{ASIDE}/lent"
-#: A base whole, for the layers of root's sandboxes: on the host their root could not reach or change it.
+#: A whole base, for the layers of root's sandboxes: inside the host's tree they could not reach or change it.
 BASE = f"{ASIDE}/base"
-#: Where the host's /proc goes when a sandbox has its own.
+#: The place of the host's /proc once a sandbox has its own.
 OLD_PROCESSES = f"{ASIDE}/processes"
 _OURS = "sandbox"
 
 
 class SharedView(Value):
-    """The operations of a view, by who carries them out."""
+    """The operations of a view, by the process that carries them out."""
 
     template: tuple[Operation, ...]
     own: tuple[Operation, ...]
     workspace: tuple[Operation, ...]
-    #: The places of the world, and what is in it at first: directories, files and links, by the path
-    #: inside, and whatever is mounted there later.
+    #: The places of the world, and its initial contents: directories, files and links by their path inside,
+    #: and the mount points for later mounts.
     places: tuple[str, ...] = ()
     skeleton: tuple[Operation, ...] = ()
 
 
 def share(operations: Sequence[Operation], layered: Collection[str] = (), base: str = "") -> SharedView:
-    """Split a view. The first operation is the root; `layered` are the places that are to be of the world.
+    """Split a view. The first operation is the root; `layered` are the places that belong to the world.
 
-    The directory `base` is at BASE.
+    The directory `base` is shown at BASE.
     """
     root, *rest = operations
     devices = [operation for operation in rest if isinstance(operation, Devices)]  # ASIDE is in there
     template: list[Operation] = [root, *devices, Empty(ASIDE, 0o700, 1 << 20, _OURS)]
     template += [Directory(path, 0o700, _OURS) for path in (OLD_ROOT, BORROWED, OLD_PROCESSES)]
     if not any(covers(ROOT_HOME, operation.path) for operation in rest):
-        template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it has nothing in it, until somebody is root
+        template.append(Directory(ROOT_HOME, 0o700, _OURS))  # it is empty until a command runs as root
     if base:
         template.append(Bind(BASE, False, _OURS, source=base))
     own: list[Operation] = []
@@ -80,7 +79,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = (), base: 
             workspace.append(operation)
         elif isinstance(operation, Empty) and operation.mode and path in layered:
             skeleton.append(Directory(path, operation.mode, operation.origin))
-            if not any(covers(place, path) for place in places):  # else it is seen in that
+            if not any(covers(place, path) for place in places):  # otherwise it is visible in that place
                 places.append(path)
                 template += [] if operation.below else [Directory(path, 0o755, _OURS)]
         elif any(covers(place, path) for place in places):
@@ -95,7 +94,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = (), base: 
             roots.append(path)
             if isinstance(operation, ProcMount) or not operation.below:
                 template.append(Directory(path, 0o755, _OURS))
-            if isinstance(operation, Empty):  # /proc comes before anything else can be done
+            if isinstance(operation, Empty):  # /proc comes before everything else
                 own.append(operation.replace(below=True))
         else:
             template.append(operation)
@@ -103,7 +102,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = (), base: 
 
 
 def _in_the_world(operation: Operation, skeleton: list[Operation]) -> Operation | None:
-    """Put into the skeleton what is to be there; what is left to be mounted, if anything is."""
+    """Add initial contents to the skeleton; return what is left to mount, if anything."""
     if isinstance(operation, Directory | Symlink) or (isinstance(operation, File) and not operation.below):
         skeleton.append(operation)
         return None
@@ -117,10 +116,10 @@ def _in_the_world(operation: Operation, skeleton: list[Operation]) -> Operation 
 
 
 def carried(operations: Iterable[Operation], place: str, *, copied: bool = False) -> dict[str, bool]:
-    """The paths in `place` at which something is mounted, but for what is mounted within such.
+    """Return the paths in `place` that are mount points, except inside other such mounts.
 
-    Each with whether something is shown there: if not, it is only to hide what is. With `copied`
-    without those at which the host can only be read: a copy of it is there.
+    The value tells whether something is shown there; otherwise the mount only hides. With `copied`, leave out
+    read-only paths of the host, of which there is a copy.
     """
     found: dict[str, bool] = {}
     for item in operations:
@@ -136,7 +135,7 @@ def carried(operations: Iterable[Operation], place: str, *, copied: bool = False
 
 def _kept_aside(operation: Operation, template: list[Operation]) -> Operation:
     if isinstance(operation, File) and operation.below:
-        # Over a file of /proc: when that is there, nothing can be written in the shared part any more.
+        # Over a file of /proc: by then, the shared part can no longer be written.
         place = f"{ASIDE}/{len(template)}"
         template.append(operation.replace(path=place, below=False))
         return Bind(operation.path, False, operation.origin, below=True, source=place)

@@ -5,6 +5,7 @@ One value, and every file, namespace and variable that tells about it is made fr
 
 from __future__ import annotations
 
+from .. import check
 from .._value import Value
 from ..errors import PolicyError
 from .paths import LONGEST_PATH, ROOT_HOME, covers
@@ -45,10 +46,7 @@ class Identity(Value):
 
     def __post_init__(self) -> None:
         uid = self.uid
-        if not isinstance(uid, int) or isinstance(uid, bool) or not 0 <= uid <= LAST_ID:
-            raise PolicyError(
-                f"the user id is {uid!r}", why=f"it is not a whole number from 0 to {LAST_ID}", fix="use 1000"
-            )
+        check.count("the user id", uid, 0, LAST_ID, fix="use 1000", error=PolicyError)
         if self.user == "":
             self._set("user", "user" if uid else "root")
         if self.gid == -1:
@@ -78,10 +76,7 @@ class Identity(Value):
 
 
 def _check_group(gid: object, uid: int) -> None:
-    if not isinstance(gid, int) or isinstance(gid, bool) or not 0 <= gid <= LAST_ID:
-        raise PolicyError(
-            f"the group id is {gid!r}", why=f"it is not a whole number from 0 to {LAST_ID}", fix="use 1000"
-        )
+    check.count("the group id", gid, 0, LAST_ID, fix="use 1000", error=PolicyError)
     if (gid == 0) != (uid == 0):
         raise PolicyError(
             f"the ids are {uid} and {gid}", why="root is both, or neither", fix="leave the group id out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import check
 from .._value import Value
 from ..errors import PolicyError
 
@@ -179,15 +180,8 @@ def _size(field: str, value: object, least: int = 1) -> int | None:
 def _count(field: str, value: object) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise PolicyError(
-            f"limits.{field} is {value!r}", why="it is not a whole number", fix="give an int, or None"
-        )
-    if value <= 0:
-        raise _too_small(field, value)
-    if value > LARGEST:
-        raise PolicyError(f"limits.{field} is {value!r}", why="it is too large", fix=f"at most {LARGEST}")
-    return value
+    fix = "give an int in that range, or None for no limit"
+    return check.count(f"limits.{field}", value, 1, LARGEST, fix=fix, error=PolicyError)
 
 
 def _decimal(field: str, value: object, largest: float, least: float = 0.0) -> float | None:
@@ -196,16 +190,12 @@ def _decimal(field: str, value: object, largest: float, least: float = 0.0) -> f
     if not isinstance(value, int | float) or isinstance(value, bool) or _is_nan(value):
         raise PolicyError(f"limits.{field} is {value!r}", why="it is not a number", fix="give one, or None")
     if value <= 0 or value < least:
-        raise _too_small(field, value)
+        raise PolicyError(
+            f"limits.{field} is {value!r}", why="nothing could run under it", fix="use None for no limit"
+        )
     if value > largest:
         raise PolicyError(f"limits.{field} is {value!r}", why="it is too large", fix="use None for no limit")
     return float(value)
-
-
-def _too_small(field: str, value: object) -> PolicyError:
-    return PolicyError(
-        f"limits.{field} is {value!r}", why="nothing could run under it", fix="use None for no limit"
-    )
 
 
 def _is_nan(value: float) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .. import check
 from .._value import Value
 from ..errors import PolicyError
+from .paths import several
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +32,7 @@ class Network(Value):
     dns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise PolicyError(
-                f"there is no network mode {self.mode!r}",
-                fix=f"use one of {', '.join(MODES)}",
-                why="a network is one of these",
-            )
+        check.one_of("network mode", self.mode, MODES, PolicyError)
         if (self.ports and self.mode != "loopback") or bool(self.rules) != (self.mode == "allow"):
             raise PolicyError(
                 f"network mode {self.mode!r} does not go with these ports or rules",
@@ -56,15 +53,9 @@ class Network(Value):
     @classmethod
     def loopback(cls, ports: Iterable[int] = ()) -> Network:
         """Its own loopback works, and exactly these ports of the host's 127.0.0.1."""
-        if isinstance(ports, str | bytes) or not hasattr(ports, "__iter__"):
-            raise PolicyError(
-                f"ports is {ports!r}, not a list",
-                fix="write Network.loopback([8000])",
-                why="one number is not a list",
-            )
         from .hosts import checked_port
 
-        return cls("loopback", ports=tuple(sorted({checked_port(port) for port in ports})))
+        return cls("loopback", ports=tuple(sorted({checked_port(port) for port in several(ports, "ports")})))
 
     @classmethod
     def allow(cls, *hosts: str, dns: Iterable[str] = ()) -> Network:
@@ -133,14 +124,10 @@ def _nameservers(dns: object) -> tuple[str, ...]:
         return ()
     import ipaddress
 
-    if isinstance(dns, str | bytes) or not hasattr(dns, "__iter__"):
-        raise PolicyError(
-            f"dns is {dns!r}", why="it is not a list", fix='write Network.allow(…, dns=["192.0.2.53"])'
-        )
     found = []
-    for server in dns:
+    for server in several(dns, "dns"):
         try:
-            found.append(str(ipaddress.ip_address(server)))
+            found.append(str(ipaddress.ip_address(server)))  # type: ignore[arg-type]
         except ValueError:
             raise PolicyError(
                 f"dns has {server!r} in it", why="it is not an IP address", fix="give addresses, not names"
@@ -150,16 +137,6 @@ def _nameservers(dns: object) -> tuple[str, ...]:
 
 def whole_seconds(patience: object) -> int:
     """The time that a decision of `on_connect` may take, checked and rounded up."""
-    if isinstance(patience, bool) or not isinstance(patience, int | float):
-        raise PolicyError(
-            f"on_connect_timeout is {patience!r}",
-            why="it is not a number of seconds",
-            fix="give a number such as 5",
-        )
-    if not 0 < patience <= MOST_PATIENCE:  # nor NaN
-        raise PolicyError(
-            f"on_connect_timeout is {patience!r}",
-            why=f"it is more than 0 and at most {MOST_PATIENCE:.0f}",
-            fix="choose one in that range",
-        )
-    return -int(-patience // 1)
+    fix = "give a number such as 5"
+    found = check.seconds("on_connect_timeout", patience, None, MOST_PATIENCE, fix, PolicyError)
+    return -int(-found // 1)

@@ -8,7 +8,7 @@ Paths are absolute, have no `.`, `..` or symlink in them, and are `str` as `os.f
 gives it: any bytes survive. A path inside is the same as outside, unless a grant says what it shows.
 
 Values derived from a plan (the layout, the decision about a sandbox) are cached by plan identity and
-a key of each deriver; the last 64. A compiled plan is reused for a moment only (see `workspace`), since the
+a key of each deriver. A compiled plan is reused for a moment only (see `workspace`), since the
 host may change. A program that opens many sandboxes at once has the same plan for them.
 """
 
@@ -278,7 +278,7 @@ class Plan(Value):
 
     @property
     def derived(self) -> dict[object, Any]:
-        """A cache of values that were made from this very plan, by key; of the last 32 plans."""
+        """Cache of values derived from this plan, by key. Only the last `_MOST_CACHED` plans have one."""
         found = _entries.get(id(self))
         if found is None:
             found = _entries[id(self)] = (self, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import check
 from .._value import Value
 from ..errors import PolicyError
 from . import presets
@@ -110,44 +111,12 @@ class Policy(Value):
             _check_rules(rules)
         if toolchains is None:
             toolchains = preset == "agent"
-        if not isinstance(toolchains, bool):
-            raise PolicyError(
-                f"toolchains is {toolchains!r}", why="it is neither True nor False", fix="use True or False"
-            )
-        if not isinstance(nested, bool):
-            raise PolicyError(
-                f"nested is {nested!r}", why="it is neither True nor False", fix="use True or False"
-            )
-        if not isinstance(sudo, bool):
-            raise PolicyError(
-                f"sudo is {sudo!r}", why="it is neither True nor False", fix="use True or False"
-            )
-        if world not in WORLDS:
-            raise PolicyError(
-                f"world is {world!r}", why="there is no such choice", fix="use 'root' or 'writable'"
-            )
-        if not isinstance(identity, Identity):
-            raise PolicyError(
-                f"identity is {identity!r}", why="it is not an Identity", fix="use Identity(user='ada')"
-            )
+        check.instance("identity", identity, Identity, "use Identity(user='ada')", PolicyError)
         if home is not None and not identity.has_usual_home:
             raise PolicyError(
                 f"the home is {home!r} and {identity.home!r}", why="there is one home", fix="leave one out"
             )
-        if not isinstance(network, Network):
-            raise PolicyError(f"network is {network!r}", why="it is not a Network", fix="use Network.open()")
-        if not isinstance(limits, Limits):
-            raise PolicyError(f"limits is {limits!r}", why="it is not a Limits", fix="use Limits(timeout=60)")
-        if not isinstance(system, bool):
-            raise PolicyError(
-                f"system is {system!r}", why="it is neither True nor False", fix="use True or False"
-            )
-        if preset not in presets.NAMES:
-            raise PolicyError(
-                f"there is no preset {preset!r}",
-                fix=f"choose one of {', '.join(presets.NAMES)}",
-                why="a policy starts with one of these",
-            )
+        check.one_of("preset", preset, presets.NAMES, PolicyError)
         if preset == "coding-agent" and home is None:
             raise PolicyError(
                 "the preset coding-agent needs a home",
@@ -159,21 +128,21 @@ class Policy(Value):
             write=declared_all(write, "write"),
             deny=declared_all(deny, "deny"),
             sockets=declared_all(sockets, "sockets"),
-            network=network,
-            limits=limits,
+            network=check.instance("network", network, Network, "use Network.open()", PolicyError),
+            limits=check.instance("limits", limits, Limits, "use Limits(timeout=60)", PolicyError),
             env=checked({} if env is None else env),
             pass_env=checked_names(pass_env),
-            system=system,
+            system=check.flag("system", system, PolicyError),
             unprotect=_names(unprotect),
             preset=preset,
             home=None if home is None else _home(home),
             identity=identity,
             environment=checked_preset(environment),
             base=None if base is None else _base(base, system),
-            toolchains=toolchains,
-            nested=nested,
-            sudo=sudo,
-            world=world,
+            toolchains=check.flag("toolchains", toolchains, PolicyError),
+            nested=check.flag("nested", nested, PolicyError),
+            sudo=check.flag("sudo", sudo, PolicyError),
+            world=check.one_of("world", world, WORLDS, PolicyError),
             rules=rules,
             redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
         )

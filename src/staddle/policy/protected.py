@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: More than this many entries below the write grants is refused, not half searched.
 MOST_ENTRIES = 1_000_000
 
-#: Characters that HFS+ (see git's `is_hfs_dotgit`) or a case-folding ext4 leaves out when it compares names:
+#: Characters that HFS+ (see git's is_hfs_dotgit) or a case-folding ext4 leaves out when it compares names:
 #: Unicode's Default_Ignorable_Code_Point. Two more letters are an "i" in some places.
 _IGNORED: dict[int, str | None] = dict.fromkeys(
     (

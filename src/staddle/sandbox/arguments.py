@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import check
 from ..errors import InvalidCall, PolicyError
 from ..policy.limits import LONGEST_TIMEOUT, parse_size
 
@@ -155,17 +156,8 @@ def seconds(timeout: object) -> float | None:
     """A time that a command gets; None is no end."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise InvalidCall(
-            f"timeout is {timeout!r}",
-            why="it is not a number of seconds, nor None",
-            fix="give a number such as 60, or None for no end",
-        )
-    if not timeout > 0:  # nor NaN
-        raise InvalidCall(f"timeout is {timeout!r}", why="nothing could run in it", fix="use None for no end")
-    if timeout > LONGEST_TIMEOUT:
-        raise InvalidCall(f"timeout is {timeout!r}", why="it is too long", fix="use None for no end")
-    return float(timeout)
+    fix = "give a number such as 60, or None for no end"
+    return float(check.seconds("timeout", timeout, None, LONGEST_TIMEOUT, fix))
 
 
 def patience(timeout: object) -> float | None:
@@ -176,14 +168,7 @@ def patience(timeout: object) -> float | None:
 def input_bytes(stdin: object) -> bytes:
     """Check the standard input of a command, as bytes."""
     if isinstance(stdin, str):
-        try:
-            return stdin.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            raise InvalidCall(
-                "stdin cannot be encoded as UTF-8",
-                fix="give bytes",
-                why="it has a lone surrogate in it",
-            ) from None
+        return check.encoded("stdin", stdin)
     if isinstance(stdin, bytes | bytearray | memoryview):
         return bytes(stdin)
     if hasattr(stdin, "read"):  # its content, and never its descriptor: inside it could be opened anew
@@ -205,10 +190,7 @@ def size(limit: object) -> int | None:
         number = parse_size(limit) if isinstance(limit, str) else limit
     except PolicyError as error:
         raise InvalidCall(f"output_limit is {limit!r}", why=error.why, fix=error.fix) from None
-    if isinstance(number, bool) or not isinstance(number, int) or number <= 0:
-        why = "it is not a number of bytes above 0"
-        raise InvalidCall(f"output_limit is {limit!r}", why=why, fix="use None for no limit")
-    return number
+    return check.count("output_limit", number, fix="give a number of bytes, or None for no limit")
 
 
 def command_variables(env: object, *, program: bool) -> dict[str, str | None]:
@@ -249,29 +231,11 @@ def variables(env: object, *, program: bool = False) -> dict[str, str]:
 
 def directory(cwd: object) -> str:
     """A directory inside, absolute or from where the session is."""
-    import os
-
-    if not isinstance(cwd, str | os.PathLike):
-        raise InvalidCall(f"cwd is {cwd!r}", why="it is not a path", fix="name a directory inside")
-    path = os.fsdecode(cwd)
-    if not path:
-        raise InvalidCall(
-            "cwd is empty",
-            fix="name a directory inside, or leave it out",
-            why="an empty path is not a directory",
-        )
-    return _plain(path, "cwd")
+    return _plain(check.path("cwd", cwd, "name a directory inside, or leave it out"), "cwd")
 
 
 def _plain(text: str, what: str) -> str:
     if "\0" in text:
         raise InvalidCall(f"{what} has a NUL in it", why="no program can be given one", fix="take it out")
-    try:
-        text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidCall(
-            f"{what} cannot be encoded as UTF-8",
-            why="it has a lone surrogate in it",
-            fix="encode it as UTF-8, or pass bytes through os.fsdecode()",
-        ) from None
+    check.encoded(what, text, "encode it as UTF-8, or pass bytes through os.fsdecode()")
     return text

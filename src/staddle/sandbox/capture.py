@@ -6,6 +6,7 @@ import codecs
 import os
 from functools import partial
 
+from .. import check
 from ..errors import InvalidCall
 from ..interrupts import interruptible
 from ..launch.output import FLOOD, HeadTail, OutputFlood
@@ -124,9 +125,7 @@ def spills(directory: object) -> tuple[Spill, Spill] | tuple[None, None]:
     """Files for stdout and stderr to spill to, in `directory`, an existing one of the host; None for none."""
     if directory is None:
         return None, None
-    if not isinstance(directory, str | os.PathLike):
-        raise InvalidCall(f"spill is {directory!r}", why="it is not a path", fix="name a directory")
-    path = os.path.abspath(os.fsdecode(directory))
+    path = os.path.abspath(check.path("spill", directory, "name a directory"))
     if not os.path.isdir(path):
         raise InvalidCall(f"spill is {path!r}", why="there is no such directory", fix="make it first")
     return Spill(path, "stdout"), Spill(path, "stderr")
@@ -243,10 +242,7 @@ class CapturedCommand(CommandSpec):
     def _sink(
         self, capture: Capture, callback: Callable[[str], object], name: str
     ) -> Callable[[bytes], None]:
-        if not callable(callback):
-            raise InvalidCall(
-                f"{name} is {callback!r}", why="it cannot be called", fix="give a function that takes a text"
-            )
+        check.function(name, callback, "give a function that takes a text")
         told = TextCallback(callback)
         self._told.append(told)
 
@@ -359,14 +355,7 @@ def command_bytes(command: object) -> bytes:
     if not isinstance(command, str):
         fix = "to run a list of arguments: sb.exec([...])" if isinstance(command, list | tuple) else ""
         raise InvalidCall(f"the command is {command!r}", why="it is not text", fix=fix)
-    try:
-        data = command.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidCall(
-            "the command cannot be encoded as UTF-8",
-            fix="write UTF-8",
-            why="it has a lone surrogate in it",
-        ) from None
+    data = check.encoded("the command", command, "write UTF-8")
     if "\0" in command:
         raise InvalidCall(
             "the command has a NUL in it",

@@ -27,7 +27,7 @@ from ..events import Event
 from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
-from ..policy.paths import WORKSPACE_PATH
+from ..policy.paths import WORKSPACE_PATH, covers
 from ..shell.command import CommandSpec
 from . import arguments, files
 from .capture import CapturedCommand
@@ -109,7 +109,7 @@ class SandboxEnvironment(EnvironmentBase):
         """Gaps: where commands may write more than `writable_paths` names. The file tools may not."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
-        if self._sandbox._now().workspace is not None and _covers(WORKSPACE_PATH, self._path):
+        if self._sandbox._now().workspace is not None and covers(WORKSPACE_PATH, self._path):
             return ()
         why = "its changes are made directly: what a command wrote cannot be put back"
         return (Gap("write", why, "open the sandbox with mode='overlay' on the namespaces backend"),)
@@ -165,14 +165,15 @@ class SandboxEnvironment(EnvironmentBase):
         added = {} if env is None else arguments.variables(env)
         if self._reverter is None or self.limits():
             return self._execute(argv, added, bounds, secrets)
-        with self._turn, self._reverter as reverter:  # one at a time: whose change it was must be known
+        with self._turn:  # one at a time: whose change it was must be known
+            before = self._reverter.fingerprints()
             try:
                 result = self._execute(argv, added, bounds, secrets)
             except (CommandTimeout, CommandCancelled) as error:
                 if error.result is not None:
-                    error.result = _with(error.result, reverter.revert(), secrets)
+                    error.result = _with(error.result, self._reverter.revert(before), secrets)
                 raise
-            return _with(result, reverter.revert(), secrets)
+            return _with(result, self._reverter.revert(before), secrets)
 
     def _execute(
         self,
@@ -250,27 +251,13 @@ class SandboxEnvironment(EnvironmentBase):
                 fix="check the program and its permissions",
             )
         result = commands.result_of(outcome.exit_code, out, err, _violations(outcome))
-        if outcome.reason == "timeout":
-            raise CommandTimeout(
-                f"the command was ended after {bounds.timeout:g} seconds",
-                result=result,
-                why="its time was up",
-                fix="give it more with timeout=, or in limits.timeout",
-            )
-        if outcome.reason == "cancelled":
-            raise CommandCancelled(
-                "the command was cancelled",
-                result=result,
-                why="its `cancel` event was set",
-                fix="run it again with an event that is not set",
-            )
         if outcome.reason == "closed":
             raise SandboxClosed(
                 "the sandbox was closed while the command ran",
                 fix="open another one",
                 why="close() was called, or a limit stopped it",
             )
-        return result
+        return commands.unless_ended(outcome.reason, bounds.timeout, result)
 
     def __repr__(self) -> str:
         return f"<SandboxEnvironment {self._path!r} in {self._sandbox!r}>"
@@ -304,7 +291,3 @@ def _violations(outcome: Outcome) -> tuple[Event, ...]:
 
 def _with(result: CommandResult, events: tuple[Event, ...], secrets: Secrets) -> CommandResult:
     return result.replace(violations=(*result.violations, *map(secrets.event, events)))
-
-
-def _covers(above: str, path: str) -> bool:
-    return path == above or path.startswith(f"{above}/")

@@ -1,6 +1,6 @@
 """File tools made of several operations: edit, search, watch, fetch.
 
-A part of `sb.files`: everything here is made of what Files can do.
+A part of `Sandbox.files`: everything here is made of what Files can do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sb.files`: the files in a sandbox, as its own user sees them.
+"""`Sandbox.files`: the files in a sandbox, as its own user sees them.
 
     sb.files.write("notes/todo.txt", "1. look\n", parents=True)
     sb.files.read("notes/todo.txt")
@@ -16,6 +16,7 @@ import os
 import stat
 from functools import partial
 
+from .. import check
 from .._value import Value
 from ..display import shown
 from ..errors import InvalidCall
@@ -108,11 +109,8 @@ class Files(FileTools):
     ) -> bytes:
         """The content of a file of at most `limit` bytes; or `length` bytes of any file, from `offset` on."""
         for name, value in (("limit", limit), ("offset", offset), ("length", length)):
-            wrong = isinstance(value, bool) or not isinstance(value, int) or value < 0
-            if wrong and not (name == "length" and value is None):
-                raise InvalidCall(
-                    f"{name} is {value!r}", why="it is not a number of bytes", fix="give a whole number"
-                )
+            if name != "length" or value is not None:
+                check.count(name, value, 0, fix="give a number of bytes")
         with self.open(path) as file:
             if length is not None:
                 return part(file, offset, min(length, limit))
@@ -376,23 +374,12 @@ def as_bytes(content: object) -> bytes:
             why="it is neither text nor bytes",
             fix="encode it, or use json.dumps()",
         )
-    try:
-        return content.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidCall(
-            "the content cannot be encoded as UTF-8", fix="give bytes", why="it has a lone surrogate in it"
-        ) from None
+    return check.encoded("the content", content)
 
 
 def checked_mode(mode: object) -> int:
     """Permissions, as bits."""
-    if isinstance(mode, bool) or not isinstance(mode, int) or not 0 <= mode <= 0o7777:
-        raise InvalidCall(
-            f"the mode is {mode!r}",
-            fix="give permissions such as 0o644",
-            why="it is not a number of permissions",
-        )
-    return mode
+    return check.count("the mode", mode, 0, 0o7777, fix="give permissions such as 0o644")
 
 
 def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:

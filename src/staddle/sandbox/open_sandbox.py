@@ -64,10 +64,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class OpenSandbox:
-    """One sandbox that is open, and everything of it that we hold.
+    """One open sandbox, with everything that the host program keeps for it.
 
-    `link` is the client of its agent, `decided` its backend and plan. `uid` is that of its processes on the
-    host, if it is not ours. `workspace` takes its changes, if they do not go to the host.
+    `agent` is the client of its agent, `decided` its backend and plan. `uid` is the user id of its processes
+    on the host, if it is not ours. `workspace` stores its changes, unless they go directly to the host.
     """
 
     #: Whether this process has opened it, and not the one that we are a fork of.

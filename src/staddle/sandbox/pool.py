@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 
+from .. import check
 from ..errors import InvalidCall, PoolExhausted, SandboxClosed
 from ..policy.limits import LONGEST_TIMEOUT
 
@@ -43,17 +44,9 @@ class Pool:
     def __init__(
         self, size: int, *, minimum: int | None = None, idle: float | None = 300.0, **options: Any
     ) -> None:
-        self._size = _count("size", size, 1, None)
-        self._minimum = self._size if minimum is None else _count("minimum", minimum, 0, self._size)
-        if idle is not None and (
-            isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle <= LONGEST_TIMEOUT
-        ):
-            raise InvalidCall(
-                f"idle is {idle!r}",
-                why="it is not a positive number of seconds",
-                fix="give a number such as 60",
-            )
-        self._idle = idle
+        self._size = check.count("size", size)
+        self._minimum = self._size if minimum is None else check.count("minimum", minimum, 0, self._size)
+        self._idle = None if idle is None else check.seconds("idle", idle, None, LONGEST_TIMEOUT)
         self._open = _opener(options)
         self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
         self._changed = threading.Condition(self._lock)
@@ -71,14 +64,8 @@ class Pool:
 
     def acquire(self, timeout: float | None = None) -> Sandbox:
         """Take an unused sandbox. Waits for one to become free, at most `timeout` seconds."""
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
-        ):
-            raise InvalidCall(
-                f"timeout is {timeout!r}",
-                why="it is not a number of seconds",
-                fix="give a number such as 5, or None",
-            )
+        if timeout is not None:
+            check.seconds("timeout", timeout, 0, fix="give a number such as 5, or None")
         until = None if timeout is None else time.monotonic() + timeout
         while (sandbox := self._waited(until, timeout)) is not None:
             try:
@@ -316,15 +303,3 @@ def _is_current(sandbox: Sandbox) -> bool:
     """Whether its workspace is as on the host. Walks the directory, if a copy of it is below the layers."""
     workspace = sandbox._now().workspace
     return workspace is None or workspace.is_current
-
-
-def _count(name: str, value: object, least: int, most: int | None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidCall(f"{name} is {value!r}", why="it is not a whole number", fix="give one such as 4")
-    if value < least or (most is not None and value > most):
-        raise InvalidCall(
-            f"{name} is {value!r}",
-            fix=f"choose {least} to {most}" if most else "at least 1",
-            why="it is too small or too large",
-        )
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from .. import check
 from .._value import Value
 from ..errors import InvalidCall
 from ..interrupts import unmistakable
@@ -121,15 +122,13 @@ class ProcessMethods:
 
         Numbers are those that `ps` lists.
         """
-        if isinstance(pid, bool) or not isinstance(pid, int) or pid < 2:
-            raise InvalidCall(f"kill({pid!r})", why="it is not the number of a process", fix="see ps()")
-        if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
-            raise InvalidCall(
-                f"{signal!r} is not a signal",
-                fix="give a number such as 15",
-                why="signals are numbers from 1 to 64",
-            )
+        check.count("pid", pid, 2, fix="give the number of a process, see ps()")
+        check.count("the signal", signal, 1, 64, fix="give a number such as 15, or signal.SIGTERM")
         return bool(self._tell([pid], int(signal)))
+
+
+#: The name of the processes of staddle's own in a sandbox, children of PID 1.
+_OURS = b"staddle-forkser"
 
 
 def _listed(data: bytes) -> Iterator[ProcessInfo]:
@@ -138,6 +137,8 @@ def _listed(data: bytes) -> Iterator[ProcessInfo]:
         try:
             words = split_stat(stat, 22)
             pid, name = int(stat.split(b" ", 1)[0]), stat[stat.index(b"(") + 1 : stat.rindex(b")")]
+            if pid == 1 or (name == _OURS and int(words[1]) == 1):
+                continue
             cpu = (int(words[11]) + int(words[12])) / _TICKS
             info = ProcessInfo(
                 pid,

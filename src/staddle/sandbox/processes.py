@@ -7,6 +7,7 @@ import select
 import threading
 import time
 
+from .. import check
 from .._value import Value
 from ..background import start_thread
 from ..display import shown
@@ -213,10 +214,7 @@ class Process:
 
     def wait_for_port(self, port: int, timeout: float | None = None) -> None:
         """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
-            raise InvalidCall(
-                f"the port is {port!r}", fix="choose a whole number from 1 to 65535", why="it is not a port"
-            )
+        check.count("the port", port, 1, 65535)
         until = _until(timeout)
         while not self._has_port(port):
             if not self.running or (until is not None and time.monotonic() >= until):
@@ -255,12 +253,8 @@ class Process:
         """Have these called with text as it comes, in a thread of its own. An error of theirs ends it."""
         told = {"stdout": on_stdout, "stderr": on_stderr}
         for name, callback in told.items():
-            if callback is not None and not callable(callback):
-                raise InvalidCall(
-                    f"on_{name} is {callback!r}",
-                    why="it cannot be called",
-                    fix="give a function that takes a text",
-                )
+            if callback is not None:
+                check.function(f"on_{name}", callback, "give a function that takes a text")
         callbacks = {name: TextCallback(callback) for name, callback in told.items() if callback is not None}
 
         def work() -> None:
@@ -426,11 +420,7 @@ class ProcessList:
 
 
 def _offset(offset: object) -> int:
-    if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-        raise InvalidCall(
-            f"the offset is {offset!r}", why="it is not a number of bytes", fix="give output().end"
-        )
-    return offset
+    return check.count("the offset", offset, 0, fix="give output().end")
 
 
 def _until(timeout: float | None) -> float | None:
@@ -439,10 +429,4 @@ def _until(timeout: float | None) -> float | None:
 
 
 def _number(signal: object) -> int:
-    if isinstance(signal, bool) or not isinstance(signal, int) or not 1 <= signal <= 64:
-        raise InvalidCall(
-            f"{signal!r} is not a signal",
-            fix="give a number such as 15, or signal.SIGTERM",
-            why="signals are numbers from 1 to 64",
-        )
-    return int(signal)
+    return int(check.count("the signal", signal, 1, 64, fix="give a number such as 15, or signal.SIGTERM"))

@@ -6,7 +6,8 @@ import os
 import select
 import time
 
-from ..errors import InvalidCall, SandboxClosed
+from .. import check
+from ..errors import SandboxClosed
 from ..interrupts import unmistakable
 from ..launch import pty
 from ..launch.redaction import Redactor
@@ -152,9 +153,4 @@ class Terminal:
 def size(rows: int, cols: int) -> None:
     """InvalidCall, unless a terminal can have that size."""
     for name, value in (("rows", rows), ("cols", cols)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
-            raise InvalidCall(
-                f"{name} is {value!r}",
-                fix=f"choose a whole number from 1 to {_LARGEST}",
-                why="a terminal has no such size",
-            )
+        check.count(name, value, 1, _LARGEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from os import fspath
 
+from .. import check
 from .._value import Value
 from ..errors import InvalidCall, LayerError, SandboxLost, SessionError, StaddleError
 from ..interrupts import unmistakable, with_all
@@ -228,10 +229,7 @@ class WorkspaceMethods:
         go on, in directories that are no longer those that others see. `drift` is what the host has changed
         since, as far as a look at some entries tells; `snapshot.drift()` looks at all.
         """
-        if processes not in ("end", "keep"):
-            raise InvalidCall(
-                f"processes is {processes!r}", fix='use "end" or "keep"', why="there is no such choice"
-            )
+        check.one_of("processes", processes, ("end", "keep"))
         if isinstance(snapshot, str):
             snapshot = _labelled(self.snapshots(), snapshot)
         point, inside = snapshot, self._now()
@@ -299,8 +297,7 @@ class WorkspaceMethods:
         host are not seen in them: if the directory is small, with `freeze` also a larger one, and LayerError
         if it cannot be copied. With `freeze=False` it is the directory itself, unless this sandbox is frozen.
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InvalidCall(f"fork({n!r})", why="a number of sandboxes is needed", fix="use fork(2)")
+        check.count("the number of forks", n, fix="use fork(2)")
         point = self.snapshot("fork")
         made: list[Self] = []
         try:

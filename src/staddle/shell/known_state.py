@@ -33,7 +33,7 @@ class KnownState:
         self._unjudged.clear()
 
     def assume(self, dump: Dump) -> None:
-        """It was made so, and is to be asked when there is time."""
+        """Assume this state, which a replay has produced; verify it when the shell is idle."""
         self.dump, self._is_dirty = dump, True
 
     def give_up(self) -> None:

@@ -6,7 +6,6 @@ import time
 
 from ..errors import StaddleError
 from ..limits import usage
-from ..limits.memory_samples import SAMPLER, SampledCommand, peak_of
 from ..limits.usage import Events, ProcessMeter, Usage, in_the_end, of_process
 
 TYPE_CHECKING = False
@@ -42,10 +41,8 @@ if TYPE_CHECKING:
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
 #: Reuse the last sample of /proc for 5 ms.
 _SAMPLE_AGE = 0.005
-#: A command shorter than this cannot have forked, on any machine, in seconds. To fork takes more than five
-#: times as long as the quickest command that does not: on a slow machine, what takes less than three times as
-#: long as that has not forked, unless it takes more than the second figure.
-_SHORT, _LONGEST_SHORT, _SHORT_RATIO = 0.00015, 0.0005, 3.0
+#: A command that took fewer seconds has not forked, on any machine.
+_SHORT = 0.00015
 
 
 class SandboxMeter:
@@ -56,8 +53,6 @@ class SandboxMeter:
         self._began = time.monotonic()
         #: The number of processes at the last call of `started`.
         self.counted = 0
-        #: The largest estimate of a command's memory, where nothing counts it.
-        self.estimate = 0
 
     def started(self) -> int | None:
         """Return how many processes and threads were started since the last call, if that is known."""
@@ -76,7 +71,7 @@ class SandboxMeter:
         used = of_process(self._agent.count(whole=True), wall)
         counted = None if self._limits is None else self._limits.total(wall)
         if counted is None or counted.user is None:
-            memory = max((used.memory if counted is None else counted.memory) or 0, self.estimate)
+            memory = max(used.memory or 0, (counted and counted.memory) or 0)
             return used.replace(memory=memory or None, memory_is_estimate=True)
         return counted.replace(read=used.read, written=used.written, processes=used.processes)
 
@@ -93,27 +88,13 @@ class UsageMeter:
         self._sampled_at = 0.0
         self.is_prewarmed = False  # whether it was looked ahead of `begin`, and the shell did nothing since
         self._job: int | None = None
-        self._memory: int | None = None
+        self._memory: int | None = None  # of a command that starts nothing
+        self._is_estimate = self._group is None
         self._before, self._filled = Events(), 0
-        self._is_estimate = False
         self._was_shell_alone = False  # whether the last command has started nothing, and was short
-        #: The shortest command that has not forked, in seconds, and what is taken for as short.
-        self._quickest, self._short = _LONGEST_SHORT, _SHORT
-        self._sampled = 0  # the shell whose tree is looked at now and then
-        self._command = SampledCommand()
 
     def begin(self, shell: int = 0) -> None:
         """Begin to measure a command: of the shell with this pid on the host, or a program of its own."""
-        self._begin(shell)
-        if self._group is None and shell:
-            if self._memory is None:
-                self._memory, self._is_estimate = peak_of(shell) or None, True
-            self._sampled = shell  # a new one each time: the sampler may be looking for the last one still
-            self._command = SAMPLER.running[shell] = SampledCommand()
-            if not SAMPLER.is_awake:
-                SAMPLER.wake()
-
-    def _begin(self, shell: int) -> None:
         if self._limits is not None and self._limits.roomy:
             self._limits.take_room_back()
         was_prewarmed, self.is_prewarmed = self.is_prewarmed, False
@@ -134,6 +115,8 @@ class UsageMeter:
         self._sample, self._sampled_at = self._shell.now(), time.monotonic()
         if self._group is not None:
             self._group.begin()
+        elif self._sample is not None:
+            self._memory = self._sample.resident
         if self._limits is not None:
             if self._is_watched:
                 self._limits.seen()
@@ -155,19 +138,9 @@ class UsageMeter:
 
         `spent` is what a shell that has ended with it used in its whole life.
         """
-        sampled = 0
-        if shell := self._sampled:
-            SAMPLER.running.pop(shell, None)
-            self._sampled, sampled = 0, self._command.peak
         wall = outcome.duration
-        if (
-            (wall < _SHORT or self._quickest <= wall < self._short)
-            and not outcome.exit_code
-            and outcome.newest_job == self._job
-        ):
+        if wall < _SHORT and not outcome.exit_code and outcome.newest_job == self._job:
             outcome.usage = Usage(wall, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
-            if wall < self._quickest:
-                self._note_quickest(wall)
             return
         used = outcome.usage or self._used(outcome, spent)
         if outcome.usage:  # those of a program are not the next command's
@@ -177,29 +150,17 @@ class UsageMeter:
                 # For a moment: the groups are read before the next command that is not.
                 outcome.usage = used
                 return
-            counted = self._group.end(outcome.duration)
-            if counted.memory is None:
-                counted = counted.replace(memory=self._limits.seen(), memory_is_estimate=True)
+            counted = self._group.end(wall)
+            self._memory, self._is_estimate = counted.memory, counted.memory is None
+            if self._is_estimate:
+                self._memory = self._limits.seen()
             # A program alone knows its own time; of a shell, only what it has waited for.
-            if outcome.usage:
-                memory, is_estimate = counted.memory, counted.memory_is_estimate
-                used = used.replace(memory=memory, memory_is_estimate=is_estimate)
-            else:
-                used = _together(counted, used)
-            self._memory = counted.memory
-        elif self._limits is not None and self._is_watched:
-            # It is looked at now and then, as in `sampled`; a program's own peak is that of one process.
-            memory = max(self._limits.seen() or 0, used.memory or 0, sampled)
-            self._sandbox.estimate = max(self._sandbox.estimate, memory)
-            used = used.replace(memory=memory or None, memory_is_estimate=True)
-        elif used.memory is not None:
-            used = used.replace(memory_is_estimate=True)
-        if used.memory is None and shell:
-            if self._sample is not None and self._sample.resident:
-                self._memory = self._sample.resident
-            memory = max(sampled, self._memory or 0)
-            self._sandbox.estimate = max(self._sandbox.estimate, memory)
-            used = used.replace(memory=memory or None, memory_is_estimate=True)
+            user, system = (used.user, used.system) if outcome.usage else (counted.user, counted.system)
+            memory, is_estimate = self._memory, self._is_estimate
+            used = used.replace(user=user, system=system, memory=memory, memory_is_estimate=is_estimate)
+        else:
+            seen = self._limits.seen() if self._limits is not None and self._is_watched else None
+            used = used.replace(memory=max(seen or 0, used.memory or 0) or None, memory_is_estimate=True)
         outcome.usage = used
         if self._limits is None:
             return
@@ -227,31 +188,27 @@ class UsageMeter:
         """Return what the shell used, and the processes that it has waited for."""
         before, now = self._sample, self._shell.now() if spent is None else in_the_end(spent)
         self._sample = now
+        if self._group is None and now is not None and now.resident:
+            self._memory = now.resident
         job, self._job = self._job, outcome.newest_job
         wall, self._was_shell_alone = outcome.duration, False
         if before is None or now is None:
             self._sampled_at = time.monotonic()
             return Usage(wall, processes=self._sandbox.started())
-        alone = now.faults == before.faults and outcome.newest_job == job and wall < _SAMPLE_AGE
-        self._was_shell_alone = alone
-        if alone and wall < self._quickest:
-            self._note_quickest(wall)
+        has_forked = now.faults != before.faults or outcome.newest_job != job
+        self._was_shell_alone = alone = not has_forked and wall < _SAMPLE_AGE
         if not alone or self._group is None:  # else the groups are sampled anew after a while
             self._sampled_at = time.monotonic()
         return Usage(
             wall,
             max(0.0, now.user - before.user),
             max(0.0, now.system - before.system),
-            self._memory if alone and self._group is not None else None,
+            None if has_forked else self._memory,  # the kernel tells the children's memory to bash alone
             None if now.read is None or before.read is None else now.read - before.read,
             None if now.written is None or before.written is None else now.written - before.written,
             0 if alone else self._sandbox.started(),
             self._is_estimate,
         )
-
-    def _note_quickest(self, wall: float) -> None:
-        """Note that a command which has not forked took so long, and none was quicker."""
-        self._quickest, self._short = wall, min(_SHORT_RATIO * wall, _LONGEST_SHORT)
 
     def why(self, status: int) -> str:
         """Return the limit that made a program fail, in a sentence; for one that was not waited for here."""
@@ -295,7 +252,3 @@ class UsageMeter:
         events = Events() if self._group is None else self._group.events()
         ended, full = (0, 0) if self._limits is None else self._limits.tally()
         return Events(events.out_of_memory + ended, events.refused_processes + full)
-
-
-def _together(group: Usage, shell: Usage) -> Usage:
-    return group.replace(read=shell.read, written=shell.written, processes=shell.processes)

@@ -142,7 +142,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     "nothing looks into the starter of programs": HostSwitch(
         Edit(
             "inside/agent/starter.py",
-            "    process.dumpable(False)  # becoming another user may have changed it\n",
+            "    process.dumpable(False)  # a change of user may have reset it\n",
             "    process.dumpable(True)\n",
         ),
         "tests/kernel/test_programs_ahead.py",

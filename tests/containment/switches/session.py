@@ -76,7 +76,7 @@ _SAME_USER_NAMESPACE = Edit(
 _KEEPING_CAPABILITIES = (
     Edit(
         "inside/agent/confinement.py",
-        "            process.empty_bounding_set()  # before anything that takes the right to\n",
+        "            process.empty_bounding_set()  # before the steps that drop the right to do it\n",
         "            pass\n",
     ),
     Edit("inside/agent/confinement.py", "            process.clear_capabilities()\n", "            pass\n"),

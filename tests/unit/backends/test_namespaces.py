@@ -193,7 +193,10 @@ def test_a_launch_with_a_gateway_can_be_given_up() -> None:
 
 
 def printed(made: Plan, unprivileged_uid: int | None = None) -> list[str]:
-    return [step.action for step in namespaces.steps(made, lay_out(made, DictHost()), unprivileged_uid)]
+    layout = lay_out(made, DictHost())
+    return [
+        step.action for step in namespaces.steps(made, layout, unprivileged_uid, namespaces._groups(made))
+    ]
 
 
 def test_every_step_is_a_line() -> None:

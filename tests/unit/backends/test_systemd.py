@@ -7,142 +7,94 @@ from pathlib import Path
 
 import pytest
 
-from staddle.backends import systemd
-from staddle.ipc import systemd_spec
+from staddle.backends import namespaces, systemd
+from staddle.inside.systemd_unit import LAUNCHER, WITNESS
+from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
+from staddle.linux import landlock
+from staddle.linux.seccomp import program
 from staddle.linux.systemd_manager import Manager, Obstacle, delegated_controllers, find
 from staddle.mounts.from_plan import lay_out
 from staddle.policy.limits import Limits
 from staddle.policy.network import Network
 from staddle.policy.plan import Plan, Text, Variable
-from tests.unit.mounts.plans import DictHost, guard, hidden, plan, read, scratch, write
+from tests.unit.mounts.plans import DictHost, hidden, plan, read, write
 
 USER = Manager("user", "/usr/bin/systemd-run", {"XDG_RUNTIME_DIR": "/run/user/1000"})
 ROOT = Manager("system", "/usr/bin/systemd-run", {}, 0x70000001)
 ODD = '/w/a b:c"d\\e%h$HOME\n'
 
 
-def properties(made: Plan, scope: str = "user") -> set[str]:
-    return set(systemd.properties(made, scope))  # type: ignore[arg-type]
-
-
 # The unit.
 
 
-def test_the_network_of_the_unit_is_its_own_unless_it_is_open() -> None:
-    for network in (Network.deny(), Network.loopback()):
-        assert "PrivateNetwork=yes" in properties(plan(network=network))
-        assert "net" in systemd.namespaces(plan(network=network), "user")
-    assert "PrivateNetwork=yes" not in properties(plan(network=Network.open()))
-    assert "net" not in systemd.namespaces(plan(network=Network.open()), "user")
-
-
-def test_a_user_manager_needs_a_user_namespace_and_root_keeps_few_rights() -> None:
-    assert "PrivateUsers=yes" in properties(plan())
-    assert "PrivateUsers=yes" not in properties(plan(), "system")
-    (bounding,) = (item for item in properties(plan(), "system") if item.startswith("CapabilityBoundingSet="))
-    assert "CAP_SYS_MODULE" not in bounding
-    assert "~" not in bounding
-
-
-@pytest.mark.parametrize("scope", ["user", "system"])
-def test_properties_that_do_nothing_in_a_user_manager_are_not_used(scope: str) -> None:
-    nothing = (
-        "ProtectProc",
-        "ProcSubset",
-        "IPAddressDeny",
-        "SocketBindDeny",
-        "DevicePolicy",
-        "RestrictFileSystems",
-    )
-    assert not [item for item in properties(plan(), scope) if item.startswith(nothing)]
+def asked(limits: Limits | None = None, found: Manager = USER) -> list[str]:
+    """The words that ask for a unit."""
+    return [os.fsdecode(word) for word in systemd.unit(limits or Limits(), found).starter]
 
 
 def test_limits_are_properties_and_what_the_control_group_must_say() -> None:
     limits = Limits(memory="64M", cpu=0.5, processes=20)
-    assert {"MemoryMax=67108864", "MemorySwapMax=0", "CPUQuota=50%", "TasksMax=22"} <= properties(
-        plan(limits=limits)
-    )
-    asked = {(bound.file, bound.most) for bound in systemd.bounds(limits).values()}
-    assert asked == {("memory.max", 64 << 20), ("cpu.max", 500), ("pids.max", 22)}
+    words = " ".join(asked(limits))
+    for setting in (
+        "MemoryMax t 67108864",
+        "MemorySwapMax t 0",
+        "CPUQuotaPerSecUSec t 500000",
+        "TasksMax t 22",
+    ):
+        assert setting in words
+    bounds = {(b"memory.max", 64 << 20), (b"cpu.max", 500), (b"pids.max", 22)}
+    assert set(systemd.unit(limits, USER).bounds) == bounds
     assert systemd.bounds(Limits()) == {}
 
 
-def test_the_unit_is_named_waited_for_and_collected() -> None:
-    words = systemd.command_line(USER, "staddle-x", ["A=b"], ["/usr/bin/python3", "-I"])
-    assert words[0] == "/usr/bin/systemd-run"
-    assert {"--user", "--pipe", "--wait", "--collect", "--unit=staddle-x", "--property=A=b"} <= set(words)
-    assert not {"--pty", "-t", "--scope"} & set(words)
-    assert words[-3:] == ("--", "/usr/bin/python3", "-I")
-    assert "--system" in systemd.command_line(ROOT, "x", [], ["y"])
+def test_the_manager_is_asked_for_a_scope_around_the_launcher() -> None:
+    words = asked()
+    assert words[:2] == ["/usr/bin/busctl", "--user"]
+    assert asked(found=ROOT)[1] == "--system"
+    at = words.index("ssa(sv)a(sa(sv))")
+    name, mode, count, *rest = words[at + 1 :]
+    assert name.startswith("staddle-")
+    assert name.endswith(".scope")
+    numbers = [os.fsdecode(LAUNCHER), os.fsdecode(WITNESS)]
+    assert (mode, rest[:5], rest[-1]) == ("fail", ["PIDs", "au", "2", *numbers], "0")
+    assert int(count) == 1 + len(systemd.properties(Limits()))
+    assert name != asked()[at + 1], "another name for each"
 
 
-def test_dollars_in_the_helpers_path_are_not_expanded_by_the_manager() -> None:
-    """systemd expands `$` from the manager's environment, and nothing else: measured on 252."""
-    assert systemd.escaped("/home/$USER/${x}/%h \\\"'\n") == "/home/$$USER/$${x}/%h \\\"'\n"
-    assert systemd.command_line(USER, "x", [], ["/opt/$HOME/python"])[-1] == "/opt/$$HOME/python"
-
-
-# The orders.
-
-
-def asked(
-    made: Plan, found: Manager = USER, command: tuple[str, ...] = ("true",)
-) -> systemd_spec.SystemdSpec:
-    return systemd.spec(made, lay_out(made, DictHost()), found, command, status=9)
-
-
-def test_nothing_of_the_policy_is_on_the_command_line_of_the_unit() -> None:
+def test_nothing_of_the_policy_is_in_the_message_to_the_manager() -> None:
     made = plan(
         grants=(write(ODD), read("/secret-place")),
         texts=(Text("/etc/secret-text", b"secret-content", "test"),),
         variables=(Variable("TOKEN", "secret-value", "test", secret=True),),
         cwd=ODD,
     )
-    said = asked(made, command=("secret-program", "secret-argument"))
+    unit = systemd.unit(made.limits, USER)
+    layout = lay_out(made, DictHost())
+    said = namespaces.spec(made, layout, None, ("secret-program",), status=9, unit=unit)
     everything = b"\0".join((*said.starter, *said.starter_environment))
+    assert said.starter == unit.starter
     assert b"secret" not in everything
     assert b"TOKEN" not in everything
     assert os.fsencode(ODD) not in everything
-    inner = decode(said.command)
-    assert inner.argv == (b"secret-program", b"secret-argument")
-    assert inner.environment == (b"TOKEN=secret-value",)
-    assert inner.directory == os.fsencode(ODD)
+    assert namespace_spec.decode(namespace_spec.encode(said)) == said
 
 
-def test_orders_survive_the_way() -> None:
-    made = plan(
-        grants=(write(ODD + "\udcff"),), guards=(guard(ODD + "\udcff/.git"),), scratch=(scratch("/tmp"),)
-    )
-    said = asked(made)
-    assert systemd_spec.decode(systemd_spec.encode(said)) == said
-    assert any(row[1] == os.fsencode(ODD + "\udcff") for row in said.view)
+def test_a_limit_on_cpu_narrows_the_processors_and_refuses_nothing() -> None:
+    """`nproc` shows the limit; the unit holds it, so that a program may choose among its processors."""
+    made = plan(limits=Limits(cpu=1))
+    unit = systemd.unit(made.limits, USER)
+    said = namespaces.spec(made, lay_out(made, DictHost()), None, ("true",), status=9, unit=unit)
+    assert said.processors == 1
+    assert decode(said.command).filter == program("namespaces")
 
 
-def test_the_unit_is_told_the_operations_of_the_layout_but_those_it_does_not_need() -> None:
-    made = plan(grants=(write("/w"), read("/r")), guards=(guard("/w/d/.git"),), scratch=(scratch("/tmp"),))
-    wanted = [op.replace(origin="") for op in lay_out(made, DictHost()).operations if op.path != "/proc/1"]
-    for found in (USER, ROOT):
-        assert list(asked(made, found).operations()) == wanted
-        assert asked(made, found).unprivileged_uid == found.unprivileged_uid
-
-
-def test_the_filter_and_the_limits_are_those_of_the_plan() -> None:
-    from staddle.linux.seccomp import program
-
-    limited = decode(asked(plan(limits=Limits(file_size=5, open_files=7), grants=(write("/w"),))).command)
-    assert limited.filter == program("namespaces-nosuid")
-    assert {(1, 5, 5), (7, 7, 7), (4, 1, 1)} <= set(limited.rlimits)
-    assert decode(asked(plan()).command).filter == program("namespaces")
-
-
-def test_a_launch_can_be_given_up() -> None:
+def test_a_launch_can_be_given_up_and_is_never_started_here() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    launch = systemd.launch(plan(), lay_out(plan(), DictHost()), USER, ["true"])
-    assert launch.argv[4] == "systemd-client"
-    assert launch.argv[5] == str(launch.pass_fds[1])
-    assert launch.relays
-    launch.close()
+    made = plan(limits=Limits(memory="64M"))
+    unit = systemd.unit(made.limits, USER)
+    launch = namespaces.launch(made, lay_out(made, DictHost()), None, ["true"], unit)
+    assert (launch.argv[4], launch.here, launch.limited) == ("namespaces", None, None)
     launch.close()
     assert launch.status is not None
     os.close(launch.status)
@@ -177,9 +129,9 @@ def test_what_it_cannot_hold_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_open_network_needs_landlock_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd.landlock, "abi", lambda: 5)
+    monkeypatch.setattr(landlock, "abi", lambda: 5)
     assert gaps(plan(network=Network.open())) == {"sockets": True}
-    monkeypatch.setattr(systemd.landlock, "abi", lambda: 6)
+    monkeypatch.setattr(landlock, "abi", lambda: 6)
     assert gaps(plan(network=Network.open())) == {}
 
 
@@ -194,11 +146,15 @@ def test_controllers_are_those_of_the_managers_own_part(tmp_path: Path) -> None:
 
 
 def test_the_steps_name_everything_and_no_secret() -> None:
-    made = plan(grants=(write("/w"),), variables=(Variable("TOKEN", "hush", "env", secret=True),))
+    made = plan(
+        grants=(write("/w"),),
+        variables=(Variable("TOKEN", "hush", "env", secret=True),),
+        limits=Limits(processes=20),
+    )
     for found in (USER, ROOT):
         told = "\n".join(step.action for step in systemd.steps(made, lay_out(made, DictHost()), found))
-        for item in systemd.properties(made, found.scope):
-            assert item in told
+        assert f"ask the {found.scope} manager for a transient scope" in told
+        assert "unit property TasksMax=22" in told
         assert "/w" in told
         assert "hush" not in told
         assert "filter" in told

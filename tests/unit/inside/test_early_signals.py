@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import time
 import traceback
 from collections.abc import Callable
 
 import pytest
 
-from staddle.inside import namespace_launcher, systemd_client, systemd_unit
+from staddle.inside import namespace_launcher
 from staddle.inside.child import HANDLED, Attendant
-from staddle.inside.systemd_unit import SIGNAL, STARTED
 from staddle.linux import process
 
 pytestmark = pytest.mark.same_for_everyone
@@ -59,80 +56,7 @@ def test_what_is_there_to_read_is_read_at_once() -> None:
     assert in_a_child(work) == 0
 
 
-def client(starter: int, control: socket.socket) -> systemd_client._Client:
-    made = systemd_client._Client.__new__(systemd_client._Client)
-    made._started, made._early, made._failure, made._code, made._output = False, 0, None, None, b""
-    made._starter, made._control = starter, control  # type: ignore[assignment]
-    made._words = os.open("/dev/null", os.O_RDONLY)
-    return made
-
-
-def test_the_client_leaves_it_to_the_unit_which_knows() -> None:
-    def work() -> int:
-        ours, unit = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mine = client(sleeper(), ours)
-        mine._pass_on(signal.SIGTERM)
-        if unit.recv(99) != SIGNAL + b"%d" % signal.SIGTERM:
-            return 1
-        unit.send(STARTED)
-        mine._receive_message()
-        mine._pass_on(signal.SIGINT)  # not the second time that it is asked: the first was passed on
-        os.kill(mine._starter, signal.SIGKILL)
-        return 0 if unit.recv(99) == SIGNAL + b"%d" % signal.SIGINT else 2
-
-    assert in_a_child(work) == 0
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_unit_that_says_nothing_is_not_waited_for(again: bool) -> None:
-    def work() -> int:
-        ours, unit = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        mine = client(sleeper(), ours)
-        os.kill(os.getpid(), signal.SIGTERM)
-        if again:
-            mine._pass_on(signal.SIGTERM)
-        try:
-            mine.run()
-        finally:
-            unit.close()
-        return 1
-
-    began = time.monotonic()
-    assert in_a_child(work) == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 25
-
-
-@pytest.mark.parametrize("started", [True, False])
-def test_the_unit_looks_before_it_takes_a_command_for_not_started(started: bool) -> None:
-    def work() -> int:
-        theirs, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        first = sleeper()
-        report, write = os.pipe()
-        if started:
-            os.close(write)  # as exec does
-        ours.send(SIGNAL + b"%d" % signal.SIGTERM)
-        signal.alarm(20)  # it must not wait for a report that does not come
-        code = systemd_unit._attend(theirs, first, report)  # type: ignore[arg-type]
-        if not started:
-            os.kill(first, signal.SIGKILL)
-        return code
-
-    assert in_a_child(work) == (7 if started else 128 + signal.SIGTERM)
-
-
-def _by_launcher(first: int, report: int) -> int:
-    return namespace_launcher._attend(first, report)
-
-
-def _by_unit(first: int, report: int) -> int:
-    control, _host = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return systemd_unit._attend(control, first, report)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("attend", [_by_launcher, _by_unit])
-def test_a_command_that_started_after_the_last_look_gets_the_signal(
-    attend: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_started_after_the_last_look_gets_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     read_signals = process.read_signals
 
     def work() -> int:
@@ -147,6 +71,6 @@ def test_a_command_that_started_after_the_last_look_gets_the_signal(
         monkeypatch.setattr(process, "read_signals", late)
         signal.alarm(20)
         os.kill(os.getpid(), signal.SIGTERM)
-        return attend(first, report)
+        return namespace_launcher._attend(first, report)
 
     assert in_a_child(work) == 7

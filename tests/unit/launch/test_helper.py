@@ -84,7 +84,7 @@ def test_without_an_interpreter_there_is_no_helper(monkeypatch: pytest.MonkeyPat
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("role", ["jail_exec", "namespace_launcher", "systemd_client", "systemd_unit"])
+@pytest.mark.parametrize("role", ["jail_exec", "namespace_launcher", "systemd_unit"])
 def test_the_helper_loads_nothing_slow(role: str) -> None:
     code = f"import sys; sys.path.append({str(SRC)!r}); import staddle.inside.{role}; print(*sys.modules)"
     done = subprocess.run(

@@ -1,1 +1,4 @@
-"""The agent, first process (PID 1) of a session's sandbox, and its file server: no rights outside."""
+"""The agent, first process (PID 1) of a session's sandbox, and its file server.
+
+Neither has rights outside.
+"""

@@ -1,15 +1,15 @@
-"""The agent: the process of ours inside a sandbox, which starts everything else there.
+"""The agent: our process inside a sandbox, which starts all other processes there.
 
     host program ══ main socket ══ agent ── shells, commands, terminals
                  ══ a socket for each process it started
 
-It waits only for its sockets and the end of its children, it reaps everything that loses its parent,
-and it ends, with all that is below it, when the main socket is closed: by the host program, or by the
-kernel because there is no host program any more.
+It waits only for its sockets and for the end of its children, and reaps every orphan. It ends, with all
+processes below it, when the main socket is closed: by the host program, or by the kernel when the host
+program has ended.
 
-As the first process of a pid namespace it holds capabilities over the sandbox; no message that it gets
-comes from inside, and nothing inside can look into it. On any other backend it is as confined as the
-commands it starts, and no more to be trusted than they are.
+As the first process of a pid namespace it has capabilities over the sandbox. All its messages come from
+outside, and no process inside can trace it. On any other backend it is as confined as the commands it starts,
+and deserves no more trust.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from .processes import Become
     from .shell_files import Channel
 
-#: When nothing was asked for this long, in milliseconds, there is time for what can wait.
+#: After so many milliseconds without a request, the agent does its deferred work.
 _IDLE = 100
-#: Descriptors that wait for such a time. With more it is done at once: a busy sandbox may never be idle.
+#: The most descriptors to close later. Above this they are closed at once: a busy sandbox may never be idle.
 _MOST_LATER = 32
 
 
@@ -67,23 +67,24 @@ class SandboxAgent:
         ids: tuple[int, int] = (0, 0),
         confine_ahead: Callable[[], None] | None = None,
     ) -> None:
-        """`become` confines a child of ours and execs in it; see processes.start. `confine` only confines,
-        in the sandbox's cgroups or not.
+        """Prepare to serve.
 
-        `started` is called with each child, which may wait for that. `another` returns the same two for
-        another user of the sandbox, its root for one. `confine_ahead` is for the starter of programs.
+        `become` confines a child of ours and execs in it; see `processes.start`. `confine` only confines,
+        inside the sandbox's cgroups or outside. `started` is called with each child, which may wait for that.
+        `another` returns `become` and `confine` for another user of the sandbox, such as its root.
+        `confine_ahead` confines the starter of programs.
 
-        `user` is whose the terminals are, if not ours, and `ids` are who that is inside. `swap` puts trees
-        in the place of the present ones, and `tidy` follows when there is time; see mount_swap.Trees.
+        `user` owns the terminals (-1: we do), and `ids` are its ids inside. `swap` replaces mounted trees,
+        and `tidy` removes the old trees when the agent is idle; see `TreeMounts`.
         """
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
         self._ids, self._confine_ahead = ids, confine_ahead
         self._wishes: dict[int, _socket.socket] = {}
-        self._later: list[int] = []  # to be closed when there is nothing else to do
+        self._later: list[int] = []  # closed when there is nothing else to do
         self._shells = 0
         self._sudo: SudoRequests | None = None
-        self.watch: LimitTally | None = None  # who holds limits that the kernel does not
+        self.watch: LimitTally | None = None  # enforces limits that the kernel does not
         self._children: dict[int, Child] = {}
         self._sockets: dict[int, Child | None] = {}
         self._reports: dict[int, Child] = {}
@@ -91,7 +92,7 @@ class SandboxAgent:
     def begin(
         self, socket: _socket.socket, channel: Channel, network: AgentNetwork | ForwardSockets | None = None
     ) -> None:
-        """Be the agent: this process, with the main socket `socket`.
+        """Make this process the agent, with the main socket `socket`.
 
         `network` hands out sockets of the sandbox's network namespace.
         """
@@ -102,7 +103,7 @@ class SandboxAgent:
         self._count = usage.Count(own_numbers=os.getpid() == 1)
         self._poll = select.poll()
         self._starter = ProgramStarter(self._confine_ahead, self._count, self._poll)
-        # An interrupt for a child that is not its program yet must not be taken for an error of ours.
+        # A SIGINT for a child that has not exec'd yet must not raise KeyboardInterrupt in our code.
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
         process.block_signals((process.SIGCHLD,))
         self._signals = process.signal_descriptor((process.SIGCHLD,))
@@ -118,15 +119,15 @@ class SandboxAgent:
         directory: bytes,
         become: Become | None = None,
     ) -> tuple[bytes, tuple[int, ...]]:
-        """Start a shell, as the sandbox's user or by `become`; (its announcement, descriptors to hand over).
+        """Start a shell, as the sandbox's user or by `become`; return (announcement, descriptors to send).
 
-        All of these but its files are to be closed: its socket, the pipe of its commands and a handle of it.
+        The caller closes its socket, the pipe of its commands and its pidfd, but not its files.
         """
         files = ChannelFiles(self._channel, self._shells)
         self._shells += 1
         control, commands = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        # What it says outside of commands goes where it says that they are over.
+        # Its output outside of commands goes to the file in which it reports their end.
         noise = os.open(f"/proc/self/fd/{files.descriptor('done')}", os.O_WRONLY | os.O_CLOEXEC)
         try:
             spec = processes.SpawnSpec(
@@ -147,25 +148,25 @@ class SandboxAgent:
                 os.close(fd)
 
     def leave_out_one(self) -> None:
-        """A process of our own is started: it does not count as one of the sandbox's."""
+        """Do not count the next process as one of the sandbox: it is ours."""
         self._count.leave_out_one()
 
     def waiting_shells(self) -> set[int]:
-        """The pids of the shells, which are ended last when memory has to be freed."""
+        """Return the pids of the shells, which are killed last when memory runs out."""
         return {pid for pid, child in self._children.items() if child.files is not None}
 
     def confirm(self) -> None:
-        """Wait until everything that was started runs its program. NotStarted when something does not."""
+        """Wait until every started process runs its program; NotStarted if one does not."""
         for report, child in list(self._reports.items()):
             poll = select.poll()
             poll.register(report, select.POLLIN)
-            poll.poll()  # between fork and exec nothing waits for anything
+            poll.poll()  # between fork and exec, no process waits for another
             self._heard_start(report)
             if child.why:
                 raise NotStarted(CONFINEMENT, child.why.decode("utf-8", "replace"))
 
     def announce(self, said: bytes, descriptors: tuple[int, ...], socket: QueuedSocket | None = None) -> None:
-        """Hand over a shell that was started."""
+        """Send the announcement and descriptors of a started shell."""
         try:
             (socket or self._main).send(said, descriptors)
         finally:
@@ -213,7 +214,7 @@ class SandboxAgent:
         except BlockingIOError:
             return
         except (Malformed, OSError):
-            message = None  # not our protocol: as if it were closed
+            message = None  # not our protocol: treat it as closed
         if message is None:
             if child is None:
                 self._end()
@@ -233,7 +234,7 @@ class SandboxAgent:
         self._watch(socket)
 
     def _grant(self, socket: _socket.socket) -> None:
-        """Answer a request on the socket of the network, whose other end only the host program has."""
+        """Answer a request on the network's socket, whose other end only the host program has."""
         wish = socket.recv(agent_messages.LONGEST)
         if not wish or self._network is None:
             self._poll.unregister(socket.fileno())
@@ -248,7 +249,7 @@ class SandboxAgent:
     # ---------------------------------------------------------------- requests
 
     def _ask(self, message: agent_messages.Message) -> None:
-        """Serve a request of the main socket."""
+        """Serve a request on the main socket."""
         self._starter.end_before(message.kind)
         if message.kind == agent_messages.SHELL:
             self.open_shell(*message.fields)
@@ -267,7 +268,7 @@ class SandboxAgent:
         elif message.kind == agent_messages.SUDO and self._another is not None:
             self._allow_sudo(self._another)
         elif message.kind == agent_messages.LOOK and self.watch is not None:
-            self.watch.look(gone=1)  # the command that failed
+            self.watch.look(gone=1)  # count the failed command
             self._main.send(agent_messages.encode(agent_messages.LOOKED))
         elif message.kind == agent_messages.PING:
             self._main.send(agent_messages.encode(agent_messages.PONG, *message.fields))
@@ -311,18 +312,19 @@ class SandboxAgent:
         self._main.send(agent_messages.encode(agent_messages.SUDO_READY))
 
     def _ours(self) -> set[int]:
-        """The shells, the file server and the starter: what is there when nothing runs."""
+        """Return the shells, the file server and the starter: the processes of an idle sandbox."""
         children = self._children.items()
         found = {pid for pid, child in children if child.files is not None or child.is_file_server}
         return {*found, self._starter.pid}
 
     def _swapped(self, swap: Swap, others: bytes, roots: tuple[bytes, ...], socket: int) -> bytes:
-        """Exchange trees. `others` says what becomes of processes that are no waiting shells.
+        """Replace trees. `others` decides about processes other than waiting shells.
 
-        The fork server mounts them meanwhile and sends them on `socket`: nothing else is waited for.
+        The fork server mounts the new trees meanwhile and sends them on `socket`.
         """
         alone = others == agent_messages.REFUSE
-        if alone and {*process_tree.table(), *self._children} - {os.getpid(), *self._ours()}:
+        living = {pid for pid, entry in process_tree.table().items() if not entry.dead}
+        if alone and {*living, *self._children} - {os.getpid(), *self._ours()}:
             return agent_messages.encode(agent_messages.BUSY)
         ended = end_others(self._children, self._ours()) if others == agent_messages.END else ()
         trees: list[int] = []
@@ -332,7 +334,8 @@ class SandboxAgent:
             return dict(zip(map(os.fsdecode, roots), trees, strict=True))
 
         try:
-            # The last to let go of a mount pays for all that it has in memory: not now.
+            # The last close of a mount frees everything that it has in memory, which takes long: do that
+            # later.
             self._later += swap(tuple(map(os.fsdecode, roots)), alone, come)
         except OSError as error:
             if error.errno != errno.EBUSY:
@@ -385,11 +388,12 @@ class SandboxAgent:
         finally:
             os.close(null)
         child.is_file_server = True
+        process_tree.HIDDEN.add(child.pid)
         self._main.send(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
         theirs.close()
 
     def _ask_child(self, child: Child, message: agent_messages.Message) -> None:
-        """Serve a request of a process's socket."""
+        """Serve a request on the socket of a process."""
         kind, fields = message.kind, message.fields
         if kind == agent_messages.PING:
             child.socket.send(agent_messages.encode(agent_messages.PONG, *fields))
@@ -422,7 +426,7 @@ class SandboxAgent:
     def _start(
         self, spec: processes.SpawnSpec, files: ChannelFiles | None, become: Become, *, starts: bool = False
     ) -> tuple[Child, _socket.socket]:
-        """Start a child, with `starts` by the starter if that waits; (it, the other end of its socket)."""
+        """Start a child, with `starts` by a waiting starter; return (child, the other end of its socket)."""
         pid = self._starter.take(spec, self._children) if starts else 0
         return self._add(lambda: (pid, -1) if pid else processes.start(spec, become), files)
 
@@ -449,7 +453,7 @@ class SandboxAgent:
         return child, theirs
 
     def _heard_start(self, report: int) -> None:
-        """Note that the program runs, or why it does not."""
+        """Record that the program runs, or why it does not."""
         child = self._reports[report]
         number, _, why = available(report).partition(b" ")
         if why:
@@ -466,10 +470,14 @@ class SandboxAgent:
                 self._tell_end(ended)
 
     def _tell_end(self, ended: tuple[int, int, agent_messages.UsageCounts] | None) -> None:
-        """Tell the host program of the end of a process, if it has asked for that: number, status, usage."""
+        """Report the end of a process to the host program, if that asked for it.
+
+        `ended` is (pid, status, usage).
+        """
         child = self._children.pop(ended[0], None) if ended else None
         if child is None or ended is None:
             return
+        process_tree.HIDDEN.discard(child.pid)
         for report in [fd for fd, whose in self._reports.items() if whose is child]:
             self._heard_start(report)
         child.ended, child.above = True, 0
@@ -478,7 +486,7 @@ class SandboxAgent:
         self._watch(child.socket)
 
     def _let_go(self, child: Child) -> None:
-        """End a process, with everything below it, whose socket the host program has closed."""
+        """Kill a process, with everything below it, because the host program has closed its socket."""
         fd = child.socket.raw.fileno()
         self._poll.unregister(fd)
         del self._sockets[fd]
@@ -488,14 +496,14 @@ class SandboxAgent:
             child.files.close()
 
     def _watch(self, socket: QueuedSocket) -> None:
-        """Poll for room on the socket as well, as long as messages wait to be sent."""
+        """Also poll for room on the socket while messages wait to be sent."""
         waiting = socket.flush()
         fd = socket.raw.fileno()
         if fd in self._sockets:
             self._poll.modify(fd, select.POLLIN | (select.POLLOUT if waiting else 0))
 
     def _end(self) -> NoReturn:
-        # The kernel ends a pid namespace with its first process.
+        # The kernel kills a pid namespace with its first process.
         if os.getpid() != 1:
             process_tree.end_everything(os.getpid())
         os._exit(0)

@@ -1,7 +1,7 @@
-"""Confine a process of the sandbox between fork and exec. Run by a child of the agent.
+"""Confine a process of the sandbox between fork and exec. A child of the agent runs this.
 
-It begins with the agent's capabilities over the sandbox, and ends in the sandbox's inner user namespace
-with none, or as a root of it with ROOT_RIGHTS.
+It begins with the agent's capabilities over the sandbox. It ends in the sandbox's inner user namespace
+without capabilities, or as root there with ROOT_RIGHTS.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _FEW_FILES = 32
 class ProcessConfinement:
     """The confinement of every process of one sandbox.
 
-    All of them are in one user namespace, below the one that the view belongs to: from there no mount can be
-    changed, and the kernel counts a user's processes for all of them together.
+    All of them are in one user namespace, below the one that owns the view. So they cannot change a mount,
+    and the kernel counts a user's processes for all of them together.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class ProcessConfinement:
         *,
         rights: int = 0,
     ):
-        """`whose` is the id in our namespace that `uid` becomes: ours (0), or one that no account has.
+        """`whose` is the id in our namespace that `uid` becomes: ours (0), or an id without an account.
 
-        `rights` are the capabilities that all of them keep, for a session that is root.
+        `rights` are the capabilities that all processes keep, for a session as root.
         """
         self._uid, self._gid, self._whose = uid, gid, whose
         self._rlimits, self._filter = rlimits, filter
@@ -59,24 +59,24 @@ class ProcessConfinement:
         self._goes_first = False
 
     def begin(self, cgroup_fds: tuple[int, ...], *, goes_first: bool = False) -> None:
-        """Begin for one sandbox. Through `cgroup_fds` each process enters the sandbox's cgroups.
+        """Begin for one sandbox. Each process enters the sandbox's cgroups with `cgroup_fds`.
 
-        With `goes_first`, or in cgroups, its processes are killed before others when memory is used up.
+        With `goes_first`, or in cgroups, the kernel kills its processes first when memory runs out.
         """
         self._cgroup_fds, self._goes_first = cgroup_fds, goes_first or bool(cgroup_fds)
         self._ours, self._theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 
     def started(self, pid: int) -> None:
-        """The agent has started `pid`. The namespace that the first one makes is that of all who follow.
+        """Write the id maps of the namespace that the first child, `pid`, has made for all later processes.
 
-        A process of its own for that would cost a sandbox a fork and some hundred copied pages.
+        A separate process for the namespace would cost a fork and some hundred copied pages.
         """
         if self._namespace >= 0:
             return
         self._theirs.close()
         try:
             if self._ours.recv(1) != _DONE:
-                return  # it has failed, and tells why itself
+                return  # it has failed, and reports why
             for name, text in self._maps():
                 fd = os.open(f"{procfs.directory(pid)}/{name}", os.O_WRONLY | os.O_CLOEXEC)
                 try:
@@ -84,23 +84,23 @@ class ProcessConfinement:
                 finally:
                     os.close(fd)
             self._namespace = os.open(f"{procfs.directory(pid)}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            # Before anything of the sandbox runs: nothing in it looks into us, the agent. That hides us
-            # in its /proc, too. Not sooner: its maps would have been closed to us, as ours to it.
+            # Before any process of the sandbox runs: none may trace us, the agent. This also hides us in its
+            # /proc. Not earlier, because then we could not open the child's maps.
             process.dumpable(False)
             self._ours.send(_DONE)
         finally:
             self._ours.close()
 
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
-        """Be confined and exec. Raises NotStarted or OSError; nothing else comes back."""
+        """Confine this process and exec. Raises only NotStarted or OSError."""
         self._enter(self._rights)
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._last, kept=self._rights)
 
     def confine_ahead(self) -> None:
-        """Be confined as `become` has it, and go on: so are the programs that this process starts.
+        """Confine this process as `become` does, without exec; the programs that it starts inherit this.
 
-        NotStarted where they may open so few files that this process could not work.
+        NotStarted if the limit on open files is too low for this process to work.
         """
         self._enter(self._rights)
         open_files = confine(self._spec((), (), b"/"), None, guardian=0, kept=self._rights)
@@ -111,16 +111,16 @@ class ProcessConfinement:
             process.set_rlimits({process.RLIMIT_NOFILE: open_files})
 
     def confine(self, grouped: bool) -> None:
-        """Be confined in the same way, and go on as we are; open files are not limited.
+        """Confine this process in the same way, without exec and without a limit on open files.
 
-        Unless it is `grouped`, it stays out of the sandbox's cgroups, which may be frozen.
+        Unless `grouped`, it stays out of the sandbox's cgroups, which may be frozen.
         """
         self._enter(grouped=grouped)
         confine(self._spec((), (), b"/"), None, guardian=0)
         self._look()
 
     def another(self, who: Who) -> AnotherUser:
-        """The same for another user of the sandbox. OSError where there is one id for everybody."""
+        """Return the confinement for another user of the sandbox. OSError if the sandbox has only one id."""
         if who[0] and not self._whose:
             raise OSError(errno.EPERM, f"uid {who[0]} is not mapped: this sandbox has one id")
         return AnotherUser(self, who)
@@ -145,7 +145,7 @@ class ProcessConfinement:
         else:
             self._join()
         if not kept:
-            process.empty_bounding_set()  # before anything that takes the right to
+            process.empty_bounding_set()  # before the steps that drop the right to do it
         if self._whose:
             process.become(uid, gid, groups)
         if kept:
@@ -157,14 +157,14 @@ class ProcessConfinement:
         call("setns", self._namespace, userns.CLONE_NEWUSER)
 
     def _enter_groups(self, grouped: bool) -> None:
-        # While we still have the agent's rights, and nothing of the sandbox runs in us.
+        # We still have the agent's rights, and no code of the sandbox runs in this process.
         if self._goes_first:
             process_attributes.go_first()
         if self._cgroup_fds:
             if grouped:
                 process.leave_real_time()
                 cgroups.enter(self._cgroup_fds)
-            call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our group has no name
+            call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our cgroup has no name
 
     def _found(self) -> None:
         """Make the user namespace, and wait until the agent has written its id maps."""
@@ -178,7 +178,7 @@ class ProcessConfinement:
         verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
 
     def _last(self) -> None:
-        """Right before the exec: look, and where one id is all there is, a root has many names for it."""
+        """Verify right before the exec. If there is only one id, make root's changes of owners succeed."""
         self._look()
         if self._rights and not self._whose:
             pretend_owners()
@@ -197,28 +197,28 @@ class ProcessConfinement:
         return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)
 
     def _maps(self) -> tuple[tuple[str, bytes], ...]:
-        if self._whose:  # everybody is who they are, but for the sandbox's user
+        if self._whose:  # every id maps to itself, except for the sandbox's user
             maps = (_everybody(number, self._whose) for number in (self._uid, self._gid))
             return tuple(zip(("uid_map", "gid_map"), maps, strict=True))
         return ("setgroups", b"deny"), ("uid_map", b"%d 0 1" % self._uid), ("gid_map", b"%d 0 1" % self._gid)
 
 
 class AnotherUser:
-    """The confinement of processes of another user than the sandbox's own; root's keep ROOT_RIGHTS."""
+    """The confinement for another user than the sandbox's own; its root keeps ROOT_RIGHTS."""
 
     def __init__(self, confinement: ProcessConfinement, who: Who) -> None:
         self._confinement, self._who = confinement, who
         self._kept = 0 if who[0] else ROOT_RIGHTS
 
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
-        """As ProcessConfinement.become."""
+        """Like `ProcessConfinement.become`."""
         mine, who = self._confinement, self._who
         mine._enter_as(who)
         spec = mine._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=lambda: mine._last_as(who), kept=self._kept)
 
     def confine(self, grouped: bool) -> None:
-        """As ProcessConfinement.confine."""
+        """Like `ProcessConfinement.confine`."""
         mine, who = self._confinement, self._who
         mine._enter_as(who, grouped=grouped)
         confine(mine._spec((), (), b"/"), None, guardian=0, kept=self._kept)
@@ -226,7 +226,7 @@ class AnotherUser:
 
 
 def _everybody(number: int, whose: int) -> bytes:
-    """A map in which `number` inside is `whose`, and every id that is neither of these is itself."""
+    """Return a map of `number` inside to `whose`, and of each id that is neither of these to itself."""
     if number == whose:
         return b"0 0 65536"
     low, high = sorted((number, whose))
@@ -235,25 +235,25 @@ def _everybody(number: int, whose: int) -> bytes:
     return b"\n".join(b"%d %d %d" % row for row in rows if row[2] > 0)
 
 
-# Being root inside: with a root's rights over what is the sandbox's, and none over anything else.
+# Root inside has a root's rights over the sandbox, and over nothing else.
 #
-# The capabilities count in a user namespace of the sandbox, and for files only where an owner is
-# known there. No mount, no network and no process of ours belongs to it. What is not among them
-# is not needed to install packages: no devices, no tracing, no administration.
+# The capabilities count in a user namespace of the sandbox, and for files only if their owner is mapped
+# there. It owns no mount, no network and no process of ours. Capabilities that package installation does not
+# need are missing: for devices, tracing and administration.
 
 #: chown, dac_override, fowner, fsetid, kill, setgid, setuid.
 ROOT_RIGHTS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7
-#: Who is who, where there is one id for everybody: the sandbox's user is its root, too.
+#: Id maps if there is only one id: the sandbox's user is also its root.
 ROOT_MAPS = (("uid_map", b"0 0 1"), ("gid_map", b"0 0 1"))
 
 
 def enter_alone() -> None:
-    """Be in a new user namespace in which the one id that there is has the name 0.
+    """Enter a new user namespace in which our only id is 0.
 
-    Called by a child of the agent. It can be looked into for a moment, as far as the kernel goes by
-    ids; but a process in another user namespace of the sandbox has no right to.
+    A child of the agent calls this. For a moment, processes with the same id could trace it. But a process in
+    another user namespace of the sandbox has no right to.
     """
-    process.dumpable(True)  # else our own maps would be closed to us
+    process.dumpable(True)  # else root would own our own maps
     call("unshare", userns.CLONE_NEWUSER)
     for name, text in (("setgroups", b"deny"), *ROOT_MAPS):
         fd = os.open(procfs.own(name), os.O_WRONLY | os.O_CLOEXEC)

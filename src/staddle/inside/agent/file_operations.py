@@ -1,6 +1,6 @@
-"""Operations of the file server that are more than one call: links, copies, trees, names of owners.
+"""Operations of the file server that need several calls: links, copies, trees, names of owners.
 
-Run with the rights and the view of the sandbox's user, as all of the file server.
+They have the rights and the view of the sandbox's user, like the whole file server.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from ...ipc.file_messages import FileRow
 
 _CHUNK = 1 << 18
-#: Of the accounts inside, so much is read.
+#: The most bytes to read from the sandbox's /etc/passwd.
 _LONGEST = 1 << 20
-#: Directories within each other that a copy or a tree goes into.
+#: The deepest nesting of directories that a copy or a tree enters.
 _DEEPEST = 500
 
 
 class Owners:
-    """The names of the users inside, as /etc/passwd has them."""
+    """The names of the users inside, from /etc/passwd."""
 
     def __init__(self) -> None:
         self._as_of: tuple[int, int] | None = None
         self._names: dict[int, bytes] = {}
 
     def name(self, uid: int) -> bytes:
-        """The name of a user; empty if it has none."""
+        """Return the name of a user; empty if it has none."""
         try:
             found = os.stat("/etc/passwd")
             as_of = (found.st_mtime_ns, found.st_ino)
@@ -61,7 +61,7 @@ OWNERS = Owners()
 
 
 def file_row(name: bytes, found: os.stat_result) -> FileRow:
-    """A file as an answer has it."""
+    """Return the row of a file for an answer."""
     most = (1 << 63) - 1
     modified = max(-most, min(found.st_mtime_ns, most))
     size, owner = min(found.st_size, most), OWNERS.name(found.st_uid)
@@ -69,7 +69,7 @@ def file_row(name: bytes, found: os.stat_result) -> FileRow:
 
 
 def append(path: bytes, data: bytes) -> None:
-    """Add to the end of a file, which is made if it is not there."""
+    """Append to a file; create it if it is missing."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     fd = os.open(path, flags, 0o644)
     try:
@@ -81,7 +81,7 @@ def append(path: bytes, data: bytes) -> None:
 
 
 def copy(source: bytes, target: bytes, replace: bool, beat: Callable[[], None]) -> None:
-    """Copy a file, or a directory with all that is in it. Links are copied as links within a directory."""
+    """Copy a file, or a directory with its contents. Links inside a directory are copied as links."""
     if os.path.isdir(source):
         real, inside = os.path.realpath(source), os.path.realpath(os.path.dirname(target) or b".")
         if f"{os.fsdecode(inside)}/".startswith(f"{os.fsdecode(real)}/"):
@@ -131,7 +131,7 @@ def _copy_file(source: bytes, target: bytes, replace: bool) -> None:
 
 
 def tree(top: bytes, beat: Callable[[], None]) -> Iterator[FileRow]:
-    """Walk a directory: every entry, by its path below it; no link is followed."""
+    """Yield every entry below a directory, by its relative path. Links are not followed."""
     waiting = [b""]
     while waiting:
         below = waiting.pop()

@@ -1,12 +1,11 @@
 """The file server: a process of the sandbox that opens, lists and writes files for the host program.
 
-It is forked by the agent, confines itself as every command does, and then serves instead of
-becoming a program: it has the sandbox's view and the rights of the sandbox's user, and nothing
-more. So a link leads where it would lead a command, and what a command may not read or write
-the host program does not get to read or write by it either.
+The agent forks it. It confines itself like every command, and then serves instead of running a program. It
+has only the sandbox's view and the rights of the sandbox's user. So a link leads where it leads a command.
+Through it, the host program can read and write only what a command may.
 
-Nothing in it is a boundary. Content of files goes by descriptor: it hands out files that it
-has opened for reading, and copies from a pipe what is to be written.
+Nothing in it is a boundary. File contents travel by descriptor: it hands out files that it opened for
+reading, and copies data to write from a pipe.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from ...ipc.file_messages import FileRow
 
 _CHUNK = 1 << 18
-#: A walk says that it goes on after so many directories.
+#: A walk reports progress after so many directories.
 _A_WHILE = 200
-#: Of what only the name and the kind are asked for.
+#: Placeholder where only name and kind are requested.
 _NOTHING_MORE = (0, 0, 0, 0, b"")
 
 
@@ -86,10 +85,10 @@ class FileServer:
         }
 
     def answer(self, said: file_messages.Said) -> None:
-        """Carry out one request and send the result. OSError when the host program does not read any more."""
+        """Carry out one request and send the result. OSError if the host program does not read any more."""
         operation, words, numbers = said.fields
         if said.letter != file_messages.QUESTION or operation in (file_messages.ALL, file_messages.DROP):
-            return  # the end of something that has failed before its end
+            return  # the end of a request that has failed before
         try:
             rows, handed = self._done(operation, words, numbers, said)  # type: ignore[arg-type]
         except OSError as error:
@@ -114,7 +113,7 @@ class FileServer:
     def _done(
         self, operation: bytes, words: tuple[bytes, ...], numbers: tuple[int, ...], said: file_messages.Said
     ) -> tuple[tuple[object, ...], int]:
-        """(the last rows, a descriptor to hand out or -1)"""
+        """Carry out a request; return (the last rows, a descriptor to hand out or -1)."""
         if any(b"\0" in word for word in words[:1]):
             raise Malformed("a path has a NUL in it")
         if operation == file_messages.WRITE_MANY:
@@ -145,7 +144,7 @@ class FileServer:
         )
 
     def _say_rows(self, rows: Iterable[FileRow]) -> None:
-        """Many rows, in messages of a good size."""
+        """Send many rows, in messages of a suitable size."""
         waiting: list[FileRow] = []
         size = 0
         for row in rows:
@@ -158,15 +157,15 @@ class FileServer:
             file_messages.send_message(self._socket, file_messages.MORE, tuple(waiting))
 
     def _beat(self) -> None:
-        """Say that we are still at it."""
+        """Report that we are still working."""
         file_messages.send_message(self._socket, file_messages.MORE, ())
 
     # ---------------------------------------------------------------- files, as any program sees them
 
     def _open(self, path: bytes) -> int:
         _refuse_special(os.stat(path).st_mode)
-        # It may be another thing by now: not waiting for it, and asking again what it is. By the name
-        # that links lead to: those of /proc, followed, would lead to what we were started from.
+        # It may have been replaced since. So we open it without waiting, and check again. We open the
+        # resolved name, because following the links of /proc would lead to our own program.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(os.path.realpath(path), flags)
         try:
@@ -184,7 +183,7 @@ class FileServer:
                     try:
                         yield file_row(entry.name, _status(entry, bool(follow)))
                     except FileNotFoundError:
-                        continue  # gone since
+                        continue  # deleted meanwhile
 
         self._say_rows(rows())
 
@@ -192,7 +191,7 @@ class FileServer:
         self._say_rows(file_operations.tree(path, self._sometimes()))
 
     def _sometimes(self) -> Callable[[], None]:
-        """Function to call for each directory; it tells the host program that we are alive."""
+        """Return a function to call for each directory; it reports to the host program that we are alive."""
         looked = 0
 
         def beat() -> None:
@@ -275,7 +274,7 @@ class FileServer:
         self._say_matches(_root(directory), pattern, special=False)
 
     def _say_matches(self, root: int, pattern: bytes, *, special: bool) -> None:
-        """Takes `root`. The names of what matches; of each only whether it is a directory is said."""
+        """Send the names that match, each with only whether it is a directory. Closes `root`."""
         glob = Glob(os.fsdecode(pattern))
         depth, looked = len(glob.head), 0
 
@@ -287,7 +286,7 @@ class FileServer:
             return glob.deep or path.count("/") + 1 < depth
 
         def rows() -> Iterable[FileRow]:
-            if glob.prefix and glob.matches(glob.prefix):  # `docs/**` names docs too
+            if glob.prefix and glob.matches(glob.prefix):  # `docs/**` matches docs too
                 yield os.fsencode(glob.prefix), stat.S_IFDIR, *_NOTHING_MORE
             for path, is_directory in beneath.walk(root, glob.prefix, enter, special=special):
                 if glob.matches(path):
@@ -347,7 +346,7 @@ class FileServer:
 
 
 class _InPlace:
-    """A file that is written where it is: nothing can be put beside it, or it is mounted by itself."""
+    """A file that is written in place: no file can be created next to it, or it is a mount."""
 
     def __init__(self, path: bytes) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
@@ -370,9 +369,9 @@ class _InPlace:
 
 
 def _pending(path: bytes, *, make: bool, new: bool = False) -> beneath.PendingFile | _InPlace:
-    """Open a file to write at `path`, or where the link there leads; it appears when it is whole.
+    """Open a file to write at `path`, or at the target of a link there; it appears once it is complete.
 
-    With `new`, nothing may be there, also when it is whole.
+    With `new`, fail if the path exists, even if it is created meanwhile.
     """
     if path.endswith(b"/"):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -396,7 +395,7 @@ def _pending(path: bytes, *, make: bool, new: bool = False) -> beneath.PendingFi
 
 
 def _before(path: bytes) -> os.stat_result | None:
-    """The status of the file that is there already and can be written; None if there is none."""
+    """Return the status of an existing, writable file; None if there is none."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -405,13 +404,13 @@ def _before(path: bytes) -> os.stat_result | None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     _refuse_special(found.st_mode)
     if not os.access(path, os.W_OK):
-        # The kernel's own word for why not.
+        # Let the kernel raise its own error.
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     return found
 
 
 def _is_mounted(directory: int, name: bytes) -> bool:
-    """Whether the file is a mount of its own: it cannot be replaced then."""
+    """Whether the file is a mount point, which cannot be replaced."""
     try:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
@@ -436,18 +435,18 @@ def _refuse_special(mode: int) -> None:
 
 
 def _refuse_ourselves(fd: int) -> None:
-    """We are a fork of the agent: what /proc says of us is nothing of the sandbox's."""
+    """Refuse our own files in /proc: we are a fork of the agent, not a process of the sandbox."""
     try:
         where = os.readlink(f"/proc/self/fd/{fd}".encode())
     except OSError:
-        return  # there is no /proc, and nothing of us in it
-    ours = {b"%d" % os.getpid(), os.readlink(b"/proc/self")}  # /proc may be that of a container around us
+        return  # there is no /proc, and none of our files in it
+    ours = {b"%d" % os.getpid(), os.readlink(b"/proc/self")}  # /proc may be that of an outer container
     if where.startswith(b"/proc/") and not ours.isdisjoint(where.split(b"/")):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def _status(entry: os.DirEntry[bytes], follow: bool) -> os.stat_result:
-    """Status of the entry, or of a link's target, if that is asked for and exists."""
+    """Return the status of the entry, or with `follow` of a link's target, if that exists."""
     try:
         return entry.stat(follow_symlinks=follow)
     except OSError:

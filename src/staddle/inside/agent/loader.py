@@ -1,7 +1,8 @@
-"""Import our modules from code objects: inside a sandbox none of our files can be seen.
+"""Import our modules from code objects, because our files are not visible inside a sandbox.
 
-Standard library only. So an interpreter that a backend has confined becomes the agent: it gets this
-module's own code object first (see `standalone`). And so an agent loads the modules of a file server.
+Uses only the standard library. An interpreter that a backend has confined becomes the agent this way: it gets
+this module's own code object first (see `standalone`). An agent loads the modules of a file server in the
+same way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def load(rows: Iterable[tuple[str, bool, CodeType]]) -> None:
-    """Run each module (name, whether it is a package, code) that is not there already, in their order."""
+    """Run each module (name, whether it is a package, code) that is not loaded yet, in this order."""
     for name, is_package, body in rows:
         if name in sys.modules:
             continue

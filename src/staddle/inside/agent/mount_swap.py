@@ -1,10 +1,9 @@
-"""The trees of one sandbox that can be exchanged while it runs: its workspace, and what is in layers besides.
+"""The trees of one sandbox that can be replaced while it runs: its workspace and other layered trees.
 
-A tree is known by the path of its root inside. Most are seen there: the workspace, and directories of
-the system once somebody is to write in them. The world, whose root is "/", is seen in parts: each
-of its places is a directory of it. One may lie in another. ROOT_TREE is the root that all of them are
-mounted in. Belongs to the sandbox's first process,
-which has the right to mount.
+A tree is identified by the path of its root inside. Most trees are mounted there: the workspace, and
+directories of the system once they become writable. The home tree, whose root is "/", is mounted in parts:
+each of its places is one of its directories. A tree may be inside another. ROOT_TREE is the root that
+contains all of them. The sandbox's first process runs this, with the right to mount.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 HOME_TREE = "/"
-#: In a directory of ours: where trees are mounted while they are made ready, and what was there before.
+#: Names in our directory: where new trees are prepared, and where old trees are moved.
 _HOLDER, _ASIDE, _NEXT, _BEFORE = "holder", "aside", "next", "before"
-#: An empty directory of ours, mounted over all of that as soon as payloads may run again.
+#: An empty directory of ours, mounted over all of these as soon as payloads may run again.
 _COVER = "cover"
 _COPIED = "/etc"
 
 
 class TreeMounts:
-    """The mounted trees of one sandbox. `aside` is a directory of ours that nothing inside can open.
+    """The mounted trees of one sandbox. No process inside can open our directory `aside`.
 
-    `places` are the mount points of the home tree; `operations` returns the operations of the view.
-    `on_fork` is called when a process of our own is started, for a moment.
+    `places` are the mount points of the home tree; `operations` returns the operations of the view. `on_fork`
+    is called when we start a short-lived process of our own.
     """
 
     def __init__(
@@ -60,36 +59,36 @@ class TreeMounts:
         self._statics: dict[str, dict[str, bool]] = {}
         self._workspace: Sequence[Operation] = ()
         self._root = RootMount()
-        self._added: set[str] = set()  # roots that are neither the workspace's nor the world's
-        self._room = -1  # of the place aside: for so many trees
-        self._beneath_aside = -1  # the directory of that place itself, under what is mounted there
-        self._mounted_aside = -1  # while old trees are there: the root of the mount that holds them
+        self._added: set[str] = set()  # roots other than the workspace's and the home tree's
+        self._room = -1  # the number of trees for which `aside` has directories
+        self._beneath_aside = -1  # the directory itself, under the mount there
+        self._mounted_aside = -1  # root of the mount with the old trees, while there are any
         self.on_fork: Callable[[], None] = lambda: None
-        self._hiding: list[str] = []  # those of them in which something is mounted over something else
+        self._hiding: list[str] = []  # old trees in which a mount covers something
 
     def begin(self, aside: int) -> None:
-        """For a sandbox whose directory was not there yet."""
+        """Set the directory of a sandbox that did not exist yet."""
         self._aside = aside
 
     def mount(self, operations: Sequence[Operation], tree: int) -> None:
-        """Show `tree`, which is closed, at the workspace's place and do what else is to be done there."""
+        """Mount `tree`, and close it, as the workspace, and carry out the other operations."""
         place = operations[0]
         if not isinstance(place, Bind):
             raise ValueError("a workspace starts with what is shown")
         if len(operations) > 1:
             Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
-        else:  # as it mostly is: what is not run is not in every sandbox's memory
+        else:  # the usual case, without loading more code into every sandbox's memory
             _attach(tree, place.path)
             os.close(tree)
         self._workspace = operations
 
     def swap(self, roots: Collection[str], alone: bool, come: Callable[[], Mapping[str, int]]) -> list[int]:
-        """Put other trees in the place of those with these roots: all of them, or none.
+        """Replace the trees with these roots: all of them, or none.
 
-        They need not be there at first: `come` is called when all is ready for them. One whose root
-        is a directory of the system is seen there from now on. With `alone`, EBUSY when a file in
-        one is open for writing. The descriptors that are returned hold the old ones together, and
-        they are mounted where nothing inside can see them, until `tidy`.
+        `come` is called for the new trees once everything is prepared. If a root is a directory of the
+        system, its tree stays mounted there. With `alone`, raise EBUSY if a file in a tree is open for
+        writing. The returned descriptors keep the old trees together. These stay mounted where no process
+        inside can see them, until `tidy`.
         """
         self.tidy()
         if self._mounted_aside >= 0:
@@ -105,7 +104,7 @@ class TreeMounts:
                     old[path] = os.open(path, _DIRECTORY)
                 except FileNotFoundError:
                     if not any(_is_in(path, other) for other in shown):
-                        raise  # else it is there in the one that it is in
+                        raise  # otherwise it is part of an outer tree
             if alone:
                 for path in (
                     path for path in shown if shown[path] in (WORKSPACE_PATH, HOME_TREE, *self._added)
@@ -137,21 +136,21 @@ class TreeMounts:
         return list(old.values())
 
     def tidy(self) -> None:
-        """Take away what is aside. That takes a while: the kernel asks every processor."""
+        """Unmount the old trees. Slow: the kernel synchronizes with every processor."""
         if self._mounted_aside >= 0 and (not self._hiding or self._take_away_whole()):
-            # The holder: umount2(2) would take the cover alone if that were mounted over the same place.
+            # Unmount the holder: if the cover were on the same place, umount2(2) would remove only the cover.
             mounts.umount(mounts.path_of(self._mounted_aside))
             fd, self._mounted_aside = self._mounted_aside, -1
             os.close(fd)
             self._hiding.clear()
 
     def _take_away_whole(self) -> bool:
-        """Take away old trees together with what is mounted in them. False: they stay aside, covered.
+        """Unmount old trees together with the mounts in them. False: they stay mounted, covered.
 
-        umount2(2) with MNT_DETACH takes every mount of a tree off its place. A payload that kept a directory
-        of the tree open would find there what a mask had hidden, and could write what was mounted read-only.
-        The kernel leaves them connected when the directory that the tree is mounted on is removed, which is
-        done by a process in whose mount namespace it is not mounted (`__detach_mounts`, fs/namespace.c).
+        umount2(2) with MNT_DETACH separates every mount of a tree from its place. A payload that kept a
+        directory of the tree open would then see files that a mask had hidden, and could write to read-only
+        mounts. If the directory under the mount is removed instead, the kernel leaves the mounts connected. A
+        process in whose mount namespace it is not mounted has to remove it (__detach_mounts, fs/namespace.c).
         """
         try:
             child = os.fork()
@@ -169,7 +168,7 @@ class TreeMounts:
     def _remove_places(self) -> int:
         """Be the child of `_take_away_whole`."""
         os.fchdir(self._mounted_aside)
-        call("unshare", mounts.CLONE_NEWNS)  # our directory is in its copy of the mount now
+        call("unshare", mounts.CLONE_NEWNS)  # our directory is now in this namespace's copy of the mount
         mounts.umount(".")
         for name in self._hiding:
             os.rmdir(name, dir_fd=self._beneath_aside)
@@ -181,7 +180,7 @@ class TreeMounts:
         return self._places if root == HOME_TREE else (root,)
 
     def _within(self, paths: Collection[str], new: Collection[str] = ()) -> list[str]:
-        """Paths in these trees at which other trees are seen, outer ones first."""
+        """Return the paths in these trees at which other trees are mounted, outer paths first."""
         every = sorted({*self._places, *self._added, *new})
         return [other for other in every if any(_is_in(other, path) for path in paths)]
 
@@ -190,10 +189,10 @@ class TreeMounts:
     def _parts(
         self, trees: Mapping[str, int], shown: Mapping[str, str], old: Mapping[str, int], made: list[int]
     ) -> dict[str, int]:
-        """The mount for each path, with all that is mounted in it. Adds to `made` what is to be closed."""
+        """Return the mount for each path, with all mounts inside it. Adds descriptors to close to `made`."""
         parts: dict[str, int] = {}
         attached: set[str] = set()
-        for path in sorted(shown, reverse=True):  # what is in another one comes before that
+        for path in sorted(shown, reverse=True):  # inner trees before outer trees
             root = shown[path]
             tree = trees[root]
             inner, static = self._within([path], shown), self._static(path, old.get(path))
@@ -225,9 +224,9 @@ class TreeMounts:
         return tree
 
     def _static(self, path: str, old: int | None) -> dict[str, bool]:
-        """Paths in the directory of mounts that were made with the view, and stay.
+        """Return paths in the directory with mounts that belong to the view and stay.
 
-        Who lays a tree over /etc has copied what is to be seen of it, to be changed like the rest.
+        A tree over /etc already contains copies of the visible files, which can be changed like the rest.
         """
         if old is None:
             return {}
@@ -237,7 +236,7 @@ class TreeMounts:
         return self._statics[path]
 
     def _is_mounted(self, path: str, old: int) -> bool:
-        """Whether something is mounted at `path`, where `old` is open."""
+        """Whether `path`, open as `old`, is a mount point."""
         return path in (WORKSPACE_PATH, *self._places, *self._added) or _is_mount(old, path)
 
     # ------------------------------------------------------------ mounting
@@ -257,11 +256,11 @@ class TreeMounts:
                 mounts.umount(path)
             raise
         for path in self._within(covered, shown):
-            if path in old and path in (*self._places, *self._added):  # it is seen in the new one
+            if path in old and path in (*self._places, *self._added):  # it is visible in the new tree
                 _attach(old[path], self._aside_for(path, old))
 
     def _exchange_root(self, tree: int, old: dict[str, int]) -> None:
-        """Have `tree` be the root; the one before goes aside with the rest, and is added to `old`."""
+        """Make `tree` the root; move the old root aside, and add it to `old`."""
         before, left = self._root.exchange(tree, self._aside)
         name = f"{_BEFORE}{len(old)}"
         old["/"] = before
@@ -270,7 +269,7 @@ class TreeMounts:
         _attach(before, self._place_aside(name))
 
     def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
-        """Path to which the tree that was seen at `path` is moved."""
+        """Return the path to which the old tree at `path` is moved."""
         name = f"{_BEFORE}{list(old).index(path)}"
         hides = len(self._workspace) > 1 if path == WORKSPACE_PATH else bool(self._static(path, old[path]))
         if hides:
@@ -278,7 +277,7 @@ class TreeMounts:
         return self._place_aside(name)
 
     def _make_place_aside(self, count: int) -> None:
-        """A mount of our own, with directories to mount `count` trees on: all go with it, at once."""
+        """Mount a directory of ours, with places for `count` trees, so that all can be unmounted at once."""
         if self._room < 0:
             for path in (_HOLDER, f"{_HOLDER}/{_ASIDE}"):
                 os.mkdir(path, 0o700, dir_fd=self._aside)
@@ -292,7 +291,7 @@ class TreeMounts:
         try:
             tree = mounts.clone_tree(directory)
             try:
-                # Payloads come to its root past the cover, and must leave nothing there.
+                # Payloads can reach its root past the cover, and must not write there.
                 mounts.set_attributes(tree, mounts.ATTR_RDONLY)
                 mounts.attach(tree, directory)
             except BaseException:
@@ -303,9 +302,9 @@ class TreeMounts:
             os.close(directory)
 
     def _make_cover(self, made: list[int]) -> tuple[int, int] | None:
-        """(a cover, the place aside) for `_cover_place_aside`; None if there can be none.
+        """Return (a cover, the place aside) for `_cover_place_aside`; None if that fails.
 
-        While the trees are on their way. Adds to `made` what is to be closed.
+        This runs while the new trees are being mounted. Adds descriptors to close to `made`.
         """
         try:
             made.append(os.open(_COVER, _DIRECTORY, dir_fd=self._aside))
@@ -317,10 +316,10 @@ class TreeMounts:
         return made[-2], made[-1]
 
     def _cover_place_aside(self, cover: tuple[int, int] | None) -> None:
-        """Hide the place aside from payloads, at once; to unmount it takes longer, and can wait.
+        """Hide the place aside from payloads at once. Unmounting it takes longer, and can wait.
 
-        A payload that kept a directory open gets from there by ".." to where that is mounted now. It would
-        find the new trees, mounted once more and writable, also when a snapshot has frozen their layers.
+        A payload that kept a directory open could walk up with ".." to the place where it is mounted now. It
+        would find the new trees mounted once more and writable, even if a snapshot has frozen their layers.
         """
         try:
             if cover is not None:
@@ -335,9 +334,9 @@ class TreeMounts:
 
 
 def show(tree: int, places: Sequence[str], aside: str) -> None:
-    """Mount the directories of a world at their places, for the first time.
+    """Mount the directories of a home tree at their places for the first time.
 
-    The whole of it is mounted at `aside` then, where the caller takes everything away at once.
+    The whole tree is then mounted at `aside`, from where the caller unmounts everything at once.
     """
     _attach(tree, aside)
     for path in places:
@@ -365,7 +364,7 @@ def _carry(old: int, new: int, path: str, needed: bool) -> None:
     try:
         source = open_beneath(old, path, os.O_PATH)
     except FileNotFoundError:
-        return  # it was optional, and is not there
+        return  # it was optional, and is missing
     try:
         _mount_in(new, path, None, source)
     except FileNotFoundError:
@@ -376,7 +375,7 @@ def _carry(old: int, new: int, path: str, needed: bool) -> None:
 
 
 def _mount_in(directory: int, path: str, tree: int | None, source: int) -> None:
-    """Mount `tree`, or what is mounted at `source`, at a path in a directory."""
+    """Mount `tree`, or the tree at `source`, at a path in a directory."""
     opened: list[int] = []
     try:
         opened.append(open_beneath(directory, path, os.O_PATH))
@@ -393,7 +392,7 @@ def _is_in(path: str, directory: str) -> bool:
 
 
 def _is_mount(opened: int, path: str) -> bool:
-    """Whether what is `opened`, and was found at `path`, is the root of a mount."""
+    """Whether `opened`, which was found at `path`, is the root of a mount."""
     above = os.open(os.path.dirname(path), _DIRECTORY)
     try:
         return mount_id(opened) != mount_id(above)

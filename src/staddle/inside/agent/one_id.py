@@ -1,9 +1,9 @@
-"""Root inside where there is one id: giving a file, or a process, to another user succeeds, and does nothing.
+"""Root in a sandbox with one id: giving a file or a process to another user succeeds, and does nothing.
 
-An ordinary user's sandbox has one id, which is its user and its root. Every file belongs to it, whatever is
-asked for. Packages that make an account for their service, and archives with many owners, ask for other ids,
-and would fail in the middle. For commands of root a second filter makes these calls succeed without doing
-anything. A filter can only take away: none of them gives a right.
+An ordinary user's sandbox has one id, which is its user and its root, and owns every file. Packages that
+create an account for their service, and archives with many owners, ask for other ids. They would fail
+halfway. So for root's commands, a second filter makes these calls succeed without effect. A filter can only
+remove abilities: none of these calls grants a right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from ...linux.seccomp import load
 from ...linux.syscalls import AUDIT_ARCH, COLUMN, NUMBERS, architecture
 
-#: The calls that change whose a file or a process is.
+#: The calls that change the owner of a file or of a process.
 CALLS = (
     *("chown", "fchown", "fchownat", "lchown", "setgid", "setgroups", "setregid", "setresgid", "setresuid"),
     *("setreuid", "setuid"),
@@ -25,7 +25,10 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 
 def program(machine: str) -> bytes:
-    """The filter for an architecture. What is called in another way is left to the first filter. Pure."""
+    """Return the filter for an architecture.
+
+    It leaves other calling conventions to the first filter. Pure.
+    """
     numbers = [number for name in CALLS if (number := NUMBERS[name][COLUMN[machine]]) is not None]
     rows = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_IF_EQUAL, 0, len(numbers) + 1, AUDIT_ARCH[machine])]
     rows.append((_LOAD, 0, 0, _NUMBER_AT))
@@ -35,5 +38,5 @@ def program(machine: str) -> bytes:
 
 
 def pretend_owners() -> None:
-    """Have them succeed in this process and all that it starts. After no_new_privs and the first filter."""
+    """Load the filter into this process and its children, after no_new_privs and the first filter."""
     load(program(architecture()))

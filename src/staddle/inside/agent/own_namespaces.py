@@ -1,9 +1,8 @@
-"""Fill the namespaces of one sandbox with what is its own: its part of the view, its home layer, its network.
+"""Set up the namespaces of one sandbox: its part of the view, its home layer, its network.
 
-The view (/proc, terminals, private directories, control files) is made by a child of the sandbox's first
-process, in the same namespaces and with the same rights, which ends afterwards. The memory that it has
-copied is freed with it; the first process would have kept some hundred kilobytes of that for the sandbox's
-whole life.
+A child of the sandbox's first process makes the view (/proc, terminals, private directories, control files),
+in the same namespaces and with the same rights, and then exits. The memory that it copied is freed with it.
+The first process would have kept some hundred kilobytes of it for the sandbox's whole life.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 _DONE = b"!"
 _LONGEST = 4096
 _CONTROL_SIZE = 64 << 20
-#: Layers of which nothing is ever written to a disk.
+#: Layers below this path are in memory and never written to a disk.
 IN_MEMORY = b"/dev/shm/"
 
 
 def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int:
-    """Have it made and verified; the directory of the control files. Raises LaunchFailed or OSError."""
+    """Make and verify the view; return the directory of the control files. Raises LaunchFailed or OSError."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
@@ -64,7 +63,7 @@ def made(config: ForkServerConfig, outside: verify.Outside, layer: bytes) -> int
 def _live(
     socket: _socket.socket, config: ForkServerConfig, outside: verify.Outside, layer: bytes
 ) -> NoReturn:
-    """Be the child: make it, verify it, and send the directory of the control files."""
+    """Be the child: make the view, verify it, and send the directory of the control files."""
     doing = "while its own part of the view was made"
 
     def work() -> int:
@@ -87,7 +86,7 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
     if config.outer_processes:
         _attach_processes()
     else:
-        # Every process is listed: `ps` and `pgrep` find what root started. Ours show no path of the host.
+        # Every process is listed, so `ps` and `pgrep` find root's processes. Ours show no path of the host.
         mount_processes("/proc", options="")
     if not config.network:
         setup.allow_low_ports()
@@ -96,8 +95,8 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
     Builder.extending("/", owner=config.whose).build(decode_operations(config.own))
     quiet = mounts.MS_NOSUID | mounts.MS_NOEXEC
     mounts.mount("devpts", "/dev/pts", "devpts", flags=quiet, options="newinstance,ptmxmode=0666,mode=620")
-    # With it goes the old root: from here on nothing of the host can be reached. All at once, since
-    # the kernel waits for every processor before it lets go of a mount.
+    # This also unmounts the old root: from here on, nothing of the host can be reached. All at once, because
+    # the kernel waits for every processor at each unmount.
     mounts.umount(ASIDE)
     control = _control()
     if config.host:
@@ -106,7 +105,7 @@ def _make(config: ForkServerConfig, layer: bytes) -> int:
 
 
 def _set_aside(mounted: str, place: str) -> None:
-    """Move a mount to a place that is unmounted with all that is in it."""
+    """Move a mount to a place that is unmounted with everything in it."""
     opened = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in (mounted, place)]
     try:
         mounts.attach(*opened)
@@ -116,7 +115,7 @@ def _set_aside(mounted: str, place: str) -> None:
 
 
 def _attach_processes() -> None:
-    """Show the /proc of the container around us; the one that is aside can be written."""
+    """Show the /proc of the outer container read-only; the one that is aside is writable."""
     tree = outer_processes(OLD_PROCESSES)
     place = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -127,7 +126,7 @@ def _attach_processes() -> None:
 
 
 def _control() -> int:
-    """The control files: ours to write; inside they can only be read, or written as pipes."""
+    """Mount the control files: we can write them; inside they are read-only, except for pipes."""
     options = f"mode=0755,size={_CONTROL_SIZE}"
     plain = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
     mounts.mount("tmpfs", CONTROL, "tmpfs", flags=plain, options=options)
@@ -145,28 +144,28 @@ class AgentNetwork:
     """Sockets of the sandbox's network namespace. Needs CAP_NET_ADMIN over it."""
 
     def __init__(self, rows: tuple[NetworkRow, ...]) -> None:
-        """Bring loopback up, and make what the policy needs besides."""
+        """Bring loopback up, and create whatever else the policy needs."""
         self._ready: socket_handoff.PreparedSockets | None = None
         self._rows = rows
         if rows:
             self._ready = ready = setup.prepare(network_spec.decoded(rows))
             self._kind = ready.redirects, ready.tells, ready.v6
-        else:  # the usual case, with as little of us as possible: every sandbox has this in memory
+        else:  # the usual case, with little code: it stays in every sandbox's memory
             netlink.loopback_up()
 
     def hand_over(self, socket: int) -> None:
-        """Send the sockets that were made, once, to the other end."""
+        """Send the prepared sockets to the other end, once."""
         ready, self._ready = self._ready, None
         if ready is not None:
             socket_handoff.hand_over(socket, ready)
 
     def answer(self, socket: int, wish: bytes) -> None:
-        """Serve a request of the host program: a connection to a server inside, more sockets."""
+        """Serve a request of the host program: a connection to a server inside, or more sockets."""
         if socket_handoff.is_forward_request(wish):
             socket_handoff.answer(socket, wish, self._make_again)
 
     def _make_again(self) -> socket_handoff.PreparedSockets | None:
-        """The sockets that were handed over, made again: their gateway was killed, which has closed them."""
+        """Make the sockets again that were closed when their gateway was killed."""
         if not self._rows:
             return None
         redirects, tells, v6 = self._kind
@@ -174,21 +173,21 @@ class AgentNetwork:
         return setup.sockets(spec, redirects=redirects, tells=tells, v6=v6)
 
 
-# The layer of a sandbox's home tree, made before the sandbox is asked for, by a spare that still sees the
-# host: the layer lies in the host program's store, beside the skeleton. The fork server chooses its name and
-# sends it to the host program that takes the spare; that program then uses or removes the layer.
+# The layer of a sandbox's home tree. A spare that still sees the host makes it before the sandbox is
+# requested. It is in the host program's store, next to the skeleton. The fork server chooses its name and
+# sends it to the host program that takes the spare. That program then uses or removes the layer.
 
 
 def new_layer_name(config: ForkServerConfig) -> bytes:
-    """A name for a layer that no other has; empty when none is to be prewarmed."""
+    """Return an unused name for a layer; empty if no layer is to be prewarmed."""
     return b"prewarmed-" + os.urandom(6).hex().encode() if config.skeleton else b""
 
 
 def make_layer(config: ForkServerConfig, name: bytes) -> None:
-    """Make the layer, and mount the home tree with it."""
+    """Create the layer, and mount the home tree with it."""
     path = _path(config, name)
     upper, work = f"{path}/upper", f"{path}/work"
-    # By name, at every step: when the store is being removed, nothing more is made in it.
+    # By name at every step: if the store is being removed, nothing more is created in it.
     os.mkdir(path, 0o700)
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o700)
@@ -207,7 +206,7 @@ def take_back_layer(config: ForkServerConfig, name: bytes) -> None:
 
 
 def layer_store(config: ForkServerConfig) -> bytes:
-    """The directory of such layers: a path of the host."""
+    """Return the directory of such layers: a path of the host."""
     return os.path.dirname(config.skeleton)
 
 

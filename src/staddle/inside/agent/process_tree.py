@@ -1,14 +1,13 @@
 """Find the processes of a run of a shell, and end them.
 
-A run is what a shell does for one command. Its processes are those below the shell that began
-with it; jobs of earlier commands are below the same shell and must live. They are told apart, from
-sure to likely, by the pipes they print to, when they began, and their numbers.
+A run is the execution of one command by a shell. Its processes are below the shell, and started with it. Jobs
+of earlier commands are below the same shell and must survive. We tell them apart, from certain to likely, by
+the pipes they print to, by their start times, and by their pids.
 
-Ending goes in steps, the host program's clock between them. A shell that waits for a program goes
-on with the next one of the list when that is killed, or makes nothing of the interruption. Its
-brake (agent_messages.py) keeps it from that; where that is not there, it may start no more processes,
-and a fork that fails takes it back to its prompt. Only root is not bound by that limit, and a
-filter around the agent may forbid to set it.
+Ending goes in steps, timed by the host program. When its program is killed, a shell continues with the next
+program of the list, or ignores the interruption. Its brake (agent_messages.py) prevents that. Without a
+brake, the shell may start no more processes, and a fork that fails returns it to its prompt. That limit does
+not bind root, and a filter around the agent may forbid to set it.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ if TYPE_CHECKING:
 
 SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
-#: Who starts others faster than they are found is ended by its limits, or with the sandbox.
+#: Rounds of killing. A process that forks faster is ended by its limits, or with the sandbox.
 _MOST_TURNS = 20
-#: How often it is looked whether those that were killed are dead, at intervals of 2 ms.
+#: How often to check whether killed processes are dead, at intervals of 2 ms.
 _MOST_WAITS = 100
-#: The unit of start times is 10 ms: one that looks as old as the run may be older or its own.
+#: Start times have a unit of 10 ms, so a process that seems as old as the run may be older.
 _TICK = 1
 
 
 class ProcessEntry:
-    """A line of the table of processes."""
+    """A row of the process table."""
 
     def __init__(
         self, parent: int, started: int, dead: bool = False, stopped: bool = False, waits: bool = False
     ) -> None:
-        """`waits`: for the kernel, so that only SIGKILL reaches it."""
+        """`waits`: it is in an uninterruptible wait, so that only SIGKILL reaches it."""
         self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
         self.waits = waits
 
 
-#: Processes of our own that stand above others, and cannot be seen.
+#: The starter and the file servers: processes of the agent's own, which no request means.
 HIDDEN: set[int] = set()
-#: The table as it was last read: by it `signal` knows whom a number means.
+#: The table as last read: `signal` compares it to detect reused pids.
 _seen: dict[int, ProcessEntry] = {}
 
 
 def table() -> dict[int, ProcessEntry]:
-    """List all processes that can be seen, and those of HIDDEN as dead ones, which are not signalled."""
+    """Read all processes; those in HIDDEN count as dead, so that they are not signalled."""
     found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
     for pid in procfs.pids():
-        if (entry := _entry(pid)) is not None:
+        if pid not in HIDDEN and (entry := _entry(pid)) is not None:
             found[pid] = entry
     _seen.clear()
     _seen.update(found)
@@ -75,7 +74,7 @@ def _entry(pid: int) -> ProcessEntry | None:
 
 
 def name(pid: int) -> bytes:
-    """The name that a process has given itself; empty when it has ended."""
+    """Return the name that a process has given itself; empty if it has ended."""
     try:
         with open(f"{procfs.directory(pid)}/comm", "rb", buffering=0) as file:
             return (file.read(64) or b"").rstrip(b"\n")
@@ -84,7 +83,7 @@ def name(pid: int) -> bytes:
 
 
 def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
-    """Descendants of `root`."""
+    """Return the descendants of `root`."""
     children: dict[int, list[int]] = {}
     for pid, entry in processes.items():
         children.setdefault(entry.parent, []).append(pid)
@@ -99,7 +98,7 @@ def below(root: int, processes: dict[int, ProcessEntry]) -> set[int]:
 
 
 def children() -> list[int]:
-    """The children of this process that can be seen, ended or not."""
+    """Return the visible children of this process, ended or not."""
     return [pid for pid, entry in table().items() if entry.parent == os.getpid()]
 
 
@@ -110,10 +109,10 @@ def of_run(
     processes: dict[int, ProcessEntry],
     holds: Callable[[int], int],
 ) -> set[int]:
-    """The processes of the run of `shell` that began at `since`. Pure.
+    """Return the processes of the run of `shell` that began at `since`. Pure.
 
-    `newest_job` is `$!` of before. `holds` says of a process whether it has the run's pipes
-    open (1), only those of earlier runs (-1), or none (0).
+    `newest_job` is the previous `$!`. `holds` returns whether a process has the run's pipes open (1), only
+    pipes of earlier runs (-1), or none (0).
     """
 
     def is_older(pid: int) -> bool:
@@ -129,7 +128,7 @@ def of_run(
         children.setdefault(entry.parent, []).append(pid)
     found: set[int] = set()
     waiting = [shell]
-    while waiting:  # what an older job starts meanwhile is the older job's
+    while waiting:  # children of an older job belong to that job
         for pid in children.get(waiting.pop(), ()):
             if pid not in found and not is_older(pid):
                 found.add(pid)
@@ -138,7 +137,7 @@ def of_run(
 
 
 def holder(present: set[tuple[int, int]], former: set[tuple[int, int]]) -> Callable[[int], int]:
-    """The function `holds` of `of_run`, which reads /proc."""
+    """Return the function `holds` for `of_run`, which reads /proc."""
 
     def holds(pid: int) -> int:
         files = set()
@@ -166,7 +165,7 @@ class Ending:
         self._limits = b""
 
     def step(self, number: int, run: Callable[[], Iterable[int]]) -> None:
-        """Do one step. `run` gives the processes of the run as they are now."""
+        """Do one step. `run` returns the present processes of the run."""
         if number == HOLD:
             self._hold()
         elif number == BRAKE:
@@ -182,19 +181,19 @@ class Ending:
             signal((self._shell,), SIGCONT)
             signal((self._shell,), process.SIGINT)
         elif number == KILL_SHELL:
-            chosen = list(run())  # afterwards they are no longer below it
+            chosen = list(run())  # after their parent's death they are no longer below it
             signal((*chosen, self._shell, *chosen), process.SIGKILL)
         elif number == TIDY:
             kill_all(run)
             self._release()
 
     def _hold(self) -> None:
-        """No new processes for the shell. That does not bind root, and a filter may forbid it."""
+        """Forbid the shell new processes. That does not bind root, and a filter may forbid it."""
         if not self._limits:
             try:
                 self._limits = _limit(self._shell, 0)
             except OSError:
-                pass  # it has ended, or has become a program with other rights
+                pass  # it has ended, or runs a program with other rights
 
     def _release(self) -> None:
         if self._limits:
@@ -206,7 +205,7 @@ class Ending:
 
 
 def _limit(pid: int, most: int) -> bytes:
-    """Set how many processes the user of `pid` may have when it starts another; the limits before."""
+    """Limit the processes of the user of `pid`, for its own forks; return the limits before."""
     old = ctypes.create_string_buffer(16)
     call("prlimit64", pid, _RLIMIT_NPROC, None, ctypes.addressof(old))
     _, hard = struct.unpack("QQ", old.raw)
@@ -215,16 +214,16 @@ def _limit(pid: int, most: int) -> bytes:
 
 
 def seen(pids: Iterable[int]) -> dict[int, ProcessEntry]:
-    """The entries of the last table for these."""
+    """Return the entries of these pids in the last table."""
     return {pid: _seen[pid] for pid in pids if pid in _seen}
 
 
 def signal(pids: Iterable[int], number: int, known: dict[int, ProcessEntry] = _seen) -> None:
-    """Send a signal to each that is still there, and still the process that is `known`: by the last table."""
+    """Send a signal to each process that is still the one in `known` (default: the last table)."""
     for pid in pids:
         before = known.get(pid)
         try:
-            if before is None:  # everybody; or a child of ours, whose number is its own until we wait for it
+            if before is None:  # -1 for every process; or our child, whose pid is its own until we reap it
                 os.kill(pid, number)
             else:
                 _send(pid, number, before)
@@ -233,7 +232,7 @@ def signal(pids: Iterable[int], number: int, known: dict[int, ProcessEntry] = _s
 
 
 def _send(pid: int, number: int, before: ProcessEntry) -> None:
-    """By a descriptor, which means one process for ever: the number may have been given to another since."""
+    """Send a signal by descriptor, after a check that the pid was not reused."""
     handle = process.pidfd_open(pid)
     try:
         now = _entry(pid)
@@ -244,9 +243,9 @@ def _send(pid: int, number: int, before: ProcessEntry) -> None:
 
 
 def kill_all(run: Callable[[], Iterable[int]]) -> None:
-    """Kill the processes of a run, and those that they started while that was done.
+    """Kill the processes of a run, and the processes that they start meanwhile.
 
-    Returns when they are dead, so that the next command does not see them; the kernel may keep one.
+    Returns when they are dead, so that the next command does not see them. The kernel may delay a death.
     """
     done: set[int] = set()
     for _ in range(_MOST_TURNS):
@@ -262,7 +261,7 @@ def kill_all(run: Callable[[], Iterable[int]]) -> None:
 
 
 def kill_everything(root: int) -> None:
-    """Kill whatever is below `root`, which must be where orphans come to, and which reaps it."""
+    """Kill everything below `root`, which must be a subreaper and reaps it."""
     if root == 1:
         signal((-1,), process.SIGKILL)  # all at once: none can start another in between
         return
@@ -274,23 +273,24 @@ def kill_everything(root: int) -> None:
     kill_all(living)
 
 
-#: Looks until everything stands still, so many without a pause in between; and seconds until they are enough:
-#: on a busy machine a process takes long to be stopped, or to die.
+#: Rounds until everything is stopped, the first of them without a pause; and seconds for that. On a busy
+#: machine it takes long to stop or kill a process.
 _MOST_STOPS, _AT_ONCE, _PATIENCE = 300, 50, 2.0
 _MARK = (1 << 62) - 1
-#: The calls that may wait until a child has become a program.
+#: System calls that may wait until a child has exec'd.
 _FORKS = ("clone", "clone3", "vfork")
 
 
 def _mark(pids: set[int]) -> int:
-    """A number made of the time that each thread of these processes has run."""
+    """Return a hash of the CPU time of each thread of these processes."""
     found = 0
     for pid in sorted(pids):
         try:
             for thread in os.listdir(f"{procfs.directory(pid)}/task"):
                 spent = read_if_there(f"{procfs.directory(pid)}/task/{thread}/schedstat")
                 if not spent:
-                    spent = read_if_there(f"{procfs.directory(pid)}/task/{thread}/status")  # it counts, too
+                    # It has counters too.
+                    spent = read_if_there(f"{procfs.directory(pid)}/task/{thread}/status")
                 found = hash((found, thread, spent)) & _MARK
         except OSError:
             continue  # it has ended
@@ -298,15 +298,15 @@ def _mark(pids: set[int]) -> int:
 
 
 def _continues(pid: int) -> bool:
-    """Whether the process has a timer that sends SIGCONT, where the kernel tells."""
+    """Whether the process has a timer that sends SIGCONT, if the kernel shows that."""
     return b"signal: %d/" % SIGCONT in read_if_there(f"{procfs.directory(pid)}/timers")
 
 
 class Pause:
-    """Everything below a process, stopped for a while. What was stopped already stays so afterwards.
+    """All processes below a process, stopped for a while. Processes that were stopped before stay so.
 
-    A signal continues what a signal has stopped: a program that has set a timer for that goes on. So it
-    is told whether anything has run since, and whether such a timer is set.
+    A signal can continue a process that a signal stopped, so a program with a timer for SIGCONT would
+    continue. Callers therefore learn whether anything has run since, and whether such a timer exists.
     """
 
     def __init__(self, root: int) -> None:
@@ -314,10 +314,10 @@ class Pause:
         self._before: set[int] | None = None
 
     def begin(self) -> tuple[int, int]:
-        """Stop what runs, until nothing does; again, if something has gone on since.
+        """Stop all running processes; call it again if some have continued since.
 
-        Returns a number that is another one after anything has run, or -1 if something cannot be stopped,
-        and how many processes have a timer that continues them.
+        Returns a number that changes when any process has run, or -1 if one cannot be stopped. Also returns
+        how many processes have a timer that continues them.
         """
         if self._before is None:
             self._before = {pid for pid, entry in table().items() if entry.stopped}
@@ -335,18 +335,18 @@ class Pause:
                 if mark == before:
                     break
             if turn > _AT_ONCE:
-                _pause(0.001 if turn < _MOST_STOPS else 0.01)  # the kernel is busy for one of them
+                _pause(0.001 if turn < _MOST_STOPS else 0.01)  # the kernel is busy with one of them
         else:
             mark = -1
         return mark, sum(map(_continues, below(self._root, table())))
 
     def end(self) -> tuple[int, int]:
-        """Let it go on. What is returned stands for nothing."""
+        """Continue the processes. The result has no meaning."""
         before, self._before = self._before, None
         if before is None:
             return -1, 0
         processes = table()
-        # The youngest first: a shell that goes on before what it waits for would give that up.
+        # The youngest first: a shell that continues before its child would give up waiting for it.
         order = sorted(
             below(self._root, processes), key=lambda pid: (processes[pid].started, pid), reverse=True
         )
@@ -354,16 +354,16 @@ class Pause:
         return -1, 0
 
     def _below(self, processes: dict[int, ProcessEntry]) -> list[int]:
-        """The processes below that are not stopped."""
+        """Return the processes below that are not stopped."""
         found = below(self._root, processes)
         return [pid for pid in found if not processes[pid].dead and not processes[pid].stopped]
 
 
 def _is_held(pid: int, processes: dict[int, ProcessEntry]) -> bool:
-    """Whether the process waits for a child that is stopped, and stops itself before it goes on.
+    """Whether the process waits for a stopped child, and will stop itself before it continues.
 
-    After a vfork(2), or what the C library uses in its place, no signal but SIGKILL reaches the parent until
-    its child has become a program. One that has been sent SIGSTOP obeys it then.
+    After vfork(2), or its replacement in the C library, only SIGKILL reaches the parent until its child has
+    exec'd. A SIGSTOP that it got meanwhile takes effect then.
     """
     if not processes[pid].waits or not any(one.parent == pid and one.stopped for one in processes.values()):
         return False
@@ -372,7 +372,7 @@ def _is_held(pid: int, processes: dict[int, ProcessEntry]) -> bool:
 
 
 def _turns(least: int) -> Iterator[int]:
-    """Count: at least so far, and as long as there is time."""
+    """Count at least to `least`, and on until the time is up."""
     began, turn = time.monotonic(), 0
     while turn < least or time.monotonic() - began < _PATIENCE:
         yield turn
@@ -380,7 +380,7 @@ def _turns(least: int) -> Iterator[int]:
 
 
 def end_everything(root: int) -> None:
-    """Kill whatever is below `root`, which must be where orphans come to. Returns when nothing is left."""
+    """Kill everything below `root`, which must be a subreaper. Returns when nothing is left."""
     for _ in _turns(200):
         processes = table()
         left = {pid for pid in below(root, processes) if not processes[pid].dead}

@@ -1,6 +1,6 @@
-"""The agent's children, each with its socket, and how they are started; the terminals of the sandbox.
+"""The agent's children with their sockets, how they are started, and the terminals of the sandbox.
 
-Starting one is all that happens between the agent's fork and its exec.
+All code between the agent's fork and the child's exec is here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from .shell_files import ChannelFiles
 
-    #: Confines this process and execs; argv, environment, directory. Raises NotStarted or OSError.
+    #: Confines this process and execs (argv, environment, directory). Raises NotStarted or OSError.
     Become = Callable[[tuple[bytes, ...], tuple[bytes, ...], bytes], NoReturn]
 
 #: Signals that are meant to end a process.
 _ENDING = (process.SIGINT, process.SIGTERM, process.SIGKILL)
-#: Seconds until a message is tried again whose descriptors are too many on their way already.
+#: Seconds until a message is sent again that failed because too many descriptors are in flight.
 _TOO_MANY = 0.01
-#: Of the processes that were ended, so many are named.
+#: The most killed processes to report by name.
 _MOST_NAMED = 100
 _TIOCSPTLCK, _TIOCGPTN, _TIOCSWINSZ = 0x40045431, 0x80045430, 0x5414
 
@@ -49,38 +49,36 @@ class Child:
         self.pid, self.socket, self.files = pid, socket, files
         self.ending = process_tree.Ending(pid)
         self.again: tuple[bytes, tuple[bytes, ...], bytes, Become | None] = (b"", (), b"", None)
-        self.is_file_server = False  # a process of ours: a swap of trees need not wait for it
-        self.is_ours = False  # our process of a SPAWN_WHOLE, with the program below it
-        self.above = 0  # the starter, if it stands above it: what has lost its parent is there
+        self.is_file_server = False  # ours: a swap of trees need not wait for it
+        self.is_ours = False  # our own process of a SPAWN_WHOLE, with the program below it
+        self.above = 0  # the starter, if it is the parent: orphans of the child are below it
         self.ended = False
-        self.doomed: dict[
-            int, process_tree.ProcessEntry
-        ] = {}  # what was below it when all of that was told to end
-        self.why, self.errno = b"", 0  # why it was not started, if it was not
+        #: Its descendants when all of them got a signal to end.
+        self.doomed: dict[int, process_tree.ProcessEntry] = {}
+        self.why, self.errno = b"", 0  # the reason, if it was not started
 
     def signal(self, number: int, *, everything: bool) -> None:
-        """Send it a signal, if it has not ended; `everything` that it has started, too."""
+        """Send a signal to the process, if it has not ended, and to its descendants if `everything`."""
         if self.ended:
             return
         more = self._below() if everything or self.is_ours else set()
         if everything and number in _ENDING:
             self.doomed |= process_tree.seen(more)
-        process_tree.signal(
-            (*(() if self.is_ours else (self.pid,)), *more), number
-        )  # who stays above it is not it
+        # Our own process above the command must not receive the signal.
+        process_tree.signal((*(() if self.is_ours else (self.pid,)), *more), number)
 
     def end(self) -> None:
-        """End it, if its socket was closed: everything below it, and what was told to end before."""
+        """Kill everything below it and what was signalled to end before, because its socket was closed."""
         if not self.ended:
             process_tree.signal((*self._below(), self.pid), process.SIGKILL)
-        process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # maybe orphans by now
+        process_tree.signal(self.doomed, process.SIGKILL, self.doomed)  # they may be orphans by now
 
     def _below(self) -> set[int]:
         return process_tree.below(self.above or self.pid, process_tree.table()) - {self.pid}
 
 
 class QueuedSocket:
-    """A socket that is never waited for: messages it has no room for are kept and sent later."""
+    """A socket that never blocks: messages without room are kept and sent later."""
 
     def __init__(self, raw: _socket.socket) -> None:
         raw.setblocking(False)
@@ -93,7 +91,7 @@ class QueuedSocket:
             self._later.append((data, [os.dup(fd) for fd in descriptors]))
 
     def flush(self) -> bool:
-        """Send what there is room for; whether messages are left."""
+        """Send as many kept messages as there is room for; return whether any are left."""
         while self._later:
             data, descriptors = self._later[0]
             try:
@@ -108,20 +106,20 @@ class QueuedSocket:
         return False
 
     def _sent(self, data: bytes, descriptors: Sequence[int]) -> bool:
-        """Whether there was room for it."""
+        """Send a message; return whether there was room for it."""
         try:
             agent_messages.send_message(self.raw, data, descriptors)
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:
-                raise  # see `sent_at_any_rate`: the caller has to know that it did not come
-            # Else it is closed; reading it tells the agent.
+                raise  # the caller must know that it was not sent: see `sent_at_any_rate`
+            # Otherwise it is closed, which the agent learns when it reads.
         return True
 
 
 def terminal(rows: int, columns: int, user: int) -> tuple[list[int], int]:
-    """A new terminal of the sandbox: its master, in a list, and its other side."""
+    """Open a new terminal of the sandbox; return its master, in a list, and its other side."""
     master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
@@ -144,7 +142,7 @@ def available(fd: int) -> bytes:
 
 
 def is_starting(pid: int, reports: dict[int, Child]) -> bool:
-    """Whether a child has not become its program yet: its report has neither a word nor its end to read."""
+    """Whether a child has not exec'd yet: its report has neither data nor end of file."""
     for report, child in reports.items():
         if child.pid == pid:
             poll = select.poll()
@@ -153,15 +151,15 @@ def is_starting(pid: int, reports: dict[int, Child]) -> bool:
     return False
 
 
-#: As a shell says it: not there, there but not to be run, and our own failure.
+#: Exit codes as in a shell: missing program, not executable, and our own failure.
 NOT_FOUND, NOT_RUNNABLE, NOT_CONFINED = 127, 126, 125
 _TIOCSCTTY = 0x540E
-#: Standard descriptors are first moved up here: they may be each other's numbers.
+#: Standard descriptors are first moved up to here, because they may have each other's numbers.
 _ASIDE = 64
 
 
 class SpawnSpec:
-    """A process to be started."""
+    """A process to start."""
 
     def __init__(
         self,
@@ -173,9 +171,9 @@ class SpawnSpec:
         terminal: bool = False,
         whole: bool = False,
     ) -> None:
-        """With `terminal`, its standard input becomes the terminal that controls it.
+        """With `terminal`, its standard input becomes its controlling terminal.
 
-        With `whole`, a process of ours stays above it, and ends what it leaves behind.
+        With `whole`, a process of ours stays above it, and kills what it leaves behind.
         """
         self.whole = whole
         self.argv, self.environment, self.directory = argv, environment, directory
@@ -183,17 +181,17 @@ class SpawnSpec:
 
 
 def start_file_server(socket: int, code: int, confine: Callable[[], None], null: int) -> tuple[int, int]:
-    """Fork a file server that serves on `socket`, made of the modules in `code`; returns as `start`.
+    """Fork a file server that serves on `socket`, from the modules in `code`; returns as `start`.
 
     `null` becomes its three standard streams.
     """
 
     def serve(*_: object) -> NoReturn:
         confine()
-        # Nothing in the sandbox looks into us: we are a fork of the agent, and were more.
+        # No process in the sandbox may trace us: we are a fork of the agent, which has more rights.
         process.dumpable(False)
         process.close_from(3, keep=(socket, code))
-        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors, and not our end
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # errors instead of our death
             _signal.signal(number, _signal.SIG_IGN)
         load(code)
         sys.modules["staddle.inside.agent.file_server"].serve(_socket.socket(fileno=socket))
@@ -203,7 +201,7 @@ def start_file_server(socket: int, code: int, confine: Callable[[], None], null:
 
 
 def load(code: int) -> None:
-    """Run the modules in a memory file (standalone.code) that are not there already, in their order."""
+    """Run the modules in a memory file (standalone.code) that are not loaded yet, in this order."""
     import marshal
 
     data = b""
@@ -214,10 +212,9 @@ def load(code: int) -> None:
 
 
 def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
-    """Fork and have the child become `spec`.
+    """Fork a child that becomes `spec`; return its pid and a descriptor.
 
-    Returns the process and a descriptor, which says nothing and closes when the program runs,
-    or says why it does not.
+    The descriptor is at end of file once the program runs; otherwise it yields the reason for the failure.
     """
     report, report_to = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -233,7 +230,7 @@ def start(spec: SpawnSpec, become: Become) -> tuple[int, int]:
 
 
 def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
-    """Be the child: take its streams and become the program, or report on `report_to` why not."""
+    """Be the child: set up its streams and become the program, or report on `report_to` why not."""
 
     def work() -> NoReturn:
         nonlocal report_to
@@ -245,7 +242,7 @@ def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
         if spec.terminal:
             fcntl.ioctl(0, _TIOCSCTTY, 0)
         process.default_signals()
-        # Whatever loses its parent stays below this process, where it is found and ended.
+        # Orphans stay below this process, where they are found and killed.
         process.subreaper()
         if spec.whole:
             _watched()
@@ -255,7 +252,7 @@ def _live(spec: SpawnSpec, become: Become, report_to: int) -> NoReturn:
 
 
 def report(error: BaseException, report_to: int) -> int:
-    """Report why a child does not become its program; the exit status for it."""
+    """Report why a child does not become its program; return its exit status."""
     why = str(error) if isinstance(error, NotStarted | OSError) else f"{type(error).__name__}: {error}"
     try:
         os.write(report_to, b"%d %b" % (_errno(error), why.encode("utf-8", "backslashreplace")[:2048]))
@@ -265,14 +262,14 @@ def report(error: BaseException, report_to: int) -> int:
 
 
 def _watched() -> None:
-    """Continue as a child. The parent, which nothing inside can signal, waits and ends what is left."""
+    """Continue as a child. The parent, which no process inside can signal, waits and kills the rest."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
         return
     status = 0
     try:
-        process.block_signals(range(1, 65))  # those are for the program
+        process.block_signals(range(1, 65))  # they are for the program
         process.close_from(0)
         while True:
             ended, status = os.waitpid(-1, 0)
@@ -296,9 +293,9 @@ def _code(error: BaseException) -> int:
 
 
 def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
-    """Become the program, without any confinement but what this process is in already.
+    """Exec the program, with no confinement besides that of this process.
 
-    No environment and no directory: what the agent itself was started with.
+    Without environment and directory, it gets those with which the agent itself was started.
     """
     try:
         os.chdir(directory or b".")
@@ -310,18 +307,18 @@ def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: 
 
 
 def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, bytes], ...]:
-    """End everything but `ours`; the number and the name of each that was not started by another of these."""
+    """Kill everything except `ours`; return pid and name of each that none of the others started."""
 
     def others() -> set[int]:
         processes = process_tree.table()
         found = process_tree.below(os.getpid(), processes)
         for pid, child in children.items():
-            # A process of ours is not in the table, nor one that has not become its program yet.
+            # The table lacks our own processes, and children that have not exec'd yet.
             found |= process_tree.below(pid, processes)
             if not child.is_ours and pid not in processes and _runs(pid):
                 found.add(pid)
         found -= ours
-        found -= {pid for pid, child in children.items() if child.is_ours}  # end with their programs
+        found -= {pid for pid, child in children.items() if child.is_ours}  # they end with their programs
         return {pid for pid in found if pid not in processes or not processes[pid].dead}
 
     found = others()
@@ -329,13 +326,13 @@ def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, b
     first = sorted(pid for pid in found if pid not in entries or entries[pid].parent not in found)
     names = tuple((pid, process_tree.name(pid)) for pid in first[:_MOST_NAMED])
     if found:
-        process_tree.signal(found, process_tree.SIGSTOP)  # none goes on because another has ended
+        process_tree.signal(found, process_tree.SIGSTOP)  # none continues because another has ended
         process_tree.kill_all(others)
     return names
 
 
 def is_child(pid: int) -> bool:
-    """Whether this process is to wait for `pid`, which may have ended."""
+    """Whether `pid` is our child, which we have not reaped yet."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,13 +1,13 @@
-"""Exchange the root of a sandbox while it runs. Run by its first process, which has the right to mount.
+"""Replace the root of a sandbox while it runs. Its first process, which may mount, runs this.
 
-The root is one mount, and everything else is mounted in it. At first it is the template's, which all
-sandboxes of a plan share and nobody can write. One of layers takes its place when somebody is to make
-directories in `/`, and another one at each snapshot and restore. The new one is mounted over the old one,
-where no path leads; what is mounted in the old one is moved over; then pivot_root(2) makes it the root, and
-the working directory, of every process whose root, or working directory, was the old one.
+The root is one mount, and everything else is mounted in it. At first it is the template's root, which all
+sandboxes of a plan share and none can write. A root of layers replaces it when the sandbox may create
+directories in `/`, and another one at each snapshot and restore. The new root is mounted over the old one,
+where no path leads. The mounts in the old root are moved over. Then pivot_root(2) makes it the root, and the
+working directory, of every process that was in the old root.
 
-A directory of the new root on the way to a mount is pinned: it is a mount of itself, so that nobody can
-rename it, or put a link in its place, where this process is going to look for the mount.
+A directory of the new root on the way to a mount is pinned: it is a mount of itself. So a process inside
+cannot rename it, or replace it by a link, where this process will look for the mount.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RootMount:
-    """The root of one sandbox. `control` is the root of a mount of ours in it, under what covers that."""
+    """The root of one sandbox. `control` is the root of our mount in it, under its cover."""
 
     def __init__(self) -> None:
-        self._pins: dict[bytes, str] = {}  # by the id of the mount
+        self._pins: dict[bytes, str] = {}  # by mount id
         self._is_layered = False
 
     def seal(self, closed: list[int], opened: list[int]) -> None:
-        """Make it read-only, for it is to be frozen; EBUSY if a file in it is open for writing.
+        """Make the root read-only before it is frozen; EBUSY if a file in it is open for writing.
 
-        Adds what is sealed to `closed`, and every descriptor to `opened`.
+        Adds the sealed mounts to `closed`, and every descriptor to `opened`.
         """
         if not self._is_layered:
-            return  # it always was
+            return  # the template's root is always read-only
         for number, path in ((b"", "/"), *self._pins.items()):
             opened.append(os.open(path, _DIRECTORY))
             if number and mount_id(opened[-1]) != number:
-                continue  # a tree has taken its place
+                continue  # a tree has replaced it
             mounts.set_attributes(opened[-1], mounts.ATTR_RDONLY, recursive=False)
             closed.append(opened[-1])
 
     def check(self, tree: int, control: int) -> None:
-        """OSError unless `tree` has a place for everything that is mounted in the root."""
+        """Raise OSError unless `tree` has a mount point for each mount in the root."""
         root = os.open("/", _DIRECTORY)
         inner, _ = self._mounted(root, control)
         try:
@@ -67,9 +67,9 @@ class RootMount:
             _close([root, *inner.values()])
 
     def exchange(self, tree: int, control: int) -> tuple[int, bool]:
-        """Have the detached `tree` be the root: (the old one, whether mounts are left in that).
+        """Make the detached `tree` the root; return (the old root, whether mounts are left in it).
 
-        The old one is mounted over the new one then: the caller moves it away.
+        The old root is then mounted over the new one: the caller moves it away.
         """
         root = os.open("/", _DIRECTORY)
         inner, left = self._mounted(root, control)
@@ -98,7 +98,7 @@ class RootMount:
         return root, left
 
     def _mounted(self, root: int, control: int) -> tuple[dict[str, int], bool]:
-        """Mounts in the root, by the path below it, parents first; and whether there are more, unseen.
+        """Return the mounts in the root, by relative path, parents first; and whether there are covered ones.
 
         The caller closes the descriptors.
         """
@@ -120,7 +120,7 @@ class RootMount:
                     continue
                 if mount_id(mounted) == number:
                     found[name] = mounted
-                else:  # something is mounted over a directory that it is in
+                else:  # a mount covers a directory above it
                     os.close(mounted)
                     left = True
             return dict(sorted(found.items())), left
@@ -135,7 +135,7 @@ def _pinned(tree: int, paths: Iterable[str]) -> dict[bytes, str]:
     pins: dict[bytes, str] = {}
     for way in sorted(ways.difference(paths)):
         if any(way.startswith(f"{path}/") for path in paths):
-            continue  # it is in something that is mounted
+            continue  # it is inside a mount
         place = open_beneath(tree, way, os.O_PATH | os.O_DIRECTORY)
         try:
             pin = mounts.clone_tree(place)
@@ -158,7 +158,7 @@ def _move(mounted: int, directory: int, path: str) -> None:
 
 
 def _plain(path: bytes) -> str:
-    """A path of mountinfo, in which some characters are written as octal numbers."""
+    """Decode a path of mountinfo, in which some characters are octal numbers."""
     first, *rest = path.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest))
 

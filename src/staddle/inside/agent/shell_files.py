@@ -1,16 +1,15 @@
 """The files between a shell and the host program, made by the agent, and the greeting that names them.
 
     text     the command, which the shell reads as a script; the host program writes it
-    status   `return N`: how `$?` comes to be what it was
-    done     a pipe on which the shell says that a command is over
+    status   `return N`, which restores `$?`
+    done     a pipe on which the shell reports the end of a command
     input    standard input of a command that has one
-    output   pipes of what a command prints; replaced once a background job holds them
+    output   pipes for a command's output; replaced once a background job has them open
     errors
 
-The host program gets descriptors and never a path of its own; the shell opens by path each
-time, because a command may close any descriptor it finds. Where the paths are is one of two
-ways: in a directory that is read-only to the sandbox but for its pipes, or nowhere, as
-descriptors of the agent in /proc, where there is nothing to remove and nothing is left behind.
+The host program gets descriptors and never a path of its own. The shell opens paths each time, because a
+command may close any descriptor it finds. The files are either in a directory that the sandbox sees
+read-only, except for its pipes. Or they are descriptors of the agent in /proc, which leave nothing to remove.
 """
 
 from __future__ import annotations
@@ -25,61 +24,61 @@ if TYPE_CHECKING:
 else:
     Protocol = object
 
-#: Their order wherever descriptors and places of a shell are listed; a place more is `nowhere`.
+#: Their order in every list of descriptors and paths of a shell; the last path is `nowhere`.
 NAMES = ("text", "status", "done", "input", "output", "errors")
-#: What a background job may go on to use; the next command gets new ones.
+#: Files that a background job may keep using; the next command gets new files.
 RENEWED = ("input", "output", "errors")
 _PIPES = ("done", "output", "errors")
 
 
 class Channel(Protocol):
-    """A directory for the files of shells."""
+    """A place for the files of shells."""
 
     def make(self, name: str, shell: int, serial: int) -> tuple[int, bytes]:
-        """A new file, of the kind that `name` is; (a descriptor, the path for the shell)."""
+        """Create a file of the kind `name`; return (a descriptor, the path for the shell)."""
 
     def drop(self, name: str, shell: int, serial: int) -> None:
-        """Remove what `make` made; it stays usable for processes that have it open."""
+        """Remove a file from `make`; processes that have it open can still use it."""
 
     def nowhere(self) -> bytes:
-        """A directory that does not exist, nor ever will."""
+        """Return the path of a directory that never exists."""
 
 
 class InDirectory:
-    """In a directory of our own, which the sandbox sees at `path`."""
+    """Files in our own directory, which the sandbox sees at `path`."""
 
     def __init__(self, directory: int, path: bytes) -> None:
         self.directory, self._path = directory, path
 
     def make(self, name: str, shell: int, serial: int) -> tuple[int, bytes]:
-        """See Channel."""
+        """See `Channel.make`."""
         file = _file_name(name, shell, serial)
         if name in _PIPES:
             os.mkfifo(file, 0o600, dir_fd=self.directory)
         else:
             os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.directory))
-        # The commands may run as another user than the agent. chmod, because of our umask.
+        # Commands may run as another user than the agent. chmod, because of our umask.
         os.chmod(file, 0o622 if name in _PIPES else 0o644, dir_fd=self.directory)
         fd = os.open(file, _flags(name), dir_fd=self.directory)
         return fd, self._path + b"/" + file.encode()
 
     def drop(self, name: str, shell: int, serial: int) -> None:
-        """See Channel."""
+        """See `Channel.drop`."""
         try:
             os.unlink(_file_name(name, shell, serial), dir_fd=self.directory)
         except FileNotFoundError:
             pass
 
     def nowhere(self) -> bytes:
-        """See Channel."""
+        """See `Channel.nowhere`."""
         return self._path + b"/x"
 
 
 class Nameless:
-    """As descriptors of this process: for an agent that the sandbox's commands can look into."""
+    """Files as descriptors of this process, for an agent whose /proc the sandbox's commands can read."""
 
     def make(self, name: str, shell: int, serial: int) -> tuple[int, bytes]:
-        """See Channel."""
+        """See `Channel.make`."""
         del shell, serial
         if name in _PIPES:
             made, other = os.pipe2(os.O_CLOEXEC)
@@ -96,7 +95,7 @@ class Nameless:
         """Do nothing: the file ends with its last descriptor."""
 
     def nowhere(self) -> bytes:
-        """See Channel."""
+        """See `Channel.nowhere`."""
         return b"/proc/%d/fd/x" % os.getpid()
 
 
@@ -116,19 +115,19 @@ class ChannelFiles:
             raise
 
     def descriptor(self, name: str) -> int:
-        """Our descriptor of one of them."""
+        """Return our descriptor of a file."""
         return self._made[name][0]
 
     def descriptors(self) -> list[int]:
-        """All of them, in order."""
+        """Return all descriptors, in order."""
         return [self._made[name][0] for name in NAMES]
 
     def paths(self) -> tuple[bytes, ...]:
-        """Paths of the files as the shell sees them, and the one that does not exist."""
+        """Return the paths of the files inside, and the path that does not exist."""
         return (*(self._made[name][1] for name in NAMES), self._channel.nowhere())
 
     def renew(self) -> None:
-        """Leave the pipes to the jobs that hold them, and make new ones."""
+        """Leave the pipes to the jobs that have them open, and make new ones."""
         self.former |= self.pipes()
         for name in RENEWED:
             fd, _ = self._made[name]
@@ -139,11 +138,11 @@ class ChannelFiles:
             os.close(fd)
 
     def pipes(self) -> set[tuple[int, int]]:
-        """Device and inode of the present pipes for output."""
+        """Return device and inode of the present pipes for output."""
         return {identity(self._made[name][0]) for name in ("output", "errors")}
 
     def close(self) -> None:
-        """Remove them all."""
+        """Remove all files."""
         for name, (fd, _) in self._made.items():
             self._channel.drop(name, self._shell, self._serial[name])
             os.close(fd)
@@ -151,26 +150,26 @@ class ChannelFiles:
 
 
 def identity(fd: int | str) -> tuple[int, int]:
-    """Device and inode of a file, by descriptor or by a path in /proc."""
+    """Return device and inode of a file, by descriptor or by a path in /proc."""
     status = os.stat(fd)
     return status.st_dev, status.st_ino
 
 
 def _file_name(name: str, shell: int, serial: int) -> str:
-    """The name of a file in the directory; short, since the shell reads it with every command."""
+    """Return the name of a file in the directory; short, because the shell reads it with every command."""
     return f"{shell}{name[0]}{serial}" if serial else f"{shell}{name[0]}"
 
 
 def _flags(name: str) -> int:
-    if name in ("output", "errors"):  # read-only: else we would keep its end from being seen
+    if name in ("output", "errors"):  # read-only, so that we do not hide its end of file
         return os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     return os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-#: A shell that reads its commands from a pipe, and goes on after any error.
+#: A shell that reads its commands from a pipe, and continues after any error.
 SHELL_OPTIONS = (b"--norc", b"--noprofile", b"--noediting", b"-i")
 
-#: It keeps no history, prints no prompt, looks for no mail, and says which it is.
+#: No history, no prompt, no mail check; and the shell reports its version.
 _FIRST_WORDS = b"""\
 unset MAILCHECK HISTFILE; set +o history +o histexpand; history -c; PS1= PS2= PS0=; shopt -u checkwinsize
 trap '%(brake)b' SIGRTMAX
@@ -180,11 +179,11 @@ trap '%(brake)b' SIGRTMAX
 
 
 def greeting(paths: tuple[bytes, ...]) -> bytes:
-    """The first lines to a shell with its files in these places, in the order of shell_files.NAMES.
+    """Return the first lines for a shell with its files at these paths, in the order of NAMES.
 
-    Among them is a command that does nothing, given as all that follow will be: the first one costs
-    three times as much as another, and no caller waits for it now. It is not read from the file for
-    texts, which may contain the first command of a caller already.
+    They include a command that does nothing, in the form of all later commands. The first command takes three
+    times as long as others, and no caller waits for it now. It is not read from the file for texts, which may
+    already contain the caller's first command.
     """
     _, _, done, _, output, errors, nowhere = paths
     named = {b"done": done, b"output": output, b"errors": errors, b"nowhere": nowhere}

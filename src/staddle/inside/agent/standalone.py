@@ -1,11 +1,11 @@
-"""The agent as a program of its own, for backends without a fork server.
+"""The agent as a separate program, for backends without a fork server.
 
-The backend starts `python -I -S -c LOADER` confined as any command is, with one end of a socket pair
-as its standard input. The code comes over that socket in a memory file: none of our files need
-be visible inside, only the interpreter and its library.
+The backend starts `python -I -S -c LOADER`, confined like any command, with one end of a socket pair as its
+standard input. The code comes over that socket in a memory file. So only the interpreter and its library need
+be visible inside, and none of our files.
 
-The environment and the directory of that command are what the backend made of the plan. A
-shell that is asked for without either gets these.
+The backend sets the environment and the directory of that command from the plan. A shell that is requested
+without either gets these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MODULES = (
     ),
 )
 
-#: Those of a file server.
+#: The modules of a file server.
 _FILE_SERVER_PACKAGES = (*_PACKAGES, "staddle.files")
 _FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
@@ -50,7 +50,7 @@ _FILE_SERVER_MODULES = (
     "staddle.inside.agent.file_server",
 )
 
-#: Runs inside. Everything is read before anything is run; the memory file is gone afterwards.
+#: Runs inside. It reads everything before it runs anything; the memory file is gone afterwards.
 LOADER = """
 import _socket, marshal, os, sys
 socket = _socket.socket(fileno=os.dup(0))
@@ -72,18 +72,18 @@ sys.modules["staddle.inside.agent.standalone"].serve(socket)
 
 
 def command() -> tuple[str, ...]:
-    """The agent's command line, for a backend's `prepare`."""
+    """Return the agent's command line, for a backend's `prepare`."""
     import sys
 
     return (os.path.realpath(sys.executable), "-I", "-S", "-c", LOADER)
 
 
-#: By modules, what was compiled: they do not change while a program runs.
+#: Compiled code, by modules: they do not change while a program runs.
 _compiled: dict[tuple[str, ...], bytes] = {}
 
 
 def code(packages: Sequence[str] = _PACKAGES, modules: Sequence[str] = _MODULES) -> bytes:
-    """The loader and the modules for LOADER, compiled by this very interpreter, once."""
+    """Return the loader and the modules for LOADER, compiled once by this interpreter."""
     key = tuple(modules)
     if key not in _compiled:
         _compiled[key] = _code(packages, modules)
@@ -106,7 +106,7 @@ def _code(packages: Sequence[str], modules: Sequence[str]) -> bytes:
 
 
 def file_server_code() -> bytes:
-    """The modules of a file server, for processes.load."""
+    """Return the modules of a file server, for `processes.load`."""
     return code(_FILE_SERVER_PACKAGES, _FILE_SERVER_MODULES)
 
 
@@ -123,21 +123,21 @@ def send_code(socket: _socket.socket) -> None:
 
 
 def serve(socket: _socket.socket) -> NoReturn:
-    """Be the agent. Called by the loader, in the sandbox."""
+    """Be the agent. The loader calls this in the sandbox."""
     from ...linux import process
     from ...network.namespace.socket_handoff import ForwardSockets
     from .agent import SandboxAgent
     from .processes import execute
     from .shell_files import Nameless
 
-    # As we were started: the interpreter has added to it since.
+    # The environment at our start: the interpreter has added to it since.
     with open("/proc/self/environ", "rb") as file:
         own = tuple(item for item in file.read().split(b"\0") if b"=" in item)
 
     def become(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
         execute(argv, environment or own, directory or b".")
 
-    process.subreaper()  # all that we start, and what that leaves behind, stays below us
+    process.subreaper()  # our children and their orphans stay below us
     # A file server is as confined as we are.
     agent = SandboxAgent(become, confine=lambda _: os.chdir("/"))
     agent.begin(socket, Nameless(), ForwardSockets())

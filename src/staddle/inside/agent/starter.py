@@ -2,11 +2,11 @@
 
     agent ══ socket ══ starter ── posix_spawn ──> program
 
-It is a fork of the agent that is confined and checks itself as every other process of the sandbox does; its
-programs inherit that. Entering the sandbox costs milliseconds, and is done once. It stands above one program
-at a time, reaps what that leaves without a parent, and tells the agent how it ended; if something is left
-running then, it exits, and that is the agent's. Nothing inside can look into it. Whatever happens to it, the
-agent is the next to reap the program, and starts the following one itself.
+It is a fork of the agent, confined and verified like every other process of the sandbox, and its programs
+inherit that. Entering the sandbox costs milliseconds, and happens once. It is the parent of one program at a
+time, reaps that program's orphans, and reports its end to the agent. If orphans still run then, it exits, and
+the agent inherits them. No process inside can trace it. If it dies, the agent reaps the program, and starts
+the next program itself.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     from ...ipc.agent_messages import UsageCounts
     from .processes import SpawnSpec
 
-#: It is made for the second program: a sandbox may run one and no more.
+#: It is made for the second program, because many sandboxes run only one.
 _WORTH_IT = 2
-#: Milliseconds for what takes a fraction of one. A program in the sandbox may stop it.
+#: Milliseconds for a step that takes a fraction of one. A program in the sandbox may stop the starter.
 _PATIENCE = 1000
-#: One that was ended or stopped so often is not made again.
+#: After so many failures it is not made again.
 _MOST_FAILURES = 3
-#: After so many seconds without a program it is ended, for the memory that it takes.
+#: After so many seconds without a program it is killed, to free its memory.
 _IDLE = 5.0
 _CONCERNS_ALL = (agent_messages.END_ALL, agent_messages.END_OTHERS, agent_messages.PAUSE, agent_messages.SWAP)
 
 
 class ProgramStarter:
-    """The starter, as the agent sees it: there is none, it waits, or it stands above a program."""
+    """The agent's view of the starter: there is none, it waits, or it is the parent of a program."""
 
     def __init__(self, confine: Callable[[], None] | None, count: usage.Count, poll: select.poll) -> None:
-        """`confine` has a fork of the agent confined. The starter's socket is in `poll`."""
+        """`confine` confines a fork of the agent. `poll` polls the starter's socket."""
         self._confine, self._count, self._poll = confine, count, poll
         self._asked = self._failures = 0
         self._used_at = 0.0
         self._socket: _socket.socket | None = None
-        self._is_ready = False  # whether it has said that it is confined, and waits
-        #: Its number, and that of the program below it; 0 for none.
+        self._is_ready = False  # it has reported that it is confined, and waits
+        #: Its pid, and the pid of the program below it (0: none).
         self.pid = self.program = 0
 
     def fileno(self) -> int:
@@ -61,9 +61,9 @@ class ProgramStarter:
         return -1 if self._socket is None else self._socket.fileno()
 
     def take(self, spec: SpawnSpec, known: Container[int]) -> int:
-        """Have it start a program; the number of that, or 0 if the agent is to start it.
+        """Have it start a program; return the pid, or 0 if the agent has to start the program.
 
-        `known` are children of the agent's. OSError when it is not known whether it was started.
+        `known` are the agent's other children. OSError if it is unclear whether the program was started.
         """
         self._asked += 1
         self._used_at = time.monotonic()
@@ -85,7 +85,7 @@ class ProgramStarter:
             (self.program,) = message.fields
             return self.program
         self._fail()
-        # It was stopped or killed, maybe by the program, which is a child of ours then, and runs.
+        # It was stopped or killed, maybe by the program, which then is our child and runs.
         found = [pid for pid in process_tree.children() if pid > newest and pid not in known]
         found = [pid for pid in found if os.getsid(pid) == pid]
         if len(found) > 1:
@@ -93,7 +93,7 @@ class ProgramStarter:
         return found[0] if found else 0
 
     def refill(self) -> None:
-        """Make one, if there is none and that is worth it. Does not wait for it."""
+        """Make a starter, if there is none and it is worth it. Does not wait for it."""
         if (
             self._confine is not None
             and self._socket is None
@@ -103,9 +103,9 @@ class ProgramStarter:
             self._make(self._confine)
 
     def heard(self) -> tuple[int, int, UsageCounts] | None:
-        """Its program has ended: number, status and usage of that. None if it is ready, or has ended itself.
+        """Return (pid, status, usage) of its program that has ended; None if it is ready, or dead itself.
 
-        Then its program is a child of the agent's, unless the starter took its status with it.
+        If it is dead, its program is the agent's child, unless the starter had reaped it already.
         """
         message, pid = self._receive(0), self.program
         if not self._is_ready and message is not None and message.kind == agent_messages.BECAME:
@@ -122,12 +122,15 @@ class ProgramStarter:
         return pid, status, self._count.add(pid, spent)
 
     def stopped(self, pid: int) -> None:
-        """A child of the agent was stopped. If it is the starter, the agent is to reap its program."""
+        """Handle a stopped child of the agent. If it is the starter, the agent has to reap its program."""
         if pid and pid == self.pid:
             self._fail()
 
     def patience(self) -> int | None:
-        """End it, if no program was started for a while; else the milliseconds until then. None: never."""
+        """Kill it if no program was started for a while;
+
+        else return the milliseconds until then. None: never.
+        """
         if self._socket is None or self.program:
             return None
         left = self._used_at + _IDLE - time.monotonic()
@@ -137,12 +140,12 @@ class ProgramStarter:
         return int(left * 1000) + 1
 
     def end_before(self, kind: bytes) -> None:
-        """End it before a request that concerns all processes of the sandbox, or its mounts."""
+        """Kill it before a request that concerns all processes of the sandbox, or its mounts."""
         if self._socket is not None and kind in _CONCERNS_ALL:
             self.end()
 
     def end(self) -> None:
-        """End it; the agent reaps it, and its program. Begin to count programs anew."""
+        """Kill it; the agent reaps it and its program. Count programs anew."""
         if self.pid:
             _kill(self.pid)
         self._forget()
@@ -188,7 +191,7 @@ class ProgramStarter:
         finally:
             os.close(null)
             theirs.close()
-        os.close(report)  # why it could not be made is told by the next program, which is started without it
+        os.close(report)  # if it fails, the agent starts the next program and reports the reason
         self._socket = ours
         self._count.ours.add(self.pid)
         process_tree.HIDDEN.add(self.pid)
@@ -196,7 +199,7 @@ class ProgramStarter:
 
 
 def _kill(pid: int) -> None:
-    """Kill a child of ours, and wait until it is dead, but not for one that is frozen."""
+    """Kill a child of ours, and wait until it is dead, but not forever if it is frozen."""
     try:
         os.kill(pid, process.SIGKILL)
         handle = process.pidfd_open(pid)
@@ -211,14 +214,14 @@ def _kill(pid: int) -> None:
 
 
 def _serve(confine: Callable[[], None], socket: _socket.socket) -> NoReturn:
-    """Be the starter: start a program when we are asked to, and wait for its end."""
-    process.dumpable(True)  # else our own counters would be closed to us
+    """Be the starter: start a program on request, and wait for its end."""
+    process.dumpable(True)  # else root would own our counters
     moved = usage.IoCounters()
-    # Nothing in the sandbox looks into us: we are a fork of the agent. Until here, being in another user
-    # namespace kept it from that.
+    # No process in the sandbox may trace us: we are a fork of the agent. Until here, our other user namespace
+    # prevented that.
     process.dumpable(False)
     confine()
-    process.dumpable(False)  # becoming another user may have changed it
+    process.dumpable(False)  # a change of user may have reset it
     process.close_from(3, keep=(socket.fileno(), moved.fd))
     agent_messages.send_message(socket, agent_messages.encode(agent_messages.BECAME, 0))
     while message := agent_messages.receive_message(socket, bodies=True):
@@ -228,7 +231,7 @@ def _serve(confine: Callable[[], None], socket: _socket.socket) -> NoReturn:
             os.chdir(directory)
             pid = spawn(argv, dict(item.split(b"=", 1) for item in environment), message.descriptors)
         except (OSError, NotImplementedError):
-            pid = 0  # the agent tries it, and tells why it does not work
+            pid = 0  # the agent tries it, and reports why it fails
         os.chdir(b"/")  # a directory can be removed and unmounted while we wait
         message.close()
         agent_messages.send_message(socket, agent_messages.encode(agent_messages.BECAME, pid))
@@ -244,9 +247,9 @@ def _serve(confine: Callable[[], None], socket: _socket.socket) -> NoReturn:
 
 
 def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
-    """Wait for the end of `pid`, and reap all that ends before."""
+    """Wait for the end of `pid`, and reap every process that ends before."""
     while True:
-        # To look first: who is killed while it waits must not take the status of its child along.
+        # WNOWAIT first: if we are killed while we wait, the child's status must not be lost.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None:
             _, status, used = os.wait4(ended.si_pid, 0)

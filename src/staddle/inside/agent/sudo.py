@@ -1,9 +1,9 @@
 """`sudo` and `su` inside: the agent runs their command as the sandbox's root.
 
-A script of that name (policy.root_scripts) writes its process number to a pipe of the agent, and waits on a
-descriptor of its own for the exit status. Everything else the agent takes from the process itself: its
-arguments, variables, directory and streams. Whoever runs in the sandbox may be its root by this, as by
-`user="root"`; so nothing is believed but that a process of the sandbox asks.
+A script of that name (policy.root_scripts) writes its pid to a pipe of the agent, and waits on a descriptor
+for the exit status. The agent reads everything else from the process itself: its arguments, variables,
+directory and streams. Any process in the sandbox may become its root this way, as with `user="root"`. So the
+agent trusts only that a process of the sandbox asks.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ if TYPE_CHECKING:
 
     from .processes import Child
 
-    #: Starts a program as the sandbox's root: it, and a socket that tells its end, or ends it when closed.
+    #: Starts a program as the sandbox's root; returns it, and a socket that reports its end. Closing it kills
+    #: it.
     StartRoot = Callable[[SpawnSpec], tuple[Child, _socket.socket]]
 
-#: The name of the pipe among the control files, and the descriptor that the script waits on.
+#: The name of the pipe among the control files, and the descriptor on which the script waits.
 PIPE, REPLY = "sudo", 9
-#: What a process may have of arguments and variables, and how many may run at once.
+#: The most bytes of arguments and variables, and the most commands at once.
 _LONGEST, _MOST = 4 << 20, 256
-#: CPU seconds that requests may cost at once, and then in each second. The agent is in no cgroup of the
-#: sandbox: without this, a process inside has it work without end, past `limits.cpu`.
+#: CPU seconds that requests may cost at once, and then per second. The agent is in no cgroup of the sandbox.
+#: Without this, a process inside could keep it busy forever, past `limits.cpu`.
 _BURST, _SHARE = 0.25, 0.2
-#: As much is read at once: a few dozen requests.
+#: Bytes to read at once: a few dozen requests.
 _PIECE = 128
 _PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ROOT = {b"HOME": b"/root", b"USER": b"root", b"LOGNAME": b"root", b"PATH": _PATH}
 
-#: Options of sudo without an argument that change nothing here, and those with one: no password is asked for,
-#: and no descriptor but the streams is passed on.
+#: Options of sudo that change nothing here, without and with an argument: there is no password, and only the
+#: streams are passed on.
 _PLAIN = b"ABEHknNPS"
 _WITH_ARGUMENT = b"Cp"
-#: Letters that stand together before the `u` of `-iu root`; options that need no command.
+#: Letters that may precede the `u` of `-iu root`; options that need no command.
 _CLUSTER = b"-isu" + _PLAIN
 _FORGET = (b"-k", b"-K", b"--reset-timestamp", b"--remove-timestamp")
 _LONG_PLAIN = (
     *(b"--preserve-env", b"--set-home", b"--non-interactive", b"--stdin", b"--reset-timestamp"),
     *(b"--preserve-groups", b"--askpass"),
 )
-#: Options of su that change nothing here: variables stay as they are, and no terminal is made.
+#: Options of su that change nothing here: variables stay as they are, and there is no new terminal.
 _SU_PLAIN = (b"-m", b"-p", b"--preserve-environment", b"-f", b"--fast", b"-P", b"--pty")
 _ONLY_ASK = (b"-v", b"--validate", b"-K", b"--remove-timestamp", b"-l", b"--list")
 
 
 class NotUnderstood(Exception):
-    """A command line that is no sudo's; `args[0]` is the sentence for it."""
+    """An invalid command line; `args[0]` is the message."""
 
 
 class RootCommand:
@@ -69,7 +70,7 @@ class RootCommand:
 
 
 def parse_sudo(words: list[bytes]) -> RootCommand:
-    """The command of a line of sudo, without its first word. Empty `argv`: there is nothing to run."""
+    """Parse a command line of sudo, without its first word. Empty `argv`: there is nothing to run."""
     variables: dict[bytes, bytes] = {}
     login = shell = False
     if words and all(word in _FORGET for word in words):
@@ -122,7 +123,7 @@ def parse_sudo(words: list[bytes]) -> RootCommand:
 
 
 def parse_su(words: list[bytes]) -> RootCommand:
-    """The same for su."""
+    """Parse a command line of su, without its first word."""
     command: bytes | None = None
     login, shell, names, rest = False, b"/bin/bash", [], list(words)
     while rest:
@@ -146,7 +147,7 @@ def parse_su(words: list[bytes]) -> RootCommand:
 
 
 def _shell(shell: bytes, command: bytes | None, *, login: bool) -> tuple[bytes, ...]:
-    """The arguments of a shell, which for a login starts in root's home."""
+    """Return the arguments of a shell. A login shell starts in root's home."""
     if not login:
         return (shell, *(() if command is None else (b"-c", command)))
     home = b'cd; exec "$0" -l "$@"'
@@ -160,7 +161,7 @@ def _check_user(name: bytes) -> None:
 
 
 class SudoRequests:
-    """The pipe that requests come on, and the commands that run."""
+    """The pipe for requests, and the running commands."""
 
     def __init__(
         self,
@@ -170,25 +171,25 @@ class SudoRequests:
         is_ours: Callable[[int], bool],
         ids: tuple[int, int],
     ) -> None:
-        """Make the pipe in `directory`. `is_ours`: a process of staddle's own, which never asks.
+        """Make the pipe in `directory`. `is_ours` identifies staddle's own processes, which never ask.
 
-        `ids` are the sandbox's user and group: git, for one, looks for who asked.
+        `ids` are the sandbox's user and group, because git and others check who asked.
         """
         self._asks = {b"SUDO_UID": b"%d" % ids[0], b"SUDO_GID": b"%d" % ids[1]}
         os.mkfifo(PIPE, 0o600, dir_fd=directory)
         self._pipe = os.open(PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-        # Every process inside may write, none may read, though a command can have the same uid as the agent.
+        # Every process inside may write, none may read, although a command can have the agent's uid.
         os.chmod(PIPE, 0o222, dir_fd=directory)  # noqa: S103
         self._poll, self._start, self._is_ours = poll, start, is_ours
         self._rest = b""
-        #: CPU seconds that requests have cost beyond their share, as of a moment; whether none is heard now.
+        #: CPU seconds of requests beyond their share, at the time `_since`; whether requests are suspended.
         self._debt, self._since, self._is_full = 0.0, time.monotonic(), False
-        #: By its descriptors, each twice: the socket of the command, and the process that asked.
+        #: By descriptor, each command twice: by its socket, and by the pidfd of the process that asked.
         self._running: dict[int, _Running] = {}
         poll.register(self._pipe, select.POLLIN)
 
     def serve(self, fd: int) -> bool:
-        """Do what there is to do about a descriptor; False if it is none of ours."""
+        """Handle an event on a descriptor; False if it is none of ours."""
         if fd == self._pipe:
             began = time.process_time()
             self._hear()
@@ -200,7 +201,7 @@ class SudoRequests:
         return True
 
     def patience(self, wait: int | None) -> int | None:
-        """Milliseconds to wait for the next event, if `wait` is what others would wait."""
+        """Return the milliseconds to wait for the next event; others would wait `wait`."""
         if not self._is_full:
             return wait
         self._charge(0.0)
@@ -212,7 +213,10 @@ class SudoRequests:
         return left if wait is None or wait < 0 else min(wait, left)
 
     def _charge(self, cost: float) -> None:
-        """Note what requests have cost. Beyond their share they wait in the pipe, and then their writers."""
+        """Record the cost of requests.
+
+        Beyond their share, requests wait in the pipe, and then their writers.
+        """
         now = time.monotonic()
         self._debt = max(0.0, self._debt - (now - self._since) * _SHARE) + cost
         self._since = now
@@ -231,7 +235,7 @@ class SudoRequests:
                 try:
                     self._ask(int(line))
                 except (OSError, ValueError, Malformed):
-                    continue  # it has ended, or is none that can be asked about
+                    continue  # it has ended, or cannot be inspected
 
     def _ask(self, pid: int) -> None:
         if pid <= 1 or self._is_ours(pid):
@@ -270,7 +274,7 @@ class SudoRequests:
         env = dict(item.split(b"=", 1) for item in variables if b"=" in item)
         asks = {b"SUDO_USER": env.get(b"USER", b""), **self._asks}
         env = {**env, **_ROOT, **asks}
-        # A script that root runs finds this sudo, not that of the host, which is of no use here.
+        # A script of root must find this sudo, not the host's, which does not work here.
         if (place := os.path.dirname(words[1])).startswith(b"/"):
             env[b"PATH"] = place + b":" + _PATH
         env |= command.variables
@@ -287,7 +291,10 @@ class SudoRequests:
             self._poll.register(fd, select.POLLIN)
 
     def _end(self, running: _Running) -> None:
-        """The command has ended: tell how. Or who asked has: its command is ended by closing its socket."""
+        """Report a command's end.
+
+        If the process that asked has ended, closing the socket kills its command.
+        """
         try:
             message = agent_messages.receive_message(running.socket)
             if message is not None and message.kind == agent_messages.ENDED:
@@ -296,7 +303,7 @@ class SudoRequests:
                     _tell(running.errors, b"sudo: " + why + b"\n")
                 _tell(running.reply, b"%d\n" % exit_status(status))
         except (BlockingIOError, OSError, Malformed):
-            pass  # nobody waits for it
+            pass  # no process waits for it
         for fd in (running.socket.fileno(), running.asking):
             del self._running[fd]
             self._poll.unregister(fd)
@@ -304,7 +311,7 @@ class SudoRequests:
 
 
 class _Running:
-    """A command of sudo's."""
+    """A running command of sudo."""
 
     def __init__(self, socket: _socket.socket, reply: int, errors: int, asking: int) -> None:
         socket.setblocking(False)
@@ -317,7 +324,7 @@ class _Running:
 
 
 def _tell(fd: int, data: bytes) -> None:
-    """Write to a pipe of the process that asks, if there is room: it is never waited for."""
+    """Write to a pipe of the process that asks, if there is room. Never waits."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     if stat.S_ISFIFO(os.fstat(fd).st_mode) and any(events & select.POLLOUT for _, events in poll.poll(0)):

@@ -1,8 +1,8 @@
-"""Directories as tar, and tar as directories, by the file server: inside, with the rights that it has there.
+"""Directories as tar, and tar as directories. The file server runs this inside, with its rights.
 
-What is unpacked is first made aside, beside its place, by the same strict reader as layers are
-(files/unpack.py). Only when all of it is there, and nothing stands in its way, is it moved
-into its place. So an archive that is refused, or ends early, changes nothing.
+An archive is first unpacked next to its destination, by the same strict reader as layers (files/unpack.py).
+Its files are moved into place only once all of them are complete and nothing is in their way. So an archive
+that is refused, or ends early, changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-#: So many steps between two signs of life.
+#: Steps between two progress reports.
 _A_WHILE = 500
 
 
@@ -32,7 +32,7 @@ _A_WHILE = 500
 
 
 def pack(path: bytes, pipe: int) -> None:
-    """Write what is at `path` to `pipe`, which is taken: all that is in a directory, or one file.
+    """Write the contents of the directory, or the file, at `path` to `pipe`, and close it.
 
     Links are kept as links. Pipes, sockets and devices are left out.
     """
@@ -57,7 +57,7 @@ def pack(path: bytes, pipe: int) -> None:
             out.write(END)
             out.flush()
         except BaseException:
-            # What is in the buffer must not be waited for.
+            # Discard the buffer, as flushing it might block.
             os.dup2(null := os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC), pipe, inheritable=False)
             os.close(null)
             raise
@@ -70,14 +70,14 @@ class _Packing:
         self._todo: list[str] = []
 
     def all(self) -> None:
-        """Everything below the root."""
+        """Pack everything below the root."""
         self._todo = [""]
         while self._todo:
             path = self._todo.pop()
             try:
                 here = open_deep(self._root, path, _DIRECTORY)
             except FileNotFoundError:
-                continue  # gone since
+                continue  # deleted meanwhile
             try:
                 for name in sorted(os.listdir(here)):
                     self.entry(here, name, f"{path}/{name}" if path else name)
@@ -97,7 +97,7 @@ class _Packing:
             elif kind == stat.S_IFREG:
                 self._file(here, name, path)
         except FileNotFoundError:
-            pass  # gone since
+            pass  # deleted meanwhile
         except OSError as error:
             raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
 
@@ -117,7 +117,7 @@ class _Packing:
             while left and (data := os.read(fd, min(left, _CHUNK))):
                 self._out.write(data)
                 left -= len(data)
-            while left:  # it has become shorter since: its size has been said
+            while left:  # it has become shorter, but its size is already in the header
                 left -= self._out.write(bytes(min(left, _CHUNK)))
             self._out.write(padding(found.st_size))
         finally:
@@ -132,10 +132,10 @@ class _Packing:
 
 
 def unpack(path: bytes, pipe: int, confirmed: Callable[[], None], beat: Callable[[], None]) -> None:
-    """Make what the tar in `pipe`, which is taken, holds in the directory `path`, all of it or nothing.
+    """Unpack the tar in `pipe`, which is closed, into the directory `path`, all of it or nothing.
 
-    Files that are there are replaced, directories are added to. `confirmed` is called at the end
-    of the pipe and raises if that was not the whole; `beat` now and then.
+    Existing files are replaced; directories are merged. `confirmed` is called at the end of the pipe, and
+    raises if the archive is incomplete. `beat` is called now and then.
     """
     with open(pipe, "rb", buffering=_CHUNK) as source:
         destination = os.open(path, _DIRECTORY | os.O_CLOEXEC)
@@ -143,7 +143,7 @@ def unpack(path: bytes, pipe: int, confirmed: Callable[[], None], beat: Callable
         try:
             os.mkdir(aside, 0o700, dir_fd=destination)
             try:
-                # By descriptor: the directory may get another name meanwhile.
+                # By descriptor: the directory may be renamed meanwhile.
                 made = open_deep(destination, aside, _DIRECTORY)
                 try:
                     _make(f"/proc/self/fd/{made}/.", source)
@@ -160,7 +160,7 @@ def unpack(path: bytes, pipe: int, confirmed: Callable[[], None], beat: Callable
 
 def _make(aside: str, source: IO[bytes]) -> None:
     unpacking = Unpacker(aside, UnpackBounds(), layer=False)
-    there: dict[str, bool] = {}  # directories, and whether the archive itself says so
+    there: dict[str, bool] = {}  # directories, and whether the archive itself lists them
     try:
         for member, content in members(source):
             path = plain_name(member.path)
@@ -176,7 +176,7 @@ def _make(aside: str, source: IO[bytes]) -> None:
                     unpacking.add(Member("directory", above, 0o755, member.mtime), above, content)
             if member.kind == "directory":
                 if there.get(path) is False:
-                    there[path] = True  # made already, for what is in it
+                    there[path] = True  # already made, for its contents
                     continue
                 there[path] = True
             unpacking.add(member, path, content)
@@ -186,7 +186,7 @@ def _make(aside: str, source: IO[bytes]) -> None:
 
 
 def plain_name(path: str) -> str:
-    """The name of a member in its one spelling. ArchiveRefused for what leads out. Pure."""
+    """Normalize the name of a member. ArchiveRefused if it leads out. Pure."""
     if path.startswith("/"):
         raise _refused(f"{path!r} is an absolute path")
     parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -212,7 +212,7 @@ def _rest(source: IO[bytes]) -> None:
 
 
 def _move(made: int, destination: int, beat: Callable[[], None]) -> None:
-    """Everything from aside to its place, after a look at what is there."""
+    """Move everything into place, after a check of the existing files."""
     moves: list[tuple[str, str]] = []
     merged = [""]
     while merged:
@@ -242,7 +242,7 @@ def _move(made: int, destination: int, beat: Callable[[], None]) -> None:
 
 
 def _decide(here: int, there: int, name: str, path: str) -> bool:
-    """Whether it is a directory that goes into one that is there; else it is moved."""
+    """Whether this directory is merged into an existing directory; otherwise it is moved."""
     ours = os.stat(name, dir_fd=here, follow_symlinks=False).st_mode
     try:
         theirs = os.stat(name, dir_fd=there, follow_symlinks=False).st_mode
@@ -253,7 +253,7 @@ def _decide(here: int, there: int, name: str, path: str) -> bool:
     if stat.S_ISDIR(theirs) and not stat.S_ISDIR(ours):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if stat.S_ISDIR(ours):
-        os.chmod(name, 0o700, dir_fd=here)  # ours, and removed at the end: what is in it leaves it
+        os.chmod(name, 0o700, dir_fd=here)  # ours, and removed at the end: its contents are moved out
     return stat.S_ISDIR(ours)
 
 
@@ -261,7 +261,7 @@ def _rename(here: int, there: int, name: str) -> None:
     found = os.stat(name, dir_fd=here, follow_symlinks=False)
     mode = stat.S_IMODE(found.st_mode)
     closed = stat.S_ISDIR(found.st_mode) and mode & 0o700 != 0o700
-    if closed:  # a directory that cannot be written cannot change its place
+    if closed:  # a directory that cannot be written cannot be moved
         os.chmod(name, mode | 0o700, dir_fd=here)
     os.rename(name, name, src_dir_fd=here, dst_dir_fd=there)
     if closed:
@@ -272,7 +272,7 @@ def _rename(here: int, there: int, name: str) -> None:
 
 
 def remove_tree(path: bytes, beat: Callable[[], None], *, directory: int | None = None) -> None:
-    """Remove a directory with all that is in it. No link is followed; one descriptor, however deep it is."""
+    """Remove a directory with its contents. Follows no link; uses one descriptor at any depth."""
     here = _opened(path, directory)
     above: list[tuple[str, list[str], tuple[int, int]]] = []
     try:
@@ -309,7 +309,7 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def _opened(name: bytes, directory: int | None) -> int:
-    """A directory to remove things from; what it is ours to allow we allow ourselves."""
+    """Open a directory to remove entries from; grant ourselves access if we own it."""
     flags = _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, dir_fd=directory)
@@ -321,7 +321,7 @@ def _opened(name: bytes, directory: int | None) -> int:
     try:
         os.chmod(name, 0o700, dir_fd=directory)
     except PermissionError:
-        pass  # not ours; whether it can be removed is the kernel's to say
+        pass  # not ours: the kernel decides whether it can be removed
     return os.open(name, flags, dir_fd=directory)
 
 

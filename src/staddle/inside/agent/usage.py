@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...ipc.agent_messages import UsageCounts
 
 _TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Count:
@@ -33,7 +34,7 @@ class Count:
         self._marks: dict[int, tuple[int, int]] = {}
         #: Processes of our own that wait for the sandbox's: what those used was added when they ended.
         self.ours: set[int] = set()
-        self._ended = (0, 0, 0, 0)
+        self._ended, self._largest = (0, 0, 0, 0), 0
         self._moved = IoCounters()
 
     def reap(self) -> tuple[int, int, UsageCounts] | None:
@@ -56,7 +57,7 @@ class Count:
 
     def add(self, pid: int, spent: tuple[int, int, int, int, int]) -> UsageCounts:
         """A process of the sandbox has ended that used this; with the number of processes it started."""
-        self._ended = _sum(self._ended, spent[:4])
+        self._ended, self._largest = _sum(self._ended, spent[:4]), max(self._largest, spent[4])
         count = self._since(*self._marks.pop(pid, (pid - 1, self._left_out))) if self._own_numbers else -1
         return (*spent, count)
 
@@ -82,15 +83,19 @@ class Count:
         return self._started
 
     def whole(self) -> UsageCounts:
-        """The usage until now of ended and running processes. Reads /proc for each running one."""
-        total = self._ended
+        """The usage until now of ended and running processes. Reads /proc for each running one.
+
+        The memory is that of the largest process that this one has waited for, or that runs.
+        """
+        total, largest = self._ended, self._largest
         for pid in process_tree.below(os.getpid(), process_tree.table()):
-            words = split_stat(_contents(f"{procfs.directory(pid)}/stat"), 15)
-            if len(words) > 14:
+            words = split_stat(_contents(f"{procfs.directory(pid)}/stat"), 22)
+            if len(words) > 21:
                 user, system = int(words[11]) + int(words[13]), int(words[12]) + int(words[14])
                 moved = _moved(_contents(f"{procfs.directory(pid)}/io"))
                 total = _sum(total, (user * _TICK, system * _TICK, *moved))
-        return (*total, 0, self.started())
+                largest = max(largest, int(words[21]) * _PAGE)
+        return (*total, largest, self.started())
 
     def _look(self) -> int:
         now = last_pid()

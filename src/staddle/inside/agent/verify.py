@@ -1,8 +1,7 @@
 """Verify a sandbox of a session before anything runs in it.
 
-As for a single command (see `inside.verify`), but in two places: the first process of the
-sandbox keeps its rights over it, and a child of it checks what it has made; each process that it
-starts checks itself, right before its exec.
+As for a single command (see `inside.verify`), but in two places. The first process keeps its rights over the
+sandbox, so its child verifies the view. Each process that it starts verifies itself, right before its exec.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ if TYPE_CHECKING:
 
     from ...ipc.forkserver_messages import ForkServerConfig
 
-    #: (name, inode) of the namespaces that no sandbox may be in.
+    #: (name, inode) of the namespaces in which no sandbox may be.
     Outside: TypeAlias = tuple[tuple[bytes, int], ...]
 
 _ALWAYS = ("user", "mnt", "pid", "ipc", "uts", "cgroup")
 
 
 def outside(config: ForkServerConfig) -> Outside:
-    """The namespaces that a fork server is started in, read before it makes its own."""
+    """Return the namespaces in which a fork server is started, read before it makes its own."""
     return foreign(_ALWAYS if config.network else (*_ALWAYS, "net"))
 
 
 def template() -> Outside:
-    """The namespace that the fork server has made for itself alone."""
+    """Return the namespace that the fork server has made for itself alone."""
     return foreign(("mnt",))
 
 
 def around(config: ForkServerConfig, outside: Outside) -> None:
-    """Run by who has made the view, a child of the first process. NotStarted when something is missing."""
+    """Verify the view, in the child that made it. NotStarted if something is missing."""
     mountinfo = read_whole("/proc/self/mountinfo")
     found = {
         "a PID 1 above it": os.getppid() == 1,
@@ -51,7 +50,7 @@ def around(config: ForkServerConfig, outside: Outside) -> None:
 
 
 def at_the_first() -> None:
-    """Run by the first process, before it starts anything of the sandbox."""
+    """Verify the first process, before it starts any process of the sandbox."""
     found = {
         "being its PID 1": os.getpid() == 1,
         "a command line without paths of the host": b"/" not in read_whole("/proc/self/cmdline"),
@@ -60,12 +59,12 @@ def at_the_first() -> None:
 
 
 def user_namespace() -> int:
-    """The inode of our user namespace."""
+    """Return the inode of our user namespace."""
     return os.stat("/proc/self/ns/user").st_ino
 
 
 def at_myself(uid: int, gid: int, maps: tuple[tuple[str, bytes], ...], outer: int, kept: int = 0) -> None:
-    """Run by a process that is confined, before its exec. NotStarted when something is missing.
+    """Verify a confined process before its exec. NotStarted if something is missing.
 
     `kept` are the capabilities that it may still have.
     """

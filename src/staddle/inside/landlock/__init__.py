@@ -1,1 +1,1 @@
-"""Beside a command under Landlock, with its user's rights: connects in its place, ends what it leaves."""
+"""The processes around a command under Landlock, with its user's rights: they connect for it and clean up."""

@@ -1,10 +1,10 @@
-"""Connections that the supervisor leads to the sandbox's proxy, for programs that know of no proxy.
+"""Redirects connections to the sandbox's proxy, for programs that do not know of a proxy.
 
-What is led there: questions to any nameserver, over TCP, and connections to addresses that its answers gave,
-which stand for names. The socket stays the caller's, who can read and write it while we do: that spoils his
-own connection, and what he could say to the proxy instead of us he may say anyway. The proxy decides.
+The supervisor redirects queries to any nameserver, over TCP, and connections to the synthetic addresses in
+its answers, which stand for names. The socket stays the caller's, who can read and write it meanwhile. That
+breaks only the caller's own connection, as it may talk to the proxy directly anyway. The proxy decides.
 
-See `ipc.led_connection` for what is said.
+See `ipc.led_connection` for the protocol.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 #: The port of nameservers.
 _NAMES_PORT = 53
-#: Milliseconds for the proxy to take a connection, to say whether it may be, and to have dialled.
+#: Milliseconds for the proxy to accept a connection, to decide about it, and to connect.
 _TAKEN, _DECIDED, _DIALLED = 5_000, 5_000, 60_000
 _NO_ADDRESS = struct.pack("H14x", _socket.AF_UNSPEC)
 
 
 def leads(address: bytes, port: int) -> bool:
-    """Whether a connection to this address is for the proxy."""
+    """Whether a connection to this address goes to the proxy."""
     return port == _NAMES_PORT or synthetic.is_ours(address)
 
 
 class ProxyRoute:
-    """The way to the proxy of one sandbox."""
+    """The route to the proxy of one sandbox."""
 
     def __init__(self, port: int, word: bytes) -> None:
         self._port, self._word = port, word.decode()
@@ -44,7 +44,10 @@ class ProxyRoute:
     def connect(
         self, fd: int, family: int, address: bytes, port: int, connect: Callable[[int, bytes], int]
     ) -> int:
-        """Connect the caller's socket to what the address stands for; 0, or the error that he gets."""
+        """Connect the caller's socket to the destination behind the address;
+
+        return 0, or the error for the caller.
+        """
         waits = not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
         copy = _socket.socket(fileno=os.dup(fd))
         try:
@@ -55,13 +58,13 @@ class ProxyRoute:
                 return error
             error = self._led(copy, self._line(address, port, waits), _DIALLED if waits else _DECIDED)
             if error:
-                connect(fd, _NO_ADDRESS)  # it is as before, and can be connected to something else
+                connect(fd, _NO_ADDRESS)  # disconnect, so that it can be connected to another address
             return error
         finally:
             copy.close()
 
     def _address(self, family: int) -> bytes:
-        """The proxy's address, as a socket of this family takes it."""
+        """Return the proxy's address, for a socket of this family."""
         if family == _socket.AF_INET:
             return struct.pack("=H", family) + struct.pack(">H4s8x", self._port, bytes((127, 0, 0, 1)))
         mapped = bytes(10) + b"\xff\xff" + bytes((127, 0, 0, 1))
@@ -74,7 +77,7 @@ class ProxyRoute:
         return encode(LedConnection(self._word, host, port, waits))
 
     def _led(self, copy: _socket.socket, line: bytes, patience: int) -> int:
-        """Say where it is to go; the answer."""
+        """Send the destination; return the answer, or an error."""
         try:
             if copy.send(line, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT) != len(line):
                 return errno.EAGAIN
@@ -87,7 +90,7 @@ class ProxyRoute:
 
 
 def _finished(copy: _socket.socket) -> int:
-    """The outcome of a connection that was begun."""
+    """Wait for a connection in progress; return its error, or 0."""
     if not _ready(copy, select.POLLOUT, _TAKEN):
         return errno.ETIMEDOUT
     return copy.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)

@@ -1,12 +1,11 @@
-"""The supervisor makes the command's connections in its place, those the policy allows.
+"""The supervisor makes the command's connections in its place, if the policy allows them.
 
-The filter stops every connect() and tells us; where only some connections over TCP are allowed, every
-listen() as well. The address and the descriptor in the call
-are the caller's to change until the kernel looks at them, so no such call is ever let
-through: we copy both, decide about the copies, and connect ourselves on the caller's own
-socket, or where its descriptor cannot be had, on a new one that takes its place
-(`replacements`). A socket file is opened first, through no link, and the connection made to exactly
-what was opened. See seccomp_unotify(2) on why nothing else is safe.
+The filter stops every connect() and notifies us. If only some TCP connections are allowed, it also stops
+every listen(). The caller can change the address and the descriptor of the call until the kernel reads them,
+so no such call is ever let through. We copy both, decide about the copies, and connect the caller's own
+socket ourselves. If its descriptor cannot be copied, we connect a new socket that replaces it
+(`replacements`). A socket file is opened first, through no link, and the connection goes to the opened file.
+See seccomp_unotify(2) on why nothing else is safe.
 
 A server sees the supervisor as its peer (SO_PEERCRED): the same user, another process.
 """
@@ -43,22 +42,22 @@ _LONGEST_ADDRESS = 128
 _LISTEN = syscalls.number("listen")
 _LONGEST_QUEUE = 0x7FFF_FFFF
 _PIDFD_THREAD = os.O_EXCL  # Linux 6.9: a descriptor of one thread, with its own table of files
-#: Connections that may be waiting for a slow server at once. More wait their turn in the kernel.
+#: Connections that may wait for a slow server at once. Further requests wait in the kernel.
 _AT_ONCE = 128
 
 
 class Rules:
-    """Rules on the UNIX sockets that may be connected to. Pure; paths are real ones."""
+    """The UNIX sockets that may be connected to. Pure; paths are real paths."""
 
     def __init__(self, rules: tuple[tuple[bytes, bytes], ...]) -> None:
         self._exactly = frozenset(path for kind, path in rules if kind == b"exactly")
-        # At the same place a refusal comes first.
+        # At the same place, a refusal wins.
         self._beneath = [(path, kind == b"beneath") for kind, path in sorted(rules) if kind != b"exactly"][
             ::-1
         ]
 
     def allow(self, path: bytes) -> bool:
-        """Whether the socket at `path` is named itself, or the innermost rule around it allows it."""
+        """Whether a rule names the socket at `path`, or the innermost rule around it allows it."""
         if path in self._exactly:
             return True
         around = [
@@ -68,7 +67,7 @@ class Rules:
 
 
 class ConnectRefused(Exception):
-    """The connection is not made; `number` is what the caller is told."""
+    """The connection is refused; the caller gets `number` as errno."""
 
     def __init__(self, number: int) -> None:
         super().__init__(os.strerror(number))
@@ -76,10 +75,10 @@ class ConnectRefused(Exception):
 
 
 class Broker:
-    """Answers the requests that arrive on the filter's listener, each in a thread of its own.
+    """Answers the requests that arrive on the filter's listener, each in its own thread.
 
-    A thread, because a server that does not accept makes connect() wait; and because only
-    then is our process, which stays, the peer that the server sees.
+    A separate thread, because connect() waits while a server does not accept. A separate process would end,
+    and the server would see it as its peer.
     """
 
     def __init__(self, listener: int, spec: ExecSpec) -> None:
@@ -88,31 +87,31 @@ class Broker:
         self._internet = bool(spec.internet)
         self._destinations = Destinations(spec.destinations)
         self._proxy = by_proxy.ProxyRoute(spec.proxy_port, spec.proxy_word) if spec.proxy_port else None
-        # Our own domain has this scope, so the kernel itself keeps us from the host's.
+        # Our own domain has this scope, so the kernel itself refuses us the host's sockets.
         self._abstract = bool(spec.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
         self._connect = ctypes.CDLL(None, use_errno=True).connect
         self._lock = _thread.allocate_lock()
         self._at_work = 0
-        #: Whether descriptors can be taken out of the caller. Container engines refuse that.
+        #: Whether we can copy descriptors from the caller. Container engines refuse that.
         self._copies = True
 
     def is_free(self) -> bool:
-        """Whether one more request can be taken."""
+        """Whether one more request can be accepted."""
         return self._at_work < _AT_ONCE
 
     def receive(self) -> None:
-        """Take one request and have it answered. Never blocks."""
+        """Read one request and start a thread that answers it. Never blocks."""
         buffer = bytearray(_REQUEST.size)
         try:
             fcntl.ioctl(self.listener, _RECEIVE, buffer)
         except OSError:
-            return  # the caller died, or changed its mind, before we looked
+            return  # the caller died, or a signal interrupted its call, before we looked
         request = _REQUEST.unpack(buffer)
         self._count(1)
         try:
             _thread.start_new_thread(self._answer, request)
-        except RuntimeError:  # no more threads may be started
+        except RuntimeError:  # no more threads can be started
             self._count(-1)
             self._send(request[0], -errno.EAGAIN)
 
@@ -132,7 +131,7 @@ class Broker:
             error = refused.number
         except OSError as failed:
             error = failed.errno or errno.EACCES
-        except Exception:  # whatever it is, the answer is no
+        except Exception:  # refuse after any error
             error = errno.EACCES
         finally:
             self._count(-1)
@@ -145,12 +144,12 @@ class Broker:
             pass  # the caller is gone
 
     def _connected(self, identity: int, thread: int, fd: int, address: int, length: int) -> int:
-        """Make the connection; 0, or the error that the caller gets."""
+        """Make the connection; return 0, or the error for the caller."""
         name = _address(thread, address, length)
         socket, seen = self._socket(thread, fd)
         try:
-            # Up to here everything was done by a number, which may be another process's by
-            # now. If the request still stands, its caller has been waiting all the time.
+            # Until here we used a thread id, which another process may have by now. If the request is still
+            # valid, its caller has been waiting all the time.
             fcntl.ioctl(self.listener, _ID_VALID, struct.pack("Q", identity))
             if not stat.S_ISSOCK(os.fstat(socket).st_mode):
                 raise ConnectRefused(errno.ENOTSOCK)
@@ -164,9 +163,9 @@ class Broker:
             os.close(socket)
 
     def _listening(self, identity: int, thread: int, fd: int, backlog: int) -> int:
-        """Have the caller's UNIX socket listen. An Internet one would take a port of the host's.
+        """Make the caller's UNIX socket listen. An Internet socket would occupy a port of the host.
 
-        Where its descriptor cannot be had none may: a new socket could not take over its name.
+        If its descriptor cannot be copied, the call is refused: a new socket could not take over its name.
         """
         try:
             copy = _descriptor(thread, fd)
@@ -186,7 +185,7 @@ class Broker:
             os.close(copy)
 
     def _socket(self, thread: int, fd: int) -> tuple[int, CallersSocket | None]:
-        """Our copy of the caller's socket; or a new one, and what the caller's is."""
+        """Return our copy of the caller's socket; or a new socket, and the description of the caller's."""
         if self._copies:
             try:
                 return _descriptor(thread, fd), None
@@ -218,7 +217,7 @@ class Broker:
         return self._destinations.allow(name)
 
     def _connect_abstract(self, socket: int, name: bytes) -> int:
-        """The command's own abstract sockets; the kernel refuses us all others."""
+        """Connect to the command's own abstract sockets; the kernel refuses us all others."""
         if not self._abstract or len(name) <= 2:
             raise ConnectRefused(errno.EACCES if len(name) > 2 else errno.EINVAL)
         error = self._connect_to(socket, name)
@@ -230,7 +229,7 @@ class Broker:
         try:
             file = open_without_symlinks(os.fsdecode(path), os.O_PATH)
         except OSError as error:
-            # A link that was not there a moment ago, or a look-up that raced: no.
+            # A link was planted, or the lookup raced with a change: refuse.
             raise ConnectRefused(errno.ENOENT if error.errno == errno.ENOENT else errno.EACCES) from None
         try:
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
@@ -244,7 +243,7 @@ class Broker:
 
 
 def _address(thread: int, where: int, length: int) -> bytes:
-    """The address that the caller gave, copied once."""
+    """Return a copy of the caller's address, read once."""
     if not 2 <= length <= _LONGEST_ADDRESS:
         raise ConnectRefused(errno.EINVAL)
     memory = os.open(f"/proc/{thread}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -260,7 +259,7 @@ def _address(thread: int, where: int, length: int) -> bytes:
 
 
 def _descriptor(thread: int, fd: int) -> int:
-    """Our own copy of the caller's descriptor."""
+    """Return our own copy of the caller's descriptor."""
     try:
         pidfd = process.pidfd_open(thread, _PIDFD_THREAD)
     except OSError as error:
@@ -274,7 +273,7 @@ def _descriptor(thread: int, fd: int) -> int:
 
 
 def _can_copy() -> bool:
-    """Whether a descriptor can be had of any process: tried with our own."""
+    """Whether we can copy a descriptor from any process; tested on our own."""
     try:
         pidfd = process.pidfd_open(os.getpid())
         try:
@@ -292,7 +291,10 @@ def _leader(thread: int) -> int:
 
 
 def _real(thread: int, path: bytes) -> bytes:
-    """The real path of `path` for the caller. A hint only: the socket is then opened through no link."""
+    """Return the real path of `path` for the caller.
+
+    Only a hint: the socket is then opened through no link.
+    """
     try:
         if not path.startswith(b"/"):
             path = os.path.join(os.readlink(b"/proc/%d/cwd" % thread), path)
@@ -301,9 +303,9 @@ def _real(thread: int, path: bytes) -> bytes:
         raise ConnectRefused(errno.EACCES) from None  # it changed while we looked
 
 
-# The addresses to connect to over TCP, where not all are allowed. A row is (network, prefix length,
-# port, refused): the network packed, port 0 for every one. What no row allows is refused, and so is
-# what one refuses.
+# The TCP addresses to connect to, if not all are allowed. A row is (network, prefix length, port, refused):
+# the network is packed, and port 0 matches every port. An address is allowed if at least one row allows it
+# and none refuses it.
 
 _MAPPED = bytes(10) + b"\xff\xff"
 #: The loopback address, by the length of an address.
@@ -311,18 +313,18 @@ _LOOPBACK = {4: bytes((127, 0, 0, 1)), 16: bytes(15) + b"\x01"}
 
 
 class Destinations:
-    """Rows, asked one address at a time."""
+    """Decides about one address at a time, by these rows."""
 
     def __init__(self, rows: tuple[Row, ...]) -> None:
         self._rows = rows
 
     def allow(self, name: bytes) -> bool:
-        """Whether a socket may be connected to this address, as connect() takes it."""
+        """Whether a socket may be connected to this sockaddr."""
         found = _parsed(name)
         if found is None:
             return False
         address, port = found
-        # connect() to the unspecified address, 0.0.0.0 or ::, goes to the host's loopback.
+        # connect() to the unspecified address, 0.0.0.0 or ::, reaches the host's loopback.
         meant = (address,) if any(address) else (address, _LOOPBACK[len(address)])
         return all(self._allows(each, port) for each in meant)
 
@@ -336,7 +338,7 @@ class Destinations:
 
 
 def _parsed(name: bytes) -> tuple[bytes, int] | None:
-    """Address and port in a sockaddr_in or sockaddr_in6; an IPv4 address in an IPv6 one is that."""
+    """Return address and port of a sockaddr_in or sockaddr_in6; an IPv4-mapped address as IPv4."""
     if len(name) < 8:
         return None
     (family,) = struct.unpack_from("H", name)

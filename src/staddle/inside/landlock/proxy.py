@@ -1,7 +1,7 @@
 """The HTTP proxy of a sandbox under Landlock: a child of the launcher, outside the sandbox's domain.
 
-It has the rights of the sandbox's user, who can neither signal nor trace it, and ends with the launcher. Its
-files are the host's, not those of the sandbox's view: names are resolved as they are outside.
+It has the rights of the sandbox's user, who can neither signal nor trace it, and ends with the launcher. It
+sees the host's files, not the sandbox's view, so names are resolved as on the host.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def start(spec: ExecSpec, others: tuple[int, ...], become: Callable[[], None]) -> None:
-    """Fork it, if there is to be one, before the sandbox has files of its own.
+    """Fork the proxy, if the specification has one, before the sandbox has its own files.
 
-    `others` are descriptors of ours that are not for it; `become` makes it the sandbox's user.
+    `others` are our descriptors that the proxy must close; `become` makes it the sandbox's user.
     """
     if not spec.proxy:
         return
@@ -36,11 +36,11 @@ def start(spec: ExecSpec, others: tuple[int, ...], become: Callable[[], None]) -
 def _serve(
     listener: int, settings: int, launcher: int, others: tuple[int, ...], become: Callable[[], None]
 ) -> int:
-    for fd in others:  # at once: whoever waits for their end is not to wait for us
+    for fd in others:  # at once, so that no reader of them waits for us
         if fd >= 0:
             os.close(fd)
     release_streams()
-    # All of it now: who we become may not be able to read this package.
+    # Import all of it now: the user that we become may not be able to read this package.
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
     from ...ipc import led_connection  # noqa: F401
@@ -49,7 +49,7 @@ def _serve(
     from ...policy import hosts, network  # noqa: F401
 
     become()
-    process.death_signal(process.SIGKILL)  # after that: a change of identity clears it
+    process.death_signal(process.SIGKILL)  # afterwards, because a change of identity clears it
     if os.getppid() != launcher:
         return 1
     http_proxy.serve(listener, settings)

@@ -1,12 +1,12 @@
-"""A new socket in the place of the caller's, where no descriptor can be taken out of another process.
+"""A new socket in place of the caller's, where we may not copy descriptors of another process.
 
-The default filters of container engines refuse pidfd_getfd. There the supervisor reads in /proc what kind
-of socket the caller has, connects a new one of that kind and puts it at the caller's number by
-SECCOMP_IOCTL_NOTIF_ADDFD, atomically. Of the old socket only O_NONBLOCK and O_CLOEXEC are kept: options that
-were set before connect() are the new socket's defaults, and a socket that was bound to a name is refused.
+The default filters of container engines refuse pidfd_getfd. There the supervisor reads the kind of the
+caller's socket from /proc and connects a new socket of that kind. It replaces the caller's descriptor
+atomically with SECCOMP_IOCTL_NOTIF_ADDFD. Only O_NONBLOCK and O_CLOEXEC are copied from the old socket. Other
+options that were set before connect() are lost, and a socket that was bound to a name is refused.
 
-What is read belongs to the caller, who can change it meanwhile. That does no harm: only kinds of sockets are
-made that the filter lets it make itself, and they are connected to what the policy allows.
+The caller can change the data in /proc meanwhile. That is harmless: we make only kinds of sockets that its
+filter allows, and connect them only where the policy allows.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _ADD_DESCRIPTOR = 0x40182103
 _ADD = struct.Struct("QIIII")  # struct seccomp_notif_addfd
 _AT_NUMBER = 1  # SECCOMP_ADDFD_FLAG_SETFD
 
-#: The name of a protocol, as its sockets tell it, and what makes one.
+#: Protocol names, as in the attributes of a socket, and their address families.
 _STREAM = {"TCP": socket.AF_INET, "TCPv6": socket.AF_INET6}
 _DATAGRAM = {"UDP": socket.AF_INET, "UDPv6": socket.AF_INET6}
-#: Of a UNIX socket: a datagram socket would send to any path.
+#: Types of UNIX sockets. No datagram sockets, which can send to any path.
 _UNIX = {1: socket.SOCK_STREAM, 5: socket.SOCK_SEQPACKET}
 _ESTABLISHED, _CONNECTING = 1, 2
 _UNIX_CONNECTED = 3
 
 
 class SocketUnknown(OSError):
-    """The caller's socket cannot be replaced; `errno` is what it is told."""
+    """The caller's socket cannot be replaced; the caller gets `errno`."""
 
 
 class CallersSocket:
-    """The kind of a socket of another process."""
+    """The kind of a socket in another process."""
 
     def __init__(self, thread: int, fd: int, *, datagrams: bool) -> None:
-        """Read it in /proc. `datagrams`: one of the Internet may be one that sends datagrams."""
+        """Read it from /proc. `datagrams`: an Internet socket may be a datagram socket."""
         where = f"/proc/{thread}/fd/{fd}"
         try:
             name = os.readlink(where)
@@ -84,7 +84,7 @@ class CallersSocket:
                 raise SocketUnknown(told, "in use already")
 
     def another(self) -> int:
-        """A new socket of the same kind, as blocking as the caller's."""
+        """Return a new socket of the same kind, nonblocking if the caller's is."""
         kind = self.type | socket.SOCK_CLOEXEC | (self.flags & os.O_NONBLOCK)
         return socket.socket(self.family, kind).detach()
 
@@ -95,7 +95,7 @@ def _flags(thread: int, fd: int) -> int:
 
 
 def _table(name: str) -> Iterator[list[bytes]]:
-    """The rows of a table of sockets, without its head."""
+    """Yield the rows of a table of sockets, without its header."""
     with open(f"/proc/self/net/{name}", "rb") as file:
         next(file, b"")
         for line in file:
@@ -103,6 +103,6 @@ def _table(name: str) -> Iterator[list[bytes]]:
 
 
 def put(listener: int, request: int, made: int, fd: int, *, closes_on_exec: bool) -> None:
-    """Put `made` at the caller's number `fd`, in the place of what is there."""
+    """Replace the caller's descriptor `fd` with `made`."""
     flags = os.O_CLOEXEC if closes_on_exec else 0
     fcntl.ioctl(listener, _ADD_DESCRIPTOR, _ADD.pack(request, _AT_NUMBER, made, fd, flags))

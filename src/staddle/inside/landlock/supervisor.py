@@ -1,14 +1,14 @@
-"""The two processes that stay while a command runs under Landlock, so that nothing survives either of them.
+"""The two processes that stay while a command runs under Landlock, so that nothing survives either.
 
-    launcher          what the caller started: passes signals on, ends as the command did
-      └ supervisor    in a session of its own: starts the command, answers its connect() calls,
-          │           ends everything at the end, removes the private directories
+    launcher          started by the caller: passes signals on, exits with the command's status
+      └ supervisor    in its own session: starts the command, answers its connect() calls,
+          │           kills everything at the end, removes the private directories
           └ command
 
-If the launcher is killed, the supervisor sees its end of a pipe close and ends everything. If
-the supervisor is killed, the command dies with it and the launcher, who inherits what is left,
-ends that. Both run as the sandbox's user, outside its Landlock rules and filter; nothing
-inside can signal, trace or read either.
+If the launcher is killed, the supervisor sees the end of a pipe and kills everything. If the supervisor is
+killed, the command dies with it. The launcher then inherits the remaining processes and kills them. Both run
+as the sandbox's user, outside its Landlock rules and filter. No process inside can signal, trace or read
+either.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from ...limits.limit_tally import LimitTally
     from .connections import Broker
 
-#: Sent by the kernel when the thread that started the launcher ends. Not one that people send.
+#: The kernel sends this when the thread that started the launcher ends. People do not send it.
 ORPHANED = process.LAST_SIGNAL
 HANDLED = (*ATTENDED, ORPHANED)
 RLIMIT_NPROC = 6
-#: Milliseconds until we look again whether a connection can be made, when too many are being made.
+#: Milliseconds until we check again whether a connection can be made, when too many are in progress.
 _BUSY = 20
 
 
 def launch(spec: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) -> NoReturn:
-    """Be the launcher: start the supervisor, pass signals on to it, end as it ends."""
+    """Be the launcher: start the supervisor, pass signals on to it, exit with its status."""
     process.subreaper()
     lifeline, ours = os.pipe2(os.O_CLOEXEC)
     supervisor = os.fork()
@@ -61,22 +61,22 @@ def launch(spec: ExecSpec, ruleset: Ruleset | None, status: int, parent: int) ->
     def on_signal(number: int) -> None:
         nonlocal ours
         if number in PASSED_ON:
-            os.kill(supervisor, number)  # our child, not waited for yet: the number is its own
+            os.kill(supervisor, number)  # our child is not reaped yet, so its pid is still its own
         elif os.getppid() != parent and ours >= 0:
-            os.close(ours)  # the supervisor ends everything
+            os.close(ours)  # the supervisor then kills everything
             ours = -1
 
     status = Attendant(supervisor, more=(ORPHANED,), reaps_all=True).run(on_signal) or 0
     if os.WIFSIGNALED(status):
-        # Killed from outside. The command died with it; what else there is, is our child now.
+        # Killed from outside. The command died with it, and the remaining processes are our children now.
         Descendants().end()
         remove_tree.remove(spec.scratch)
     os._exit(exit_status(status))
 
 
 def _watch(spec: ExecSpec, ruleset: Ruleset | None, status: int, lifeline: int) -> int:
-    """Be the supervisor. Returns the command's exit status when nothing of it is left."""
-    os.setsid()  # a signal to the launcher's process group is not for us
+    """Be the supervisor. Returns the command's exit status once no process of it is left."""
+    os.setsid()  # a signal to the launcher's process group must not reach us
     process.subreaper()
     descendants = Descendants()
     try:
@@ -112,14 +112,15 @@ def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int, others: int) ->
 
     listener = process.receive_descriptor(ours)
     os.close(ours)
-    # None: its process has failed, and said why.
+    # None: the command's process has failed, and reported why.
     return command, None if listener is None else Broker(listener, spec)
 
 
 def _others(spec: ExecSpec) -> int:
-    """Count the other processes and threads of the command's user: the kernel limits those of a user.
+    """Count the other processes and threads of the command's user, because RLIMIT_NPROC is per user.
 
-    Root's sandbox has a user of its own, with launcher and supervisor. An ordinary user may have more later.
+    Root's sandbox has its own user id, with launcher and supervisor. An ordinary user may start more
+    processes later.
     """
     if not spec.processes:
         return 0
@@ -131,7 +132,7 @@ def _others(spec: ExecSpec) -> int:
 
 
 def _limits(spec: ExecSpec, command: int, others: int) -> LimitTally | None:
-    """The limits that are held here: everything below us is measured, and killed.
+    """Return the supervisor of the limits: it measures everything below us, and kills.
 
     The command, which may be the agent of a session, is spared while it is small.
     """
@@ -159,8 +160,8 @@ def _attend(
     lifeline: int,
     limits: LimitTally | None = None,
 ) -> int:
-    """Answer and pass on until the command, or the launcher, has ended; the exit status to end with."""
-    gc.enable()  # the one of us that lives long and works
+    """Serve until the command or the launcher has ended; return the exit status."""
+    gc.enable()  # this process lives long, unlike the others
     release_streams()
     attendant = Attendant(command, more=(ORPHANED,), reaps_all=True)
 
@@ -187,52 +188,50 @@ def _attend(
     attendant.serve(lifeline, lambda _: attendant.stop())
     status = attendant.run(pass_on, patience)
     if limits is not None and status:
-        limits.look(gone=1)  # what made it fail may not have been seen yet
+        limits.look(gone=1)  # the cause of its failure may not have been sampled yet
     return 128 + process.SIGKILL if status is None else exit_status(status)
 
 
 def _report(status: int, error: BaseException) -> int:
-    """Tell why the command did not start; the exit code of a process that has failed so."""
+    """Report why the command did not start; return the exit code for that failure."""
     failure = not_started(error)
     tell(status, failure)
     return failure.code
 
 
-# Signals to everything the command started, however far it has wandered.
+# Send signals to all processes that the command started, even if they changed their session or parent.
 #
-# A command may fork, change its session and let its parents die; it never leaves the
-# Landlock domain it was started in. The supervisor is in that domain too, one layer above, with
-# signals scoped: kill(-1) then reaches every process of the sandbox and no other, at once,
-# so that not even a chain of forks slips through. The supervisor is out of reach for them.
-# Without that scope (ABI below 6) the tree of processes is walked, which a fast enough chain
-# of forks can outrun.
+# A process never leaves the Landlock domain it was started in. The supervisor is in that domain too, one
+# layer above, with signals scoped. So kill(-1) reaches every process of the sandbox at once and no other, and
+# not even a chain of forks escapes. They cannot signal the supervisor. Without that scope (ABI below 6) we
+# walk the process tree, which a fast enough chain of forks can outrun.
 
 _SIGNAL, _REFER = RIGHTS["scope"]["signal"][0], RIGHTS["fs"]["refer"][0]
-#: A process that does not die of SIGKILL for this long is held by the kernel, not by us.
+#: If a process survives SIGKILL for this many seconds, the kernel holds it.
 _PATIENCE = 10.0
 
 
 class Descendants:
-    """All processes below this one. `scoped`: they are exactly those that kill(-1) reaches."""
+    """All processes below this one. `scoped`: kill(-1) reaches exactly these."""
 
     def __init__(self, *, scoped: bool = False) -> None:
         self._scoped = scoped
 
     def send(self, number: int) -> None:
-        """Signal every one of them."""
+        """Send a signal to each of them."""
         if self._scoped:
             try:
                 os.kill(-1, number)
             except ProcessLookupError:
                 pass
             return
-        from ...linux.process_tree import descendants, send  # rarely needed, and never before
+        from ...linux.process_tree import descendants, send  # rarely needed, and never earlier
 
         for pid in descendants(os.getpid()):
             send(pid, number)
 
     def end(self) -> None:
-        """Kill every one of them and wait until they are gone."""
+        """Kill them all and wait until they are gone."""
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             self.send(process.SIGKILL)
@@ -245,14 +244,14 @@ class Descendants:
 
 
 def share_scope(spec: ExecSpec) -> Descendants:
-    """Enter the domain that the command's own will be nested in. The caller is the supervisor.
+    """Enter the domain in which the command's own domain will be nested. The supervisor calls this.
 
-    Files are not restricted in it: the supervisor removes the private directories. Ports are the
-    same as the command's, because the supervisor connects in its place.
+    The domain does not restrict files, because the supervisor removes the private directories. It has the
+    command's ports, because the supervisor connects in its place.
     """
     if not spec.scoped & _SIGNAL:
         return Descendants()
-    # A layer that says nothing about moving files between directories forbids it.
+    # Without this right, a layer forbids moving files between directories.
     with Ruleset(_REFER, spec.handled_net, spec.scoped) as ruleset:
         root = os.open("/", os.O_PATH | os.O_CLOEXEC)
         ruleset.allow_beneath(root, _REFER)
@@ -260,8 +259,8 @@ def share_scope(spec: ExecSpec) -> Descendants:
         for port, rights in spec.ports:
             ruleset.allow_port(port, rights)
         ruleset.restrict()
-    # kill(-1) without a scope would end every process of the user, so see that it holds: our
-    # parent is outside, of the same user, and must be out of reach.
+    # kill(-1) without a scope would kill every process of the user, so verify the scope. Our parent is
+    # outside, has the same user, and must be out of reach.
     try:
         os.kill(os.getppid(), 0)
     except PermissionError:

@@ -1,10 +1,10 @@
 """Rules to classic BPF: a binary tree over the call numbers, a short chain of checks in each leaf.
 
-The kernel runs the program once for every call number when it is loaded, to find those that
-are always allowed, and then for every call that is not. A straight list of comparisons makes
-both slow; the tree needs nine comparisons for any of 470 numbers.
+When the program is loaded, the kernel runs it once for every call number, to find the calls that are always
+allowed. Later it runs it for every other call. A straight list of comparisons makes both slow; the tree needs
+nine comparisons for any of 470 numbers.
 
-Code is put together from the end, so every jump is forward and its length is known: no labels.
+Code is built from the end, so every jump is forward and its length is known: no labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Code = list[Instruction]
     Span = tuple[int, tuple[SyscallRule, ...]]  # the first number, and the rules up to the next span
 
-# Instruction codes (linux/bpf_common.h) and where `struct seccomp_data` has what we look at.
+# Instruction codes (linux/bpf_common.h) and offsets in `struct seccomp_data`.
 LOAD, AND, RETURN, JUMP, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT = 0x20, 0x54, 0x06, 0x05, 0x15, 0x35, 0x45
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 FARTHEST = 255  # conditional jumps have one byte
@@ -33,7 +33,7 @@ LONGEST = 4096  # BPF_MAXINSNS
 
 
 def compile_filter(rules: Iterable[SyscallRule], machine: str) -> bytes:
-    """The filter for `rules` on `machine`, as the kernel takes it (struct sock_filter, packed)."""
+    """Return the filter for `rules` on `machine`, as the kernel expects it (struct sock_filter, packed)."""
     code: Code = [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, syscalls.AUDIT_ARCH[machine]),
@@ -47,7 +47,7 @@ def compile_filter(rules: Iterable[SyscallRule], machine: str) -> bytes:
 
 
 def _spans(rules: Iterable[SyscallRule], machine: str) -> list[Span]:
-    """All call numbers, cut where the rules that apply change."""
+    """Return all call numbers, split where the applicable rules change."""
     chains: dict[int, tuple[SyscallRule, ...]] = {}
     for rule in rules:
         for name in rule.calls:
@@ -79,7 +79,7 @@ def _tree(spans: list[Span]) -> Code:
 
 
 def _chain(rules: tuple[SyscallRule, ...]) -> Code:
-    """Try the rules of one call in order; what none of them answers is allowed."""
+    """Try the rules of one call in order; allow the call if none of them answers."""
     code: Code = [(RETURN, 0, 0, ALLOW.code)]
     for rule in reversed(rules):
         body: Code = [(RETURN, 0, 0, rule.answer.code)]
@@ -90,7 +90,7 @@ def _chain(rules: tuple[SyscallRule, ...]) -> Code:
 
 
 def _check(check: Check, rest: int) -> Code:
-    """Fall through when the check holds, else skip the `rest` of the rule as well."""
+    """Fall through if the check holds; otherwise skip the `rest` of the rule too."""
     low_at = ARGUMENTS_AT + 8 * check.argument
     if check.kind in ("any bit", "other bit"):
         low, high = check.bits & LOW, check.bits >> 32

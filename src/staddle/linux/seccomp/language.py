@@ -1,14 +1,12 @@
-"""The words a rule is written in: checks on arguments, answers, rules.
+"""The language of the rules: checks on arguments, answers, rules.
 
     SyscallRule(("socket",), refuse("EAFNOSUPPORT"), "why", (none_of(0, "family", AF_UNIX=1),))
 
-reads: a `socket` call whose argument 0, the family, is none of AF_UNIX fails with
-EAFNOSUPPORT. All checks of a rule must hold; of the rules for a call the first that holds
-answers; a call that no rule answers is allowed.
+means: a `socket` call whose argument 0, the family, is not AF_UNIX fails with EAFNOSUPPORT. All checks of a
+rule must hold. The first rule for a call that holds answers; a call that no rule answers is allowed.
 
-A check looks at the low 32 bits of the argument, because that is what the kernel uses of an
-int (comparing all 64 let TIOCSTI through with one high bit set: CVE-2019-10063). Pointers
-and longs are checked on both halves.
+A check reads the low 32 bits of the argument, because the kernel uses only these for an int. Comparing all 64
+let TIOCSTI through with one high bit set (CVE-2019-10063). Pointers and longs are checked on both halves.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 LOW = 0xFFFF_FFFF
 BOTH = 0xFFFF_FFFF_FFFF_FFFF
 
-#: Linux's numbers, the same on every architecture we have a table for. Python's `errno` would
-#: give those of the machine that builds the filters.
+#: Linux's numbers, the same on every architecture of our tables. Python's `errno` would have those of the
+#: machine that builds the filters.
 ERRNO = {
     "EPERM": 1,
     "ENOSYS": 38,
@@ -49,12 +47,12 @@ PRETEND = Action("success, but nothing is done", 0x0005_0000)
 
 
 def refuse(name: str) -> Action:
-    """The call fails with this error."""
+    """Make the call fail with this error."""
     return Action(name, 0x0005_0000 | ERRNO[name])
 
 
 class Check(Value):
-    """One check on one argument. `mask` is the part of it that is looked at."""
+    """One check on one argument. `mask` selects the checked bits."""
 
     argument: int
     label: str
@@ -69,7 +67,7 @@ class Check(Value):
 
     @property
     def bits(self) -> int:
-        """The bits of which one must be set, for the two checks that look at bits."""
+        """The bits of which one must be set, for the two checks of bits."""
         named = 0
         for number in self.numbers:
             named |= number
@@ -93,7 +91,7 @@ def one_of(argument: int, label: str, *, mask: int = LOW, **values: int) -> Chec
 
 
 def none_of(argument: int, label: str, *, mask: int = LOW, **values: int) -> Check:
-    """The argument, masked, is something else than these."""
+    """The argument, masked, is none of these."""
     return Check(argument, label, "none of", tuple(values.items()), mask)
 
 
@@ -113,12 +111,12 @@ def given(argument: int, label: str) -> Check:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A long list of calls, written as words."""
+    """Return the calls in a long text of words."""
     return tuple(text.split())
 
 
 class SyscallRule(Value):
-    """These calls, when all checks hold, get this answer."""
+    """An answer to these calls, if all checks hold."""
 
     calls: tuple[str, ...]
     answer: Action
@@ -127,7 +125,7 @@ class SyscallRule(Value):
 
 
 class RuleRow(Value):
-    """One rule as a person reads it."""
+    """One rule in words."""
 
     calls: tuple[str, ...]
     condition: str

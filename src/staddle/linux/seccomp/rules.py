@@ -1,17 +1,16 @@
 """System calls that confined programs may not make, each with the reason. This is the table to review.
 
-A list of refusals, not of permissions: the namespaces or Landlock around the command are the
-boundary, and the filter takes away what they leave open and what a program has no use for.
-Calls newer than the table are refused, so the list cannot fall behind the kernel.
+This is a list of refusals, not of permissions. The namespaces or Landlock around the command are the
+boundary. The filter refuses calls that these leave open, and calls that programs do not need. It refuses
+calls newer than the table, so the list cannot fall behind the kernel.
 
-How an error is chosen: ENOSYS where libraries have a fallback for a kernel without the call,
-EPERM where that is what the kernel says to someone without the right, and for sockets what it
-says when the protocol is not built in.
+The error is ENOSYS if libraries have a fallback for a kernel without the call. It is EPERM if the kernel
+itself returns that without the right. For sockets it is the error of a protocol that is not built in.
 
-Allowed on purpose: ptrace of what may be traced (without it gdb, strace and every leak check
-of AddressSanitizer fail; the kernel runs the filter after a tracer changed the call),
-`landlock_*`, `seccomp` without a listener, `rseq`, `memfd_create`, `execveat`, `inotify_*`,
-`get_mempolicy`, chmod and chown, the scheduler calls (bounded by RLIMIT_RTPRIO and RLIMIT_NICE).
+Allowed on purpose: ptrace of processes that may be traced. Without it gdb, strace and every leak check of
+AddressSanitizer fail, and the kernel runs the filter after a tracer changed the call. Also `landlock_*`,
+`seccomp` without a listener, `rseq`, `memfd_create`, `execveat`, `inotify_*`, `get_mempolicy`, chmod and
+chown, and the scheduler calls (limited by RLIMIT_RTPRIO and RLIMIT_NICE).
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from .language import (
 
 EPERM, ENOSYS = refuse("EPERM"), refuse("ENOSYS")
 
-#: What a tracer writes over the number of a call that it answers itself. The kernel runs
-#: nothing for it, and an errno of ours would replace the tracer's answer.
+#: A tracer writes this over the number of a call that it answers itself. The kernel then runs no call, and an
+#: errno of ours would replace the tracer's answer.
 NOT_A_CALL = 0xFFFF_FFFF
 
-#: Numbers below the last known one that no call has. Calls have been put there before
-#: (uretprobe is 335 on x86_64), and only 32-bit architectures use 403 to 423.
+#: Unassigned numbers below the last known call. Calls have been added there before (uretprobe is 335 on
+#: x86_64), and only 32-bit architectures use 403 to 423.
 HOLES = {
     "aarch64": (range(244, 260), range(295, 424)),
     "x86_64": (range(337, 424),),
@@ -202,7 +201,7 @@ PID_1 = (
 )
 PID_1_LIMITS = (SyscallRule(("prlimit64",), EPERM, _FIRST, (one_of(0, "pid", **{"1": 1}),)),)
 
-# Without a pid namespace the user's other processes are within reach of these.
+# Without a pid namespace, these calls reach the user's other processes.
 HOST_PROCESSES = (
     SyscallRule(
         ("prlimit64",),
@@ -317,7 +316,7 @@ ALL_SOCKETS = (
     ),
     _NO_ULP,
 )
-# Whoever decides connect() decides where a TCP socket sends to, but for the one flag that connects.
+# The process that decides connect() decides where a TCP socket sends, except for the one flag that connects.
 _FAST_OPEN = {"MSG_FASTOPEN": 0x2000_0000}
 _CONNECTS = "connects without connect(); its users fall back"
 TCP_SOCKETS = (
@@ -342,7 +341,7 @@ TCP_SOCKETS = (
     SyscallRule(
         ("listen",),
         NOTIFY,
-        # Landlock decides about bind(), but listen() on a socket without a port takes one of the host's.
+        # Landlock decides about bind(), but listen() on a socket without a port occupies one of the host's.
         "the supervisor has UNIX sockets listen in the caller's place, and refuses all others; "
         "a filter cannot see a socket's family",
     ),
@@ -357,11 +356,10 @@ PAIRS = (
     ),
 )
 
-# Without a mount namespace every UNIX socket file of the host has a name, and before ABI 9
-# Landlock does not look at connect(). A stream or seqpacket socket sends only to what it was
-# connected to (an address given to sendto or sendmsg is refused or ignored by the kernel), so
-# whoever decides connect() decides everything. A datagram socket, and each end of a datagram
-# pair, can be aimed anew with every sendto or sendmsg, whose address no filter can read.
+# Without a mount namespace every UNIX socket file of the host has a name, and before ABI 9 Landlock does not
+# check connect(). A stream or seqpacket socket sends only to its peer: the kernel refuses or ignores an
+# address in sendto or sendmsg. So deciding connect() decides everything. A datagram socket, and each end of a
+# datagram pair, can get another address with every sendto or sendmsg, which no filter can read.
 _CONNECTED = {"SOCK_STREAM": 1, "SOCK_SEQPACKET": 5}
 SUPERVISED_UNIX_SOCKETS = (
     SyscallRule(
@@ -379,10 +377,9 @@ SUPERVISED_UNIX_SOCKETS = (
     SyscallRule(
         ("connect",),
         NOTIFY,
-        # Both the address and the descriptor are the caller's to change until the kernel looks
-        # again, so no connect(), of whatever family it seemed to be, may be told to continue:
-        # the supervisor makes the connection itself, on its own copy of both.
-        # Without a supervisor the kernel answers ENOSYS: nothing connects.
+        # The caller can change the address and the descriptor until the kernel reads them again. So no
+        # connect(), of any apparent family, may continue: the supervisor makes the connection itself, on its
+        # own copies. Without a supervisor the kernel returns ENOSYS, and nothing connects.
         "the supervisor compares a socket's path with the policy and connects in the caller's place; "
         "network connections pass through it too, for a filter cannot see a socket's family",
     ),
@@ -400,7 +397,7 @@ NO_SYSTEM_V = (
 )
 
 _SETUID = {"S_ISUID": 0o4000, "S_ISGID": 0o2000}
-# O_TMPFILE takes a mode as O_CREAT does, and linkat() gives the file a name afterwards.
+# O_TMPFILE takes a mode like O_CREAT, and linkat() gives the file a name afterwards.
 _CREATES = {"O_CREAT": 0o100, "O_TMPFILE": 0o20000000}
 _NO_SETUID = (
     "a set-user-ID file in a host directory gives its owner's permissions to every process that runs it"
@@ -451,7 +448,7 @@ FOREIGN = RuleRow(
 
 
 def describe_rules(profile: str, machine: str) -> tuple[RuleRow, ...]:
-    """Every rule in the order in which they are tried, with the calls this machine has."""
+    """Return every rule in the order in which they are tried, with the calls of this machine."""
     numbers = f"any unassigned number, and all above {syscalls.LAST_KNOWN}"
     listed = [FOREIGN, RuleRow((numbers,), "", UNKNOWN.answer.text, UNKNOWN.why)]
     for rule in RULES[profile]:

@@ -14,6 +14,7 @@ import _thread
 import time
 from collections import deque
 
+from ... import check
 from ...errors import InvalidCall
 from ...events import Event
 
@@ -111,12 +112,7 @@ def checked(on_connect: object, *, awaited: bool) -> OnConnect | None:
     """`on_connect` as it was given, if it can be called; a coroutine only where that is `awaited`."""
     if on_connect is None:
         return None
-    if not callable(on_connect):
-        raise InvalidCall(
-            f"on_connect is {on_connect!r}",
-            why="it cannot be called",
-            fix="give a function that takes an Event",
-        )
+    on_connect = check.function("on_connect", on_connect, "give a function that takes an Event")
     code = getattr(on_connect, "__code__", None) or getattr(type(on_connect).__call__, "__code__", None)
     if not awaited and code is not None and code.co_flags & _COROUTINE:
         raise InvalidCall(

@@ -1,7 +1,7 @@
 """On the host: start a gateway, give it the sandbox's sockets, read what it tells.
 
     gateway = start(network)                  before the sandbox is there, so that it need not wait
-    gateway.pass_on(message, descriptors)     what `inside.hand_over` sent
+    gateway.pass_on(message, descriptors)     what `socket_handoff.hand_over` sent
     gateway.attempts()                        what was allowed, refused or failed since the last call
     gateway.all_attempts()                    the same, up to this very moment
     gateway.close()
@@ -17,6 +17,7 @@ import os
 import select
 import sys
 
+from ... import check
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
@@ -117,10 +118,10 @@ _ENDING = 2000
 
 
 class GatewayBounds(Value):
-    """GatewayBounds of a gateway. Zero is no bound, but for connections.
+    """Limits of one gateway. 0 means unlimited, except for `connections`.
 
-    `asks` is how many seconds a connection waits for `GatewayProcess.decide`; with zero, what
-    no entry allows is refused at once.
+    A connection that no entry allows waits up to `asks` seconds for `GatewayProcess.decide`. If `asks` is 0,
+    the gateway refuses it at once.
     """
 
     connections: int = 512
@@ -130,14 +131,8 @@ class GatewayBounds(Value):
 
     def __post_init__(self) -> None:
         for name in self._fields:
-            value = getattr(self, name)
             least = 1 if name == "connections" else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise PolicyError(
-                    f"{name} of a network gateway cannot be {value!r}",
-                    why=f"it is a whole number from {least} on",
-                    fix="choose one in that range",
-                )
+            check.count(f"{name} of a network gateway", getattr(self, name), least, error=PolicyError)
 
 
 class GatewayProcess:

@@ -12,6 +12,7 @@ well which way to go, before the command runs.
 
 from __future__ import annotations
 
+from ... import check
 from ..._value import Value
 from ...errors import CommandNotUnderstood, CommandRefused, PolicyError
 from ...files.globs import Segment
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 OF_THE_SHELL = frozenset(
     {
         *(":", "[", "bg", "break", "cd", "continue", "declare", "dirs", "disown", "echo", "exit", "export"),
-        *("builtin", "command", "exec"),  # alone; what they run is looked at by itself
         *("false", "fg", "getopts", "jobs", "let", "local", "nameref", "popd", "printf", "pushd", "pwd"),
         *("read", "readonly", "return", "set", "shift", "shopt", "test", "times", "true", "type", "typeset"),
         *("ulimit", "umask", "unset", "wait"),
@@ -133,10 +133,7 @@ class CommandRules(Value):
         allow: Iterable[str | Rule] | None = None,
         unknown: Literal["refuse", "allow"] = "refuse",
     ) -> None:
-        if unknown not in ("refuse", "allow"):
-            raise PolicyError(
-                f"unknown is {unknown!r}", fix="use 'refuse' or 'allow'", why="there is no such choice"
-            )
+        check.one_of("unknown", unknown, ("refuse", "allow"), PolicyError)
         denied = _rules(deny, "deny")
         _refuse_two_owners(denied)
         super().__init__(denied, None if allow is None else _rules(allow, "allow"), unknown)
@@ -150,23 +147,23 @@ class CommandRules(Value):
 
         CommandNotUnderstood if a script in it cannot be read.
         """
-        self._judge(_RuleCheck().command([str(word) for word in argv], None, alone=True))
+        self._judge(_RuleCheck().command([str(word) for word in argv], stdin=False))
 
     def check_script(self, text: str) -> None:
         """The same for the text of a shell script."""
-        self._judge(_RuleCheck().script(text, 0))
+        self._judge(_RuleCheck().script(text))
 
-    def _judge(self, found: Iterable[tuple[Invocation | Unclear, bool]]) -> None:
+    def _judge(self, found: Iterable[Invocation | Unclear]) -> None:
         seen = list(found)
-        for run, _ in seen:
+        for run in seen:
             for rule in self.deny:
                 if isinstance(run, Invocation) and rule.denies(run.words):
                     raise _refused(rule.command, name_of(run.words[0]) or "", rule.owner, rule.reason)
-        for run, is_function in seen:
+        for run in seen:
             if isinstance(run, Unclear):
                 if self.unknown == "refuse":
                     raise _refused("", "", "", run.why, run.fix)
-            elif self.allow is not None and not (run.through or is_function or self._allowed(run)):
+            elif self.allow is not None and not (run.through or self._allowed(run)):
                 said = " ".join(word for word in run.words[:2] if word is not None and UNKNOWN not in word)
                 raise _refused(
                     said, name_of(run.words[0]) or "", "", "it is not among the commands that are allowed"
@@ -177,34 +174,34 @@ class CommandRules(Value):
 
 
 class _RuleCheck:
-    """One check: follows scripts into the scripts they hold, within bounds."""
+    """One check: follows scripts into the scripts they contain, within bounds."""
 
     def __init__(self) -> None:
         self._scripts = 0
 
-    def script(self, text: str, depth: int) -> Iterator[tuple[Invocation | Unclear, bool]]:
+    def script(self, text: str, depth: int = 0) -> Iterator[Invocation | Unclear]:
         self._scripts += 1
         if depth > _DEEPEST or self._scripts > _MOST_SCRIPTS:
             raise CommandNotUnderstood(
                 "the script is nested too deeply to be checked",
-                why=f"sh -c, eval and $( ) are followed {_DEEPEST} levels deep, and {_MOST_SCRIPTS} times",
+                why=f"sh -c is followed {_DEEPEST} levels deep, and {_MOST_SCRIPTS} times",
                 fix="split it into separate commands",
             )
         read = shell_parser.parse(text)
-        for command in read.commands:
-            is_function = command.words[0] in read.functions
-            for run, _ in self.command(command.words, command.reads, depth=depth):
-                yield run, is_function
-                is_function = False
+        for words in read.commands:
+            if words[0] in read.functions:  # the commands of the function are among the others
+                yield Invocation(words, through=True)
+            else:
+                yield from self.command(words, depth)
 
     def command(
-        self, words: Sequence[Word], reads: Word, *, alone: bool = False, depth: int = 0
-    ) -> Iterator[tuple[Invocation | Unclear, bool]]:
-        for found in unfold(words, reads, alone=alone):
+        self, words: Sequence[Word], depth: int = 0, *, stdin: bool = True
+    ) -> Iterator[Invocation | Unclear]:
+        for found in unfold(words, stdin=stdin):
             if isinstance(found, NestedScript):
                 yield from self.script(found.text, depth + 1)
             else:
-                yield found, False
+                yield found
 
 
 def _rules(entries: object, field: str) -> tuple[Rule, ...]:

@@ -26,17 +26,10 @@ _MOST_TREE = 8 << 20
 _SECONDS = 10.0
 
 
-class SimpleCommand(Value):
-    """One simple command: its words, and what it reads, where that stands in the script."""
-
-    words: tuple[Word, ...]
-    reads: Word = None
-
-
 class Script(Value):
-    """The commands of a script, whether or not they will be reached, and the functions it defines."""
+    """The words of each command of a script, even if it is not reached, and the functions of the script."""
 
-    commands: tuple[SimpleCommand, ...]
+    commands: tuple[tuple[Word, ...], ...]
     functions: frozenset[str] = frozenset()
 
 
@@ -69,7 +62,12 @@ def parse(text: str) -> Script:
     """The commands of `text`. CommandNotUnderstood for what bash would not understand, or is too long."""
     import os
 
-    data = os.fsencode(text)
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError as error:
+        raise CommandNotUnderstood(
+            "the script has a character that is no text", why=str(error), fix="take it out"
+        ) from None
     if len(data) > LONGEST:
         raise CommandNotUnderstood(
             f"the script has {len(data)} bytes", why=f"at most {LONGEST} are read", fix="split it"
@@ -129,20 +127,21 @@ def _tree(data: bytes) -> Any:
 
 
 def _script(tree: Any) -> Script:
-    commands: list[SimpleCommand] = []
+    commands: list[tuple[Word, ...]] = []
     functions: set[str] = set()
     for node in _nodes(tree):
-        kind, call = node.get("Type"), node.get("Cmd")
+        kind = node.get("Type")
         if kind == "FuncDecl":
             functions.add(_value(node.get("Name")))
         elif kind == "ExtGlob" and any(sign in _value(node.get("Pattern")) for sign in ("$", "`", "(")):
             # The parser leaves it unread, and bash would run what is in it.
-            commands.append(SimpleCommand((None,)))
+            commands.append((None,))
         elif kind in ("DeclClause", "LetClause"):
-            commands.append(SimpleCommand((_value(node.get("Variant")) or "let",)))
-        if isinstance(call, dict) and call.get("Type") == "CallExpr" and call.get("Args"):
-            words = tuple(_word(word) for word in call["Args"])
-            commands.append(SimpleCommand(words, _reads(node.get("Redirs") or [])))
+            commands.append((_value(node.get("Variant")) or "let",))
+        elif kind == "CallExpr" and node.get("Args"):
+            words = tuple(_word(word) for word in node["Args"])
+            if words != ("exec",):  # it only redirects
+                commands.append(words)
     return Script(tuple(commands), frozenset(functions))
 
 
@@ -163,81 +162,45 @@ def _value(node: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _reads(redirections: list[Any]) -> Word:
-    """The text of a here-document or here-string; None if it reads anything else, or nothing."""
-    found: Word = None
-    for redirection in redirections:
-        if redirection.get("Op") == "<<<":
-            found = _word(redirection.get("Word"), split=False)
-        elif redirection.get("Op") in ("<<", "<<-"):
-            mark = redirection.get("Word") or {}
-            raw = any(part.get("Type") != "Lit" or "\\" in _value(part) for part in mark.get("Parts") or [])
-            body = redirection.get("Hdoc") or {}
-            parts = body.get("Parts") or []
-            found = "".join(_value(part) for part in parts) if raw else _quoted(parts, "$`\\\n")
-            if found is not None and redirection["Op"] == "<<-":
-                found = "\n".join(line.lstrip("\t") for line in found.split("\n"))
-        elif redirection.get("Op") in ("<", "<>", "<&"):
-            found = None
-    return found
-
-
-def _word(word: Any, *, split: bool = True) -> Word:
+def _word(word: Any) -> Word:
     """The word after all quotes; None if an unquoted part may make it several, or none."""
     text = ""
     for part in (word or {}).get("Parts") or []:
-        kind = part.get("Type")
+        kind, value = part.get("Type"), _value(part)
         if kind == "SglQuoted":
-            text += _ansi(_value(part)) if part.get("Dollar") else _value(part)
-            continue
-        if kind == "DblQuoted":
-            found = _quoted(part.get("Parts") or [], '$`"\\\n')
+            found: Word = UNKNOWN if part.get("Dollar") and "\\" in value else value
+        elif kind == "DblQuoted":
+            found = _quoted(part.get("Parts") or [])
         elif kind == "Lit":
-            found = _bare(_value(part), split)
+            found = _bare(value)
         else:  # a variable, a substitution, arithmetic, a pattern
-            found = None if split else UNKNOWN
+            found = None
         if found is None:
             return None
         text += found
     return text
 
 
-def _bare(text: str, split: bool) -> Word:
+def _bare(text: str) -> Word:
     """An unquoted piece without its backslashes; None if bash makes file names or several words of it."""
-    found, at = "", 0
-    while at < len(text):
-        char = text[at]
-        if char == "\\" and at + 1 < len(text):
-            at += 1
-            found += text[at] if text[at] != "\n" else ""
-        elif split and (char in "*?[" or (char == "{" and any(sign in text[at:] for sign in (",", "..")))):
-            if text != "[":
-                return None
-            found += char
-        else:
-            found += char
-        at += 1
-    return found
+    import re
+
+    unquoted = re.sub(r"\\.", "", text, flags=re.DOTALL)
+    if text != "[" and re.search(r"[*?\[]|\{.*(,|\.\.)", unquoted, re.DOTALL):
+        return None
+    return re.sub(r"\\(\n|(.))", r"\2", text)
 
 
-def _quoted(parts: list[Any], quotable: str) -> Word:
+def _quoted(parts: list[Any]) -> Word:
     """The text in double quotes: one word, with UNKNOWN for its parts that are not known."""
-    text = ""
-    for part in parts:
-        if part.get("Type") != "Lit":
-            if _is_several(part):
-                return None
-            text += UNKNOWN
-            continue
-        value, at = _value(part), 0
-        while at < len(value):
-            if value[at] == "\\" and value[at + 1 : at + 2] and value[at + 1] in quotable:
-                at += 1
-                text += value[at] if value[at] != "\n" else ""
-            else:
-                text += value[at]
-            at += 1
-    return text
+    import re
+
+    if any(_is_several(part) for part in parts):
+        return None
+    return "".join(
+        re.sub(r"\\(\n|([$`\"\\]))", r"\2", _value(part)) if part.get("Type") == "Lit" else UNKNOWN
+        for part in parts
+    )
 
 
 def _is_several(part: dict[str, Any]) -> bool:
@@ -245,55 +208,3 @@ def _is_several(part: dict[str, Any]) -> bool:
     return part.get("Type") == "ParamExp" and (
         _value(part.get("Param")) == "@" or bool(part.get("Index")) or bool(part.get("Names"))
     )
-
-
-_NAMED = {
-    "a": "\a",
-    "b": "\b",
-    "e": "\x1b",
-    "E": "\x1b",
-    "f": "\f",
-    "n": "\n",
-    "r": "\r",
-    "t": "\t",
-    "v": "\v",
-}
-_HEX = {"x": 2, "u": 4, "U": 8}
-
-
-def _ansi(text: str) -> str:
-    """The text of $'...'."""
-    found, at = "", 0
-    while at < len(text):
-        char = text[at]
-        at += 1
-        if char != "\\" or at == len(text):
-            found += char
-            continue
-        char = text[at]
-        at += 1
-        if char in _NAMED:
-            found += _NAMED[char]
-        elif char in _HEX:
-            digits, at = _digits(text, at, _HEX[char], "0123456789abcdefABCDEF")
-            found += _char(int(digits, 16)) if digits else "\\" + char
-        elif char in "01234567":
-            digits, at = _digits(text, at - 1, 3, "01234567")
-            found += _char(int(digits, 8) & 0xFF)
-        elif char == "c" and at < len(text):
-            found += _char(ord(text[at]) & 0x1F)
-            at += 1
-        else:
-            found += char if char in "\\'\"?" else "\\" + char
-    return found
-
-
-def _digits(text: str, at: int, most: int, allowed: str) -> tuple[str, int]:
-    end = at
-    while end < len(text) and end - at < most and text[end] in allowed:
-        end += 1
-    return text[at:end], end
-
-
-def _char(code: int) -> str:
-    return chr(code) if 0 < code < 0x110000 else UNKNOWN  # a NUL would end the word early

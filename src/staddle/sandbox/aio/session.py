@@ -141,7 +141,7 @@ class _Turn:
         self.leave()
 
     def disown(self) -> None:
-        """Its task does not stand for it any more, and may wait for the next turn."""
+        """Allow the task of an abandoned stream to run another command."""
         self._session._busy.discard(self._task)
 
     def leave(self) -> None:

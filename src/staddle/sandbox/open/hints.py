@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ... import check
 from ...errors import InvalidCall
 from ...policy.identity import PLACES, TAKEN
 from ...policy.paths import WORKSPACE_PATH, covers
@@ -88,11 +89,7 @@ def unknown_command_option(name: str) -> str:
 
 def checked_place(place: object, workspace: object) -> str | None:
     """Another path for the workspace inside; None if it is the usual one."""
-    if not isinstance(place, str | os.PathLike):
-        raise InvalidCall(
-            f"workspace_at is {place!r}", why="it is not a path", fix="give an absolute path inside"
-        )
-    path = os.fsdecode(place)
+    path = check.path("workspace_at", place, "give an absolute path inside")
     normal = os.path.normpath(path)
     if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
         raise InvalidCall(
@@ -112,10 +109,7 @@ def checked_place(place: object, workspace: object) -> str | None:
 
 def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | None) -> bool | None:
     """Whether a copy of the workspace is to lie below the layers. InvalidCall where there can be none."""
-    if freeze is not None and not isinstance(freeze, bool):
-        raise InvalidCall(
-            f"freeze is {freeze!r}", why="it is neither True, False nor None", fix="use freeze=True"
-        )
+    freeze = None if freeze is None else check.flag("freeze", freeze)
     if workspace is not None and mode == "overlay" and keep is None:
         return freeze
     if not freeze:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from ... import check
 from ..._value import Value
 from ...errors import InvalidCall
 
@@ -48,8 +49,7 @@ def checked_hooks(
     for name, hook in given.items():
         if hook is None:
             continue
-        if not callable(hook):
-            raise InvalidCall(f"{name} is {hook!r}", why="it cannot be called", fix="give a function")
+        check.function(name, hook, "give a function")
         if not awaited and inspect.iscoroutinefunction(hook):
             raise InvalidCall(
                 f"{name} is a coroutine function", why="a Sandbox awaits nothing", fix="use AsyncSandbox"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ... import backends
+from ... import backends, check
 from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
@@ -80,11 +80,10 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
         _USUAL[:] = [policy]
-    if not isinstance(policy, Policy):
-        raise PolicyError(f"policy is {policy!r}", why="it is not a Policy", fix="use Policy.agent()")
+    policy = check.instance("policy", policy, Policy, "use Policy.agent()", PolicyError)
     freeze = overrides.pop("freeze", False)
     given = {field: value for field, value in overrides.items() if value is not None}
-    workdir = _workdir(given.pop("workdir")) if "workdir" in given else None
+    workdir = given.pop("workdir", None)
     if given:
         unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
         if unknown is not None:
@@ -92,16 +91,8 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
 
             raise TypeError(unknown_option(unknown))
         policy = policy.replace(**given)
-    if mode not in MODES:
-        raise InvalidCall(
-            f"there is no mode {mode!r}",
-            fix=f"choose {', '.join(MODES)}",
-            why="a workspace is shown in one of these ways",
-        )
-    if not isinstance(best_effort, bool):
-        raise InvalidCall(
-            f"best_effort is {best_effort!r}", why="it is neither True nor False", fix="use True or False"
-        )
+    check.one_of("mode", mode, MODES)
+    best_effort = check.flag("best_effort", best_effort)
     if backend != "auto":
         backends.get(str(backend))
     kept = None if keep is None else _kept_name(keep, str(mode))
@@ -110,11 +101,8 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
 
         workspace = workspace_of(kept)
     if workspace is not None:
-        if not isinstance(workspace, str | os.PathLike):
-            raise InvalidCall(
-                f"workspace is {workspace!r}", why="it is not a path", fix="give the path of a directory"
-            )
-        workspace = _real(os.path.expanduser(os.fsdecode(workspace)))
+        workspace = check.path("workspace", workspace, "give the path of a directory")
+        workspace = _real(os.path.expanduser(workspace))
         if not os.path.isdir(workspace):
             raise InvalidCall(
                 f"the workspace {workspace!r} is not a directory",
@@ -144,7 +132,8 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
             "labels": {} if labels is None else checked_labels(labels),
         }
     if workdir is not None:
-        more["workdir"] = workdir
+        fix = 'use workdir="src", or an absolute path inside'
+        more["workdir"] = check.path("workdir", workdir, fix)
     if freeze is not False:
         from .hints import checked_freeze
 
@@ -152,16 +141,6 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     return SandboxSettings(
         workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
     )
-
-
-def _workdir(path: object) -> str:
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise InvalidCall(
-            f"workdir is {path!r}",
-            why="it is not a path",
-            fix='use workdir="src", or an absolute path inside',
-        )
-    return os.fsdecode(path)
 
 
 def _real(path: str) -> str:

@@ -71,6 +71,6 @@ def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> N
 
 
 def come_back(sessions: Sequence[NamedShell], *, at_once: bool = False) -> None:
-    """Have shells enter the directory that is mounted now where they are; see `Shell.come_back`."""
+    """Make shells enter their directory in the newly mounted tree; see `Shell.reenter_directory`."""
     for session in sessions:
         session._shell.reenter_directory(at_once=at_once)

@@ -298,7 +298,7 @@ class SandboxWorkspace(ABC):
         stacks = [tree.stack for tree in self.trees.values()]
         return [layer.upper for stack in stacks for layer in (stack.top, *stack.frozen)]
 
-    #: Whether files that were removed take more room than there may be: then fewer layers are kept.
+    #: True if deleted files in old layers exceed the quota; layers are then merged sooner.
     is_crowded = False
 
     def shown(self, most: int) -> disk.DiskUsage:
