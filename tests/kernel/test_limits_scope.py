@@ -62,7 +62,7 @@ try:
     scope.settle(os.getpid(), host_cgroups.support())
 except LaunchFailed as error:
     seen['settled'] = error.what
-for config, server in list(client._servers.items()): client._forget(config, server)
+for config in list(client._servers): client._servers.pop(config).close()
 seen['left'] = [] if within(lambda: not ours()) else ours()
 print(json.dumps(seen))
 """

@@ -33,11 +33,13 @@ class Network(Value):
 
     def __post_init__(self) -> None:
         check.one_of("network mode", self.mode, MODES, PolicyError)
-        if (self.ports and self.mode != "loopback") or bool(self.rules) != (self.mode == "allow"):
+        is_list = self.mode == "allow"
+        is_wrong = bool(self.rules) != is_list or bool(self.dns and not is_list)
+        if is_wrong or (self.ports and self.mode != "loopback"):
             raise PolicyError(
-                f"network mode {self.mode!r} does not go with these ports or rules",
+                f"network mode {self.mode!r} does not go with these ports, rules or nameservers",
                 fix="make it with Network.deny(), open(), loopback() or allow()",
-                why="ports are for loopback, rules for allow",
+                why="ports are for loopback, rules and dns for allow",
             )
 
     @classmethod

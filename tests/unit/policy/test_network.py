@@ -74,3 +74,9 @@ def test_it_can_be_read() -> None:
     assert str(Network.deny()) == "deny"
     assert str(Network.loopback([8000, 5432])) == "loopback 5432, 8000"
     assert str(Network.allow("B.com:443", "a.com")) == "allow a.com, b.com:443"
+
+
+@pytest.mark.parametrize("mode", ["open", "deny", "loopback"])
+def test_nameservers_are_for_a_list_of_hosts_alone(mode: str) -> None:
+    with pytest.raises(PolicyError, match="nameservers"):
+        Network(mode=mode, dns=("9.9.9.9",))

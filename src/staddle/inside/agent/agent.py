@@ -388,7 +388,7 @@ class SandboxAgent:
         finally:
             os.close(null)
         child.is_file_server = True
-        process_tree.HIDDEN.add(child.pid)
+        process_tree.FILE_SERVERS.add(child.pid)
         self._main.send(agent_messages.encode(agent_messages.STARTED, child.pid), (theirs.fileno(),))
         theirs.close()
 
@@ -477,7 +477,7 @@ class SandboxAgent:
         child = self._children.pop(ended[0], None) if ended else None
         if child is None or ended is None:
             return
-        process_tree.HIDDEN.discard(child.pid)
+        process_tree.FILE_SERVERS.discard(child.pid)
         for report in [fd for fd, whose in self._reports.items() if whose is child]:
             self._heard_start(report)
         child.ended, child.above = True, 0

@@ -48,17 +48,19 @@ class ProcessEntry:
         self.waits = waits
 
 
-#: The starter and the file servers: processes of the agent's own, which no request means.
+#: The starter, a process of the agent's own above a program. It counts as dead.
 HIDDEN: set[int] = set()
+#: File servers, processes of the agent's own. The table does not contain them.
+FILE_SERVERS: set[int] = set()
 #: The table as last read: `signal` compares it to detect reused pids.
 _seen: dict[int, ProcessEntry] = {}
 
 
 def table() -> dict[int, ProcessEntry]:
-    """Read all processes; those in HIDDEN count as dead, so that they are not signalled."""
+    """Read all processes except file servers; those in HIDDEN count as dead: they are not signalled."""
     found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
     for pid in procfs.pids():
-        if pid not in HIDDEN and (entry := _entry(pid)) is not None:
+        if pid not in HIDDEN and pid not in FILE_SERVERS and (entry := _entry(pid)) is not None:
             found[pid] = entry
     _seen.clear()
     _seen.update(found)
