@@ -56,7 +56,7 @@ def _plain_instructions() -> ExecSpec:
         directory=b"/",
         handled_fs=fs,
         rules=((b"/", bits(READ, "fs"), 0),),
-        filter=program("systemd"),
+        filter=program("namespaces"),
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def flag(name: str, value: object, error: _Error = InvalidCall) -> bool:
-    """True or False."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise error(f"{name} is {value!r}", why="it is neither True nor False", fix="use True or False")
     return value
@@ -36,7 +36,7 @@ def count(
     fix: str = "choose one in that range",
     error: _Error = InvalidCall,
 ) -> int:
-    """A whole number from `least` to `most`."""
+    """Check for a whole number from `least` to `most`."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole or value < least or (most is not None and value > most):  # type: ignore[operator]
         numbers = f"from {least} on" if most is None else f"from {least} to {most}"
@@ -52,7 +52,7 @@ def seconds(  # noqa: PLR0917 - the bounds are of one kind
     fix: str = "give a number such as 60",
     error: _Error = InvalidCall,
 ) -> float:
-    """A time from `least` to `most` (default: above 0). NaN is none."""
+    """Check for seconds from `least` to `most` (default: above 0). NaN is refused."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise error(f"{name} is {value!r}", why="it is not a number of seconds", fix=fix)
     if not (value > 0 if least is None else value >= least):
@@ -64,7 +64,7 @@ def seconds(  # noqa: PLR0917 - the bounds are of one kind
 
 
 def one_of(name: str, value: object, choices: Iterable[str], error: _Error = InvalidCall) -> str:
-    """One of these texts."""
+    """Check for one of `choices`."""
     known = tuple(choices)
     if value not in known:
         *others, last = map(repr, known)
@@ -74,7 +74,7 @@ def one_of(name: str, value: object, choices: Iterable[str], error: _Error = Inv
 
 
 def instance(name: str, value: object, kind: type[_Kind], fix: str, error: _Error = InvalidCall) -> _Kind:
-    """An object of this class."""
+    """Check for an object of class `kind`."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise error(f"{name} is {value!r}", why=f"it is not {article} {kind.__name__}", fix=fix)
@@ -82,14 +82,14 @@ def instance(name: str, value: object, kind: type[_Kind], fix: str, error: _Erro
 
 
 def path(name: str, value: object, fix: str, error: _Error = InvalidCall) -> str:
-    """A path, as text that is not empty."""
+    """Check for a path, and return it as text that is not empty."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise error(f"{name} is {value!r}", why="it is not a path", fix=fix)
     return os.fsdecode(value)
 
 
 def encoded(name: str, text: str, fix: str = "give bytes") -> bytes:
-    """The text in UTF-8. Bytes that `os.fsdecode` could not decode come back as they were."""
+    """Encode `text` in UTF-8. Bytes that `os.fsdecode` could not decode come back as they were."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -98,7 +98,7 @@ def encoded(name: str, text: str, fix: str = "give bytes") -> bytes:
 
 
 def function(name: str, value: object, fix: str, error: _Error = InvalidCall) -> Callable[..., Any]:
-    """A function, or another object that can be called."""
+    """Check for a function, or another object that can be called."""
     if not callable(value):
         raise error(f"{name} is {value!r}", why="it cannot be called", fix=fix)
     return value

@@ -282,7 +282,7 @@ class LayerError(StaddleError):
 
 
 def resource_fix(why: str, otherwise: str) -> str:
-    """The fix for a start that the kernel refused for the reason `why`, if a limit of this process is it."""
+    """Return the limit to raise if `why` names a resource that the kernel refused; else `otherwise`."""
     if os.strerror(errno.EAGAIN) in why:
         return "raise the limit on processes that this program runs under (ulimit -u, pids.max)"
     if os.strerror(errno.ENOMEM) in why:
@@ -291,7 +291,7 @@ def resource_fix(why: str, otherwise: str) -> str:
 
 
 class ThreadUnavailable(LaunchFailed, RuntimeError):
-    """No thread could be started that a call needs."""
+    """A call needs a thread, and this process can start no more."""
 
 
 def thread_unavailable() -> ThreadUnavailable:

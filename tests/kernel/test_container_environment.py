@@ -52,7 +52,7 @@ with LocalEnvironment("/tmp/p", ["build/**", "*.md"], policy=nested.with_deny("/
     found["denied"] = ran(env, "cat key; echo forged > key; cat /tmp/p/key")[:2]
     found["key"] = open("/tmp/p/key").read()
     found["outside"] = ran(env, "for at in ../x ../../x /tmp/p/build/x /etc/x; do echo > $at && echo wrote; "
-        "done 2>&- ; cat /tmp/p/a /root/.profile 2>&-; kill -0 $PPID 2>&- && echo signalled")[:2]
+        "done 2>&- ; cat /tmp/p/a /etc/shadow 2>&-; kill -0 $PPID 2>&- && echo signalled")[:2]
     def edit():
         for name in ("a", "build/new"):
             with open(f"/tmp/p/{name}", "w") as file:

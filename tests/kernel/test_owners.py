@@ -67,9 +67,12 @@ kept = base.snapshot()
 call = compile(code, "call", "eval")
 for _ in range(3):
     eval(call)
-began = time.perf_counter()
-eval(call)
-usual = time.perf_counter() - began
+def seconds():
+    began = time.perf_counter()
+    eval(call)
+    return time.perf_counter() - began
+
+usual = min(seconds() for _ in range(4))  # the others may have waited for a processor
 assert base.run("echo works").stdout == "works\\n"
 eval(call)
 time.sleep(0.3)
@@ -100,7 +103,7 @@ def interrupted(name: str, tries: int) -> None:
     spare = 6
     said = python(f"code = {CALLS[name]!r}\ntries = {tries}\nspare = {spare}\n{SCRIPT}", timeout=280)
     hits, before, after = json.loads(said)
-    assert hits > tries // 12  # on a busy machine the call takes less time than the first ones did
+    assert hits > tries // 5
     assert after[0] <= before[0], f"{after[0] - before[0]} processes are left"
     assert after[1] <= before[1] + spare, f"{after[1] - before[1]} descriptors are left"
 

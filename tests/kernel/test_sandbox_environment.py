@@ -137,7 +137,7 @@ def test_links_are_listed_and_read_if_they_stay_inside(world: World) -> None:
         "ln -s d/AGENTS.md CLAUDE.md; ln -s d dl; ln -s ../CLAUDE.md d/again; ln -s . here; "
         "ln -s nothing broken; ln -s loop loop; ln -s pipe to-pipe; ln -s $PWD/d/AGENTS.md absolute; "
         'ln -s ../outside/secret out; ln -s d/../../outside/secret by; ln -s "../${PWD##*/}/CLAUDE.md" back; '
-        "ln -s /proc/self/root/etc/passwd magic"
+        "ln -s /proc/self/cwd/CLAUDE.md magic"
     )
     for path in ("CLAUDE.md", "d/again", "dl/AGENTS.md", "dl/again", "here/here/CLAUDE.md"):
         assert env.read_file(path) == "rules\n", path

@@ -312,7 +312,7 @@ def with_another_thread(start: bool, flags: int) -> str:
 
     def second() -> None:
         if start:
-            confine("systemd")
+            confine("landlock-open")
         done.set()
         go.wait()
         try:

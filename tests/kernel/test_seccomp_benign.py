@@ -236,7 +236,7 @@ def connecting_datagrams_and_system_v_work() -> None:
 
 
 def permitted(profile: str) -> list[Benign]:
-    if profile.startswith(("namespaces", "systemd")):
+    if profile.startswith("namespaces"):
         return everywhere + with_namespaces
     return everywhere + with_network if profile.startswith("landlock-open") else everywhere
 

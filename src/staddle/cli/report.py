@@ -161,7 +161,7 @@ def say_gaps(enforced: Enforcement) -> None:
             break
 
 
-#: Words of command lines and scripts that use the network, and of those that use this machine's alone.
+#: Programs, modules and addresses that use the network; and addresses of this machine.
 _NETWORK_WORDS = (
     r"\b(pip3?|pipx|uv|poetry|conda|npm|npx|pnpm|yarn|cargo|go|gem|bundle|composer|apt|apt-get|dnf|apk|brew"
     r"|curl|wget|ssh|scp|rsync|ping|dig|nslookup|urllib|requests|httpx|aiohttp)\b"
@@ -169,20 +169,21 @@ _NETWORK_WORDS = (
     r"|\b(https?|ftp|wss?)://"
 )
 _THIS_MACHINE = r"\blocalhost\b|\b127\.|\[?::1\b"
-#: So much of a script is searched for them.
+#: Bytes of a script that are searched.
 _SEARCHED = 64 << 10
 
 
 def say_denied_network(plan: Plan, argv: Sequence[str], status: int) -> None:
-    """Say how to allow the network after a command that failed for want of it, as far as its words tell."""
+    """Print how to allow the network if a failed command seems to need it."""
     if sentence := denied_network(plan, argv, status):
         say(sentence)
 
 
 def denied_network(plan: Plan, argv: Sequence[str], status: int) -> str:
-    """The sentence for a command that failed, and looks like one that needs the network; else empty.
+    """Return how to allow the network if a failed command seems to need it; else an empty text.
 
-    A command's streams are its caller's, so it is judged by its words, and by those of a script that it runs.
+    The command writes to its caller's streams, which we cannot read. So we search its command line, and the
+    script that it runs, for programs and addresses that need the network.
     """
     if status in (0, 124, 125) or plan.network.mode not in ("deny", "loopback"):
         return ""

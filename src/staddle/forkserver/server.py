@@ -19,6 +19,7 @@ from ..inside.agent import own_namespaces, verify
 from ..inside.parent import contents
 from ..ipc.descriptors import close_all, receive, receive_last, send
 from ..ipc.forkserver_messages import (
+    COMMAND_LINE,
     GOODBYE,
     LONGEST,
     MADE,
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 #: Milliseconds without a request before a spare is replaced, if another is ready: the first command needs the
 #: processor.
 _QUIET = 20
-#: The command line of the fork server and of its clones.
-_TITLE = b"staddle-forkserver"
 #: Seconds for a host program to end, on a busy machine, once it has closed the socket.
 _LAST_PATIENCE = 30.0
 
@@ -65,7 +64,7 @@ def main(words: list[str]) -> NoReturn:
         outside = verify.outside(config)
         process.close_from(3, keep=(socket.fileno(),))
         # Every process inside can read our command lines, so they contain no path of the host.
-        process.set_command_line(_TITLE)
+        process.set_command_line(COMMAND_LINE)
         _be_quiet()
         doing = "while the part that all sandboxes share was made"
         server_mounts.make_template(config, socket)

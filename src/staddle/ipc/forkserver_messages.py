@@ -32,6 +32,8 @@ NEED_CGROUPS = b"w"
 MAP, MAPPED = b"map", b"mapped"
 #: The longest message, and the most descriptors of one message.
 LONGEST, MOST_DESCRIPTORS = 1 << 18, 64
+#: The command line of a fork server and of its clones. Processes inside can read it: it names no path.
+COMMAND_LINE = b"staddle-forkserver"
 #: In the layers of a tree, in place of a path of the host: the root of the fork server's template.
 ROOT_OF_TEMPLATE = b""
 

@@ -1,9 +1,8 @@
 """From the host into the loopback of a running command: a connection, or a port of the host that leads there.
 
-A socket that reaches the command's loopback has to be made in its network namespace. No process of ours
-stays in there that could be asked. So a helper (inside/forwarder.py) enters the namespace when the first
-connection is wanted. It has no capability, answers to this process alone, and ends with the command.
-A command that nobody connects to costs nothing.
+A socket reaches the command's loopback only if it was created in the command's network namespace. None of our
+processes runs there. So the first connection starts a helper (inside/forwarder.py) that enters the namespace.
+The helper has no capability, serves this process alone, and ends with the command.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import socket
 import threading
 import time
 
+from ..background import start_thread
 from ..errors import StaddleError
 from ..interrupts import uninterruptible
 from ..ipc.descriptors import receive
@@ -92,9 +92,7 @@ class CommandForwarding:
             raise _ended() from None
         try:
             helper = self._helper = _started(network)
-            thread = threading.Thread(target=self._attend, args=(ended,), name="staddle-forwarding")
-            thread.daemon = True
-            thread.start()
+            start_thread(lambda: self._attend(ended), "staddle-forwarding")
         except BaseException:
             os.close(ended)
             self._close()

@@ -83,7 +83,7 @@ _OF = {
 
 
 class _ShownSignature:
-    """The signature of a method with the options that it takes as `**options`; made when it is asked for."""
+    """The signature of a method, with the options that it takes as `**options`. Computed when it is read."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method

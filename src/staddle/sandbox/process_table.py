@@ -8,6 +8,7 @@ from .. import check
 from .._value import Value
 from ..errors import InvalidCall
 from ..interrupts import unmistakable
+from ..ipc.forkserver_messages import COMMAND_LINE
 from ..launch.signals import SIGKILL
 from ..linux.process import split_stat
 from .arguments import FROM_POLICY, seconds
@@ -127,8 +128,8 @@ class ProcessMethods:
         return bool(self._tell([pid], int(signal)))
 
 
-#: The name of the processes of staddle's own in a sandbox, children of PID 1.
-_OURS = b"staddle-forkser"
+#: The name of staddle's own processes in a sandbox, which are children of PID 1. The kernel cuts names.
+_OURS = COMMAND_LINE[:15]
 
 
 def _listed(data: bytes) -> Iterator[ProcessInfo]:

@@ -183,14 +183,14 @@ SWITCHES: dict[str, Switch] = {
         nothing,
         ("read-a-path-of-the-host-in-the-command-line-of-the-first-process",),
         edits=(
-            Edit("forkserver/server.py", "        process.set_command_line(_TITLE)\n", ""),
+            Edit("forkserver/server.py", "        process.set_command_line(COMMAND_LINE)\n", ""),
             Edit("inside/agent/verify.py", 'b"/" not in read_whole("/proc/self/cmdline")', "True"),
         ),
     ),
     "last look at the command line": Switch(
         nothing,
         ("start",),
-        edits=(Edit("forkserver/server.py", "        process.set_command_line(_TITLE)\n", ""),),
+        edits=(Edit("forkserver/server.py", "        process.set_command_line(COMMAND_LINE)\n", ""),),
     ),
     "no new privileges": Switch(
         nothing,

@@ -127,9 +127,9 @@ def _is_eperm(kind: str, name: str, low: tuple[int, ...], first: int) -> bool:
         return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
     if name == "renameat2":
         return low[4] & (1 << 2) != 0
-    if name in SIGNAL_OR_READ and kind != "systemd":
+    if name in SIGNAL_OR_READ:
         return low[0] == 1
-    if name == "ptrace" and kind != "systemd":
+    if name == "ptrace":
         return low[1] == 1
     if name == "prlimit64":
         return low[0] == 1 if kind == "namespaces" else low[0] != 0

@@ -23,14 +23,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .language import RuleRow
 
-#: The profiles for bwrap and our own namespaces; for systemd units; and for Landlock without a network, with
-#: TCP connections that are decided one by one, and with an open network. "-nosuid" is for plans that let the
+#: The profiles for bwrap and our own namespaces; and for Landlock without a network, with TCP connections
+#: that are decided one by one, and with an open network. "-nosuid" is for plans that let the
 #: command write to a host directory.
 PROFILES = (
     "namespaces",
     "namespaces-nosuid",
-    "systemd",
-    "systemd-nosuid",
     "landlock",
     "landlock-nosuid",
     "landlock-tcp",

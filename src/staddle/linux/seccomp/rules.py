@@ -426,8 +426,6 @@ _LANDLOCK = _ALWAYS + PID_1 + HOST_PROCESSES + _ITSELF + NO_SYSTEM_V + PAIRS + S
 _KINDS = {
     # bwrap and our own namespaces: pid, network, ipc and mount namespaces are there
     "namespaces": _ALWAYS + PID_1 + PID_1_LIMITS + _ITSELF + ALL_SOCKETS + PAIRS,
-    # a unit has no pid namespace, and PID 1 is the system's own
-    "systemd": _ALWAYS + HOST_PROCESSES + _ITSELF + ALL_SOCKETS + PAIRS,
     # no namespace at all
     "landlock": _LANDLOCK + NO_NETWORK_SOCKETS,
     "landlock-tcp": _LANDLOCK + TCP_SOCKETS,
