@@ -264,7 +264,7 @@ def test_a_file_without_a_place_can_be_a_stream() -> None:
 
 def test_the_helper_becomes_the_command() -> None:
     instructions = order(
-        "sh", "-c", "echo $$; kill -9 $$", supervise=0, brokered=0, filter=seccomp.program("systemd")
+        "sh", "-c", "echo $$; kill -9 $$", supervise=0, brokered=0, filter=seccomp.program("namespaces")
     )
     started = Started(instructions, start_new_session=True)
     status, out, _ = started.end()

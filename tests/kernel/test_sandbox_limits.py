@@ -559,7 +559,7 @@ def test_a_program_that_waits_for_its_child_is_paused(limits: dict[str, object])
         for _ in range(3):
             sb.pause()
             sb.resume()
-        assert program.output().stdout == "begun\n"
+        assert program.wait_for_text("begun\n", 30).stdout == "begun\n"
         sb.run("echo > waits")
         assert program.wait(60) == 0
         assert program.output().stdout == "begun\ngone on\n"
