@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from .policy.installation import default_policy
     from .policy.secrets import Secret
     from .sandbox.aio.pool import AsyncPool
-    from .sandbox.aio.review import AsyncReview
-    from .sandbox.aio.sandbox import AsyncSandbox
+    from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
     from .sandbox.interpreter import Interpreter
     from .sandbox.kept import kept_sandboxes, remove_kept
     from .sandbox.pool import Pool
@@ -81,7 +80,7 @@ __all__ = [
 
 _HOME = {
     "AsyncPool": "sandbox.aio.pool",
-    "AsyncReview": "sandbox.aio.review",
+    "AsyncReview": "sandbox.aio.sandbox",
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",

@@ -12,8 +12,7 @@ from .enforcement import PROTECTIONS, Gap, Probe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .backends.base import Backend
-    from .containers.advice import Needs
-    from .containers.evidence import Evidence
+    from .containers.advice import Evidence, Needs
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -88,7 +87,7 @@ class ContainerReport(Value):
 def container() -> ContainerReport:
     """Look at what this machine is and what stands in the way, in a child process. Nothing is changed."""
     from .containers import advice
-    from .containers.evidence import found
+    from .containers.advice import found
 
     seen, needed = found(), advice.needs()
     return ContainerReport(seen, needed, tuple(advice.options(seen, needed, os.geteuid())))

@@ -36,14 +36,14 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Words of a page with a number in them, the constant it is of, and what divides that.
 NUMBERS = (
     ("base.md", "more than {:,} entries cannot contain a grant", "policy.base.MOST_ENTRIES", 1),
-    ("base.md", "more than {:.0f} GiB or", "files.unpack.UnpackBounds.bytes", GIB),
+    ("base.md", "more than {:.0f} GiB or", "files.tar.UnpackBounds.bytes", GIB),
     ("command-rules.md", "longer than {:.0f} KiB", "policy.command_rules.shell_parser.LONGEST", KIB),
     ("environment.md", "A read of more than {:.0f} MiB is an error", "environment.local.MOST_READ", MIB),
     ("files.md", "`read` and `read_bytes` stop at {:.0f} MiB", "sandbox.files.MOST_READ", MIB),
     ("files.md", "does not answer for {:.0f} seconds is given up", "ipc.agent_client.PATIENCE", 1),
     ("kept.md", "more than {:,} changes", "sandbox.workspace.persistent._MOST_TOUCHED", 1),
     ("limits.md", "prints {:.0f} GiB beyond that is killed", "launch.output.FLOOD", GIB),
-    ("limits.md", "on a disk at most {:.0f} GiB", "limits.default_limits.MOST_ON_DISK", GIB),
+    ("limits.md", "on a disk at most {:.0f} GiB", "limits.enforced.MOST_ON_DISK", GIB),
     ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
     ("limits.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
     ("limits-enforcement.md", "and {:.0f} MiB are added to the limit", "sandbox.open.limits._ROOM", MIB),

@@ -9,9 +9,8 @@ import pytest
 
 from staddle import Policy
 from staddle.mcp.command_tools import OUTPUT_LIMIT, bash, write_stdin
-from staddle.mcp.resources import TEMPLATES
 from staddle.mcp.sandboxes import DEFAULT_TOOLS
-from staddle.mcp.server import TOOLS
+from staddle.mcp.server import TEMPLATES, TOOLS
 from tests.docs.test_facts import code, rows, text
 
 pytestmark = pytest.mark.same_for_everyone

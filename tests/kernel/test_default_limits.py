@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits, Policy, Reason, Sandbox, wrap
-from staddle.limits import cgroup_files, default_limits, enforced, host_cgroups, memory_watch
+from staddle.limits import cgroup_layout, enforced, host_cgroups, memory_watch
 from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
 from tests.support.sandboxes import open_none_in_advance
@@ -33,7 +33,7 @@ def _none_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has 400 MiB of memory available."""
     monkeypatch.setattr(enforced, "_sessions", {})
-    monkeypatch.setattr(default_limits, "available", lambda: 400 * _MEBI)
+    monkeypatch.setattr(enforced, "available", lambda: 400 * _MEBI)
     monkeypatch.setattr(memory_watch.memory, "available", lambda age=0: 100 * _MEBI)
 
 
@@ -88,7 +88,7 @@ def test_memory_of_a_single_command() -> None:
 
 def test_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enforced, "_sessions", {})
-    monkeypatch.setattr(default_limits, "_known", {os.getpid(): 80})
+    monkeypatch.setattr(enforced, "_known", {os.getpid(): 80})
     # A policy of its own: what was made of the usual one has the default of this process.
     with Sandbox(policy=Policy.agent().with_limits(timeout=119)) as sandbox:
         result = sandbox.run("""python3 -c '
@@ -104,7 +104,7 @@ for _ in range(100):
 
 def test_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enforced, "_sessions", {})
-    monkeypatch.setattr(default_limits, "default_disk", lambda store: 20 * _MEBI)
+    monkeypatch.setattr(enforced, "default_disk", lambda store: 20 * _MEBI)
     with Sandbox() as sandbox:
         result = sandbox.run("for n in {1..60}; do head -c 5M /dev/zero >> big || break; sleep 0.05; done")
         assert result.reason is Reason.disk, result
@@ -146,7 +146,7 @@ def test_a_host_program_in_a_small_memory_group_lives() -> None:
     group = f"{place.base}/staddle-test-{os.urandom(6).hex()}"
     os.mkdir(group)
     try:
-        for setting in cgroup_files.settings(Limits.none(memory=300 * _MEBI), place.version):
+        for setting in cgroup_layout.settings(Limits.none(memory=300 * _MEBI), place.version):
             if os.path.exists(f"{group}/{setting.file}"):
                 cgroups.write(group, setting.file, setting.text)
         done = subprocess.run(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Limits
-from staddle.ipc.descriptors import close_all
+from staddle.ipc.wire import close_all
 from staddle.limits import cgroup_layout, host_cgroups, prewarm
 from staddle.limits.cgroup_tree import CgroupTree, tidy
 from staddle.limits.prewarm import PrewarmedCgroups

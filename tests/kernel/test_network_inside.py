@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from staddle.ipc.gateway_messages import LONGEST, decode_sockets
-from staddle.ipc.network_spec import NetworkSpec
+from staddle.ipc.namespace_spec import NetworkSpec
 from staddle.linux import netlink
 from staddle.linux.process import SIGKILL, become, death_signal
 from staddle.linux.syscalls import call

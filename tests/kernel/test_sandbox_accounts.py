@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle import Identity, Sandbox
-from staddle.inside.agent.one_id import CALLS, program
+from staddle.inside.agent.confinement import CALLS, program
 from staddle.linux.syscalls import AUDIT_ARCH, COLUMN, NUMBERS
 
 pytestmark = pytest.mark.both_users

@@ -12,8 +12,8 @@ import pytest
 
 from staddle import Reason, Sandbox
 from staddle.shell import protocol
-from staddle.shell.known_state import KnownState
 from staddle.shell.shell import Shell
+from staddle.shell.shell_state import KnownState
 from tests.support.in_a_child import python
 from tests.support.waiting import until
 

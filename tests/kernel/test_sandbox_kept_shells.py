@@ -11,8 +11,7 @@ import pytest
 
 from staddle import Policy, Sandbox
 from staddle.layers import session_record
-from staddle.sandbox.workspace.kept_shells import FILE
-from staddle.sandbox.workspace.persistent import PersistentWorkspace
+from staddle.sandbox.workspace.persistent import FILE, PersistentWorkspace
 from tests.support.staddle_command import staddle
 
 

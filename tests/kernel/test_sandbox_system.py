@@ -14,7 +14,7 @@ from staddle.errors import LaunchFailed
 from staddle.files.remove_tree import remove
 from staddle.forkserver.client import mounter
 from staddle.layers import trash
-from staddle.sandbox.workspace import exchange
+from staddle.sandbox.workspace import snapshot
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 
 
@@ -56,7 +56,7 @@ def sandbox(bases: dict[str, list[str]]) -> Iterator[Sandbox]:
 
 
 def extend(sandbox: Sandbox, bases: dict[str, list[str]]) -> None:
-    exchange.extend(sandbox._now().workspace, bases)
+    snapshot.extend(sandbox._now().workspace, bases)
 
 
 def paths(sandbox: Sandbox) -> list[str]:

@@ -12,9 +12,8 @@ from textual.geometry import Region
 
 from staddle import Network, Policy
 from staddle.network.host import gateway_process
-from staddle.tui import paint
-from staddle.tui.app import TuiApp
-from staddle.tui.palette import PALETTE
+from staddle.tui import terminal_pane
+from staddle.tui.app import PALETTE, TuiApp
 from tests.support.tui_app import Driven, drive
 from tests.support.waiting import unique_seconds, until, with_argument
 from tests.support.web import serving
@@ -373,11 +372,11 @@ def test_a_row_that_is_drawn_at_once_does_not_forget_the_others(
         row = [Region(0, 0, pane.size.width, 1)]
         pane.refresh()  # all of it is to be drawn
         waiting = set(pane._repaint_regions)
-        assert not paint._written(pane, row)
+        assert not terminal_pane._written(pane, row)
         assert waiting <= pane._repaint_regions
         pane._exchange_repaint_regions()
         ui.app.screen._repaint_required = False
-        assert paint._written(pane, row)  # and this is why it was not written
+        assert terminal_pane._written(pane, row)  # and this is why it was not written
 
     drive(steps, work)
 

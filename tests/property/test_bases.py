@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from staddle.bases.store import import_image
 from staddle.errors import ArchiveRefused
-from staddle.files.unpack import UnpackBounds
+from staddle.files.tar import UnpackBounds
 from staddle.policy import base
 from tests.unit.bases.images import directory, docker_save, file, layer, link, oci, plain, symlink
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from staddle.fleet.placement import FleetLimits, Placement, Reservation
-from staddle.fleet.task_board import TaskBoard
+from staddle.fleet.task_map import TaskBoard
 
 _WINDOW = 16
 

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from staddle import Policy, Sandbox
 from staddle.tui.app import TuiApp
-from staddle.tui.feed import EventFeed
+from staddle.tui.log_pane import EventFeed
 from staddle.tui.opening import SandboxOpening
 from staddle.tui.tab import SandboxTab
 from tests.support.waiting import PATIENCE

@@ -22,7 +22,7 @@ from staddle.policy.identity import Identity
 from staddle.policy.plan import Plan
 from staddle.sandbox.process_table import ProcessInfo
 from staddle.tui.app import TuiApp
-from staddle.tui.feed import EventFeed
+from staddle.tui.log_pane import EventFeed
 from staddle.tui.opening import SandboxOpening
 from staddle.tui.watched import UsageSample
 from tests.support.waiting import PATIENCE

@@ -22,7 +22,7 @@ from ..enforcement import Gap, Probe, Step
 from ..errors import BackendUnavailable, LaunchFailed, StaddleError
 from ..ipc import namespace_spec
 from ..ipc.exec_spec import encode as encode_instructions
-from ..ipc.status import sentence
+from ..ipc.wire import sentence
 from ..launch.contract import ENVIRONMENT, Launch, helper_command
 from ..linux import mounts, userns
 from ..linux.idmaps import unprivileged_uid
@@ -301,7 +301,7 @@ def _start_here(
     if gateway_log is None:
         return start_here(asked, prepare)
     from ..inside.gateway import CommandGateway
-    from ..ipc.status import NotStarted
+    from ..ipc.wire import NotStarted
 
     try:
         gateway = CommandGateway(asked.gateway)

@@ -28,8 +28,7 @@ from ..policy.identity import Identity
 from ..policy.plan import Grant, Plan
 from . import sbpl
 from .description import identity
-from .gateways import nobody_asks
-from .proxies import LaunchProxy
+from .gateways import LaunchProxy, nobody_asks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ out; the last name of a path is never followed. Set-user-id bits and capabilitie
 devices, pipes and sockets are left out, and everything belongs to the importing user.
 
 The result is a plain tree in which later layers replace what earlier ones made, not a layer of overlayfs: so
-there is no `layers/layer_writer.py` here.
+there is no `layers/merge.py` here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import os
 import stat
 
 from ..files.remove_tree import remove
-from ..files.tar import members
-from ..files.unpack import UnpackBounds
+from ..files.tar import UnpackBounds, members
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_in_root
 from .image import refused

@@ -18,7 +18,7 @@ import time
 
 from .._value import Value
 from ..errors import BaseError
-from ..files.unpack import UnpackBounds
+from ..files.tar import UnpackBounds
 from ..policy import base
 from ..policy.base import checked_name, directory, imported
 from .image import Archive, refused

@@ -9,7 +9,7 @@ from ..display import counted, shown
 from ..errors import UsageError
 from ..packages.installed import fold
 from ..policy.paths import WORKSPACE_PATH
-from ..sandbox.workspace import kept_record, persistent
+from ..sandbox.workspace import persistent
 from .kept import (
     BOLD,
     CYAN,
@@ -78,7 +78,7 @@ def main(words: Sequence[str]) -> int:
     name, paths = named(parsed, "diff")
     record = persistent.find(name)
     try:
-        found = kept_record.changes(record, paths or None, everything=parsed.on("all"))
+        found = persistent.changes(record, paths or None, everything=parsed.on("all"))
     except ValueError as error:
         raise UsageError(str(error), fix="name paths as `staddle diff --all` does") from None
     refuse_unknown(paths, found, record.workspace)

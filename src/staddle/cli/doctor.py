@@ -82,7 +82,7 @@ _LACKS = {
 
 
 def _container(as_json: bool) -> int:
-    from ..containers.evidence import NAMES
+    from ..containers.advice import NAMES
     from ..diagnosis import container
 
     found = container()
@@ -111,9 +111,9 @@ def _fix(is_sure: bool) -> int:
     import os
     import sys
 
-    from ..containers import fixes
+    from ..containers import advice
 
-    found = fixes.here()
+    found = advice.here()
     if not found:
         print("no setting of this host refuses user namespaces")
         return 0
@@ -132,7 +132,7 @@ def _fix(is_sure: bool) -> int:
             print("nothing was changed")
             return 1
     for fix in found:
-        problem = fixes.apply(fix)
+        problem = advice.apply(fix)
         if problem:
             print(f"staddle: {fix.path}: {problem}", file=sys.stderr)
             return 1

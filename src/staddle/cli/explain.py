@@ -133,7 +133,7 @@ def _short(plan: Plan, gaps: Iterable[Gap], parsed: Parsed) -> Iterable[tuple[st
 
 def _limits(plan: Plan) -> list[tuple[str, str]]:
     """Each limit with its value; those that the policy leaves to this host, as they are now."""
-    from ..limits.default_limits import fill_in
+    from ..limits.enforced import fill_in
     from .kept import human_size
 
     sizes = ("memory", "disk", "file_size", "output")

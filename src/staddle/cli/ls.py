@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..display import counted, shown
 from ..errors import StaddleError, UsageError
-from ..sandbox.workspace import kept_record, persistent
+from ..sandbox.workspace import persistent
 from .kept import JSON, age, begin, every, human_size, print_json
 from .options import HELP, Option
 
@@ -51,14 +51,14 @@ def _facts(record: SessionRecord) -> dict[str, object]:
     changes: int | None = None
     problem = ""
     try:
-        changes = len(kept_record.changes(record))
+        changes = len(persistent.changes(record))
     except (StaddleError, OSError) as error:
         problem = str(error)
     return {
         "name": record.name,
         "workspace": record.workspace,
         "changes": changes,
-        "size": kept_record.size(record),
+        "size": persistent.size(record),
         "created": record.created,
         "used": record.used,
         "in_use": is_claimed(record.name),
@@ -132,7 +132,7 @@ def _refuse_unfinished(name: str) -> None:
     """UsageError if a kept sandbox has changes that would be lost, or they cannot be counted."""
     record = persistent.find(name)
     try:
-        count = len(kept_record.changes(record))
+        count = len(persistent.changes(record))
     except (StaddleError, OSError) as error:
         raise UsageError(
             f"the changes of the kept sandbox {name!r} cannot be read",

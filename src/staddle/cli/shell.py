@@ -8,7 +8,7 @@ import sys
 import time
 
 from ..errors import CommandNotUnderstood, CommandRefused, InvalidCall, UsageError
-from ..launch.redacted_streams import RedactedStreams
+from ..launch.redaction import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..sandbox.sandbox import Sandbox

@@ -10,7 +10,7 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError
-from ..launch.redacted_streams import RedactedStreams
+from ..launch.redaction import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all

@@ -15,8 +15,8 @@ import termios
 import time
 import tty
 
+from ..launch.foreground import TerminalGuard
 from ..launch.signals import SIGHUP, SIGINT, SIGQUIT, SIGTERM, waiting_among_threads
-from ..launch.terminal_guard import TerminalGuard
 from ..linux.fileio import write_all
 
 TYPE_CHECKING = False

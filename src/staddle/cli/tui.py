@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import ExtraMissing, UsageError
-from ..launch.terminal_guard import TerminalGuard
+from ..launch.foreground import TerminalGuard
 from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded, working_directory
 
 TYPE_CHECKING = False
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..sandbox.sandbox import Sandbox
-    from ..tui.feed import EventFeed
+    from ..tui.log_pane import EventFeed
 
 #: After a kill: the usual screen and cursor, no mouse, no paste brackets, no focus reports, usual keys.
 _LEAVE = (
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
             fix="use `staddle shell` or `staddle run` in scripts",
         )
     _require_textual()
-    from ..tui.feed import EventFeed
+    from ..tui.log_pane import EventFeed
     from ..tui.opening import SandboxOpening
     from ..tui.start import start
 

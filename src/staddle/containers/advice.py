@@ -12,10 +12,9 @@ from .._value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ..linux.userns import UsernsFacts
-    from .evidence import Evidence
 
 #: The profile's name in the examples: a file on the machine of the engine.
 PROFILE = "staddle.json"
@@ -143,3 +142,210 @@ def profile() -> str:
     """The system call filter for containers in which sandboxes run, in the format of the engines."""
     with open(os.path.join(os.path.dirname(__file__), "seccomp.json"), encoding="ascii") as file:
         return file.read()
+
+
+# Evidence of the kind of this machine: a container and its engine, a virtual kernel, a CI runner.
+#
+# Reads a few files and variables. Each answer names what it was found by; where nothing is found it may
+# still be a container: nothing obliges an engine to leave a trace.
+
+
+#: Kinds, and how they are called.
+NAMES = {
+    "docker": "Docker",
+    "podman": "Podman",
+    "kubernetes": "Kubernetes",
+    "gvisor": "gVisor",
+    "lxc": "LXC",
+    "nspawn": "systemd-nspawn",
+    "wsl": "WSL",
+    "github": "GitHub Actions",
+    "gitlab": "GitLab CI",
+    "codespaces": "GitHub Codespaces",
+    "devcontainer": "a dev container",
+    "container": "a container",
+}
+#: Its kernel says this of itself, always.
+_GVISOR = "Sun Jan 10 15:06:54 PST 2016"
+_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+    "GITHUB_ACTIONS": "github",
+    "GITLAB_CI": "gitlab",
+    "CODESPACES": "codespaces",
+    "REMOTE_CONTAINERS": "devcontainer",
+    "DEVCONTAINER": "devcontainer",
+}
+_FILES = {
+    "/.dockerenv": "docker",
+    "/run/.containerenv": "podman",
+    "/var/run/secrets/kubernetes.io": "kubernetes",
+    "/dev/lxd/sock": "lxc",
+    "/dev/incus/sock": "lxc",
+}
+#: As systemd's file says it.
+_MANAGED = {"lxc": "lxc", "systemd-nspawn": "nspawn", "docker": "docker", "podman": "podman", "wsl": "wsl"}
+
+
+class Evidence(Value):
+    """One kind of host, and what it was found by."""
+
+    kind: str
+    by: str
+
+
+def found(
+    environment: Mapping[str, str] = os.environ,
+    read: Callable[[str], str] | None = None,
+    exists: Callable[[str], bool] = os.path.exists,
+) -> tuple[Evidence, ...]:
+    """Collect the evidence for each kind, each kind once."""
+    known: dict[str, Evidence] = {}
+    for item in _all(environment, read or _content, exists):
+        known.setdefault(item.kind, item)
+    if len(known) > 1:
+        known.pop("container", None)  # something says which
+    return tuple(known.values())
+
+
+def _all(
+    environment: Mapping[str, str], read: Callable[[str], str], exists: Callable[[str], bool]
+) -> Iterator[Evidence]:
+    if _GVISOR in read("/proc/version"):
+        yield Evidence("gvisor", "the kernel's version in /proc/version")
+    if "microsoft" in (release := read("/proc/sys/kernel/osrelease")).lower():
+        yield Evidence("wsl", f"the kernel's release {release.strip()}")
+    for path, kind in _FILES.items():
+        if exists(path):
+            yield Evidence(kind, path)
+    managed = read("/run/systemd/container").strip()
+    if managed:
+        yield Evidence(_MANAGED.get(managed, "container"), f"/run/systemd/container contains {managed}")
+    for name, kind in _VARIABLES.items():
+        if environment.get(name):
+            yield Evidence(kind, f"the variable {name}")
+    if named := environment.get("container"):
+        yield Evidence(_MANAGED.get(named, "container"), f"the variable container={named}")
+    if " / / " in (table := read("/proc/self/mountinfo")) and any(
+        " / / " in line and " - overlay " in line for line in table.splitlines()
+    ):
+        yield Evidence("container", "its root is an overlay")
+
+
+def _content(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""
+
+
+# Settings of a host that refuse user namespaces, and the files that allow them. By root, after being shown.
+#
+# `fixes` is pure. `apply` writes one file and runs the one program that makes it hold now.
+
+
+_SYSCTL = "/etc/sysctl.d/60-staddle.conf"
+_APPARMOR = "/etc/apparmor.d/staddle"
+_PARSER = "apparmor_parser"
+#: Where programs of root's are, also for an ordinary user who asks what root would do.
+_PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+class Fix(Value):
+    """One change of the host: `path` gets `content`, `command` makes it hold.
+
+    `why` is what it lifts, `whom` the programs that have user namespaces then.
+    """
+
+    why: str
+    whom: str
+    path: str
+    content: str
+    command: tuple[str, ...]
+
+
+def fixes(facts: UsernsFacts, interpreter: str, *, has_parser: bool = True) -> tuple[Fix, ...]:
+    """The changes that would let ordinary users make user namespaces here, if settings refuse them.
+
+    `interpreter` is the program that staddle runs in: AppArmor knows programs by their path. Without
+    AppArmor's parser no profile can be loaded, and what it refuses is allowed for every program.
+    """
+    found = []
+    settings, why = {}, []
+    if facts.userns_clone == "0":
+        settings["kernel.unprivileged_userns_clone"] = "1"
+        why.append("kernel.unprivileged_userns_clone is 0")
+    if facts.maximum == "0":
+        settings["user.max_user_namespaces"] = "15000"
+        why.append("user.max_user_namespaces is 0")
+    is_restricted = facts.apparmor not in (None, "0")
+    if is_restricted and not has_parser:
+        settings["kernel.apparmor_restrict_unprivileged_userns"] = "0"
+        why.append("kernel.apparmor_restrict_unprivileged_userns is 1, and apparmor_parser is not installed")
+    if settings:
+        found.append(
+            Fix(
+                ", ".join(why),
+                "every program",
+                _SYSCTL,
+                "".join(f"{name} = {value}\n" for name, value in settings.items()),
+                ("sysctl", "--quiet", "--load", _SYSCTL),
+            )
+        )
+    if is_restricted and has_parser:
+        found.append(
+            Fix(
+                "kernel.apparmor_restrict_unprivileged_userns is 1",
+                "every program that this Python runs",
+                _APPARMOR,
+                _profile(interpreter),
+                (_PARSER, "--replace", _APPARMOR),
+            )
+        )
+    return tuple(found)
+
+
+def _profile(interpreter: str) -> str:
+    """Every program that this interpreter runs may make user namespaces; nothing else is changed for it."""
+    return (
+        "# User namespaces for staddle: for every program that this interpreter runs.\n"
+        "abi <abi/4.0>,\n"
+        "include <tunables/global>\n"
+        "\n"
+        f'profile staddle "{interpreter}" flags=(unconfined) {{\n'
+        "  userns,\n"
+        "  include if exists <local/staddle>\n"
+        "}\n"
+    )
+
+
+def here() -> tuple[Fix, ...]:
+    """The changes for this host and this interpreter."""
+    import shutil
+    import sys
+
+    from ..linux.userns import observe
+
+    has_parser = shutil.which(_PARSER, path=_PLACES) is not None
+    return fixes(observe(), os.path.realpath(sys.executable), has_parser=has_parser)
+
+
+def apply(fix: Fix) -> str:
+    """Carry it out; empty, or what went wrong. The file is replaced as a whole."""
+    import subprocess
+
+    half = f"{fix.path}.staddle-{os.getpid()}"
+    try:
+        with open(half, "x", encoding="utf-8") as file:
+            file.write(fix.content)
+        os.chmod(half, 0o644)
+        os.replace(half, fix.path)
+        env = {**os.environ, "PATH": _PLACES}
+        done = subprocess.run(fix.command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        try:
+            os.unlink(half)
+        except OSError:
+            pass
+        return str(error)
+    return done.stderr.strip() or f"{fix.command[0]} failed" if done.returncode else ""

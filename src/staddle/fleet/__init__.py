@@ -5,7 +5,7 @@
             print(done.item, done.get().exit_code)
 
 One keeper, a Ray actor, runs on each node and owns the sandboxes there. The driver decides where a sandbox
-goes (`placement.py`) and which task is tried again (`task_board.py`), and sends workspaces and snapshots.
+goes (`placement.py`) and which task is tried again (`task_map.py`), and sends workspaces and snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .fleet import AsyncFleet, Fleet
     from .placement import FleetLimits
     from .sandbox import AsyncFleetSandbox, FleetSandbox
-    from .task_board import TaskOutcome
+    from .task_map import TaskOutcome
 
 __all__ = ["AsyncFleet", "AsyncFleetSandbox", "Fleet", "FleetLimits", "FleetSandbox", "TaskOutcome"]
 

@@ -15,7 +15,7 @@ from ..errors import LaunchFailed
 from ..files.remove_tree import remove
 from ..inside.agent.mount_swap import HOME_TREE
 from ..ipc import forkserver_messages as records
-from ..ipc.network_spec import encoded as encoded_network
+from ..ipc.namespace_spec import encoded as encoded_network
 from ..linux import idmaps, landlock
 from ..linux.seccomp import program
 from ..mounts import shared_view

@@ -12,7 +12,7 @@ from ..background import do_later
 from ..errors import LaunchFailed, resource_fix
 from ..interrupts import is_of_a_handler, uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
-from ..ipc.descriptors import close_all, receive, receive_last, send
+from ..ipc.wire import close_all, receive, receive_last, send
 from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
 from ..linux import idmaps, open_files

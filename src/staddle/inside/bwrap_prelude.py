@@ -14,18 +14,18 @@ import os
 
 from .._value import Value
 from ..ipc import wire
-from ..ipc.network_spec import NETWORK_ROW_SHAPE
-from ..ipc.status import ARGUMENTS, EXEC, NotStarted, not_started, tell
+from ..ipc.namespace_spec import NETWORK_ROW_SHAPE
+from ..ipc.wire import ARGUMENTS, EXEC, NotStarted, not_started, tell
 from ..linux import process, userns
 from ..linux.syscalls import call
-from . import parent as parent_process
+from . import namespace_launcher as parent_process
 from .gateway import CommandGateway
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from ..ipc.network_spec import NetworkRow
+    from ..ipc.namespace_spec import NetworkRow
 
 MAGIC = b"staddle-before-bwrap-1\n"
 

@@ -10,7 +10,7 @@ import errno
 import os
 import select
 
-from ..ipc.status import EXEC, NotStarted
+from ..ipc.wire import EXEC, NotStarted
 from ..linux import process
 
 TYPE_CHECKING = False

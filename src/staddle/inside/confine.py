@@ -11,7 +11,7 @@ import fcntl
 import os
 import stat
 
-from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import CONFINEMENT, NotStarted
 from ..limits.process_attributes import narrow_cpus
 from ..linux import process
 from ..linux.landlock import RIGHTS, Ruleset

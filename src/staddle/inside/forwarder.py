@@ -13,8 +13,7 @@ import _socket
 import errno
 import os
 
-from ..ipc.descriptors import receive
-from ..ipc.status import reason
+from ..ipc.wire import reason, receive
 from ..linux import process, userns
 from ..linux.syscalls import call
 from ..network.namespace.socket_handoff import ENTERED, answer, is_forward_request

@@ -10,12 +10,12 @@ import _socket
 import os
 import select
 
-from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import CONFINEMENT, NotStarted
 from ..network.host.spawn import end, spawn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..ipc.network_spec import NetworkRow
+    from ..ipc.namespace_spec import NetworkRow
 
 #: Milliseconds for a gateway to start.
 _PATIENCE = 20_000
@@ -64,7 +64,7 @@ class CommandGateway:
 
     def give_sockets(self, network: tuple[NetworkRow, ...]) -> None:
         """Set up the network of our namespace and send its sockets. Needs CAP_NET_ADMIN over it."""
-        from ..ipc.network_spec import decoded
+        from ..ipc.namespace_spec import decoded
         from ..network.namespace import setup, socket_handoff
 
         ready = setup.prepare(decoded(network))

@@ -8,10 +8,10 @@ import os
 
 from ..files import remove_tree
 from ..ipc.exec_spec import ExecSpec, decode
-from ..ipc.status import ARGUMENTS, CONFINEMENT, NotStarted, tell
+from ..ipc.wire import ARGUMENTS, CONFINEMENT, NotStarted, tell
 from ..linux import process
 from . import confine
-from . import parent as parent_process
+from . import namespace_launcher as parent_process
 from .landlock import supervisor
 
 TYPE_CHECKING = False
@@ -54,12 +54,11 @@ def _start(spec: ExecSpec, status: int) -> NoReturn:
         proxy.start(spec, (status, spec.tally), lambda: _become(spec))
     if spec.uid >= 0:
         # Import all of it now: the user that we become may not be able to read this package.
-        from ..linux import process_tree  # noqa: F401
+        from ..linux import procfs  # noqa: F401
         from . import root_view
         from .landlock import connections  # noqa: F401
 
         if spec.tally >= 0:
-            from ..limits import limit_tally  # noqa: F401
             from ..limits import supervisor as limit_supervisor  # noqa: F401
         root_view.build(spec)
     remove_tree.make(spec.scratch, spec.uid, spec.gid)

@@ -20,7 +20,7 @@ import select
 
 from ..errors import StaddleError
 from ..ipc.exec_spec import decode
-from ..ipc.status import CONFINEMENT, NotStarted, not_started, written
+from ..ipc.wire import CONFINEMENT, NotStarted, not_started, written
 from ..linux import cgroups, mounts, netlink, process, procfs, userns
 from ..linux.process import exit_status
 from ..linux.syscalls import call
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..ipc.exec_spec import ExecSpec
     from ..ipc.namespace_spec import NamespaceSpec
-    from ..limits.limit_tally import LimitTally
+    from ..limits.sandbox_cgroups import LimitTally
     from ..linux.landlock import Ruleset
     from ..mounts.operations import Operation
     from .gateway import CommandGateway
@@ -155,7 +155,7 @@ def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally |
     """Return the supervisor that enforces limits without cgroups in the first process's loop, if needed."""
     if not spec.memory and not spec.processes:
         return None
-    from ..limits.limit_tally import LimitTally
+    from ..limits.sandbox_cgroups import LimitTally
     from ..limits.supervisor import Supervisor
     from ..mounts.operations import Empty  # while our files can be read
 

@@ -7,14 +7,15 @@ whatever reason, everything inside ends with it, and so does the network gateway
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 
 from ..ipc import namespace_spec
-from ..ipc.status import ARGUMENTS, NotStarted, not_started, tell
+from ..ipc.wire import ARGUMENTS, CONFINEMENT, Malformed, NotStarted, not_started, tell
 from ..linux import process
 from ..linux.process import exit_status
 from . import namespace_init
-from . import parent as parent_process
 from .child import HANDLED, Attendant, release_streams
 
 TYPE_CHECKING = False
@@ -44,7 +45,7 @@ def _spec(words: list[str]) -> namespace_spec.NamespaceSpec:
     if len(words) != 1 or not words[0].isdecimal():
         raise NotStarted(ARGUMENTS, "usage: namespaces DESCRIPTOR")
     try:
-        return namespace_spec.decode(parent_process.contents(int(words[0])))
+        return namespace_spec.decode(contents(int(words[0])))
     except (OSError, ValueError) as error:
         raise NotStarted(ARGUMENTS, f"nothing is asked for in descriptor {words[0]}: {error}") from None
 
@@ -57,7 +58,7 @@ def _launch(spec: namespace_spec.NamespaceSpec) -> int:
     process.block_signals(HANDLED)
     namespace_init.open_streams()
     parent = os.getppid()
-    parent_process.die_with(parent, spec.launcher, spec.status)
+    die_with(parent, spec.launcher, spec.status)
     gateway = _gateway(spec)  # not in the unit: its memory and its threads are not the command's
     try:
         if spec.unit:
@@ -66,7 +67,7 @@ def _launch(spec: namespace_spec.NamespaceSpec) -> int:
             systemd_unit.enter(spec)
         first, report = namespace_init.start(spec, range(3), gateway)
         # A change of identity has cleared the death signal.
-        parent_process.die_with(parent, spec.launcher, spec.status)
+        die_with(parent, spec.launcher, spec.status)
         return _attend(first, report)
     finally:
         if gateway is not None:
@@ -114,3 +115,58 @@ def _attend(first: int, report: int) -> int:
         _, _, why = said.decode("utf-8", "replace").partition(" ")
         raise NotStarted(exit_status(status), why)
     return exit_status(status)
+
+
+# The process that started ours: read its specification, and end when it ends.
+
+
+#: More than a thousand paths of the longest kind need; a larger file is not ours.
+_LONGEST_PARENT = 64 << 20
+
+
+def contents(file: int) -> bytes:
+    """Return the contents of the memory file, and close it. OSError or Malformed if it cannot be read."""
+    size = os.fstat(file).st_size
+    if size > _LONGEST_PARENT:
+        raise Malformed("they are too long")
+    data = bytearray()
+    while chunk := os.pread(file, size + 1 - len(data), len(data)):
+        data += chunk
+    os.close(file)
+    return bytes(data)
+
+
+def die_with(parent: int, launcher: int, status: int, number: int = process.SIGKILL) -> None:
+    """Get the signal `number` when `parent` ends; NotStarted if it has ended already.
+
+    `parent` was our parent a moment ago. `launcher` is the process that prepared this start, usually the
+    parent itself.
+    """
+    process.death_signal(number)
+    if os.getppid() != parent or (parent != launcher and _is_deserted(launcher, status)):
+        raise NotStarted(CONFINEMENT, "the process that started this has exited")
+
+
+def _is_deserted(launcher: int, status: int) -> bool:
+    """Whether a reaper has adopted us: the launcher is gone, and the status pipe has no reader."""
+    if launcher == os.getpid():
+        return False  # it became us by exec
+    return status >= 0 and _is_up(status, 0) and _has_ended(launcher)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether there is no such process, or only a zombie."""
+    try:
+        descriptor = process.pidfd_open(pid)
+    except OSError as error:
+        return error.errno == errno.ESRCH
+    try:
+        return _is_up(descriptor, select.POLLIN)
+    finally:
+        os.close(descriptor)
+
+
+def _is_up(descriptor: int, events: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(0))

@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 
-from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import CONFINEMENT, NotStarted
 from ..linux import mounts
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_without_symlinks

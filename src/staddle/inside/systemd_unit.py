@@ -16,7 +16,7 @@ import os
 import select
 import time
 
-from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import CONFINEMENT, NotStarted
 from ..linux import process
 from ..linux.fileio import read_if_there
 from .child import live

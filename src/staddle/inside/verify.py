@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ..ipc.status import CONFINEMENT, NotStarted
+from ..ipc.wire import CONFINEMENT, NotStarted
 from ..linux.fileio import read_whole
 from ..linux.procfs import status_field
 

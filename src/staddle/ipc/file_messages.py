@@ -11,8 +11,7 @@ import errno
 import os
 
 from . import wire
-from .descriptors import receive_last, send
-from .wire import Malformed
+from .wire import Malformed, receive_last, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

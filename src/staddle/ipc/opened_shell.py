@@ -8,7 +8,7 @@ import stat
 from .._value import Value
 from ..errors import LaunchFailed, SandboxLost
 from . import agent_messages
-from .descriptors import close_all
+from .wire import close_all
 
 #: Characters allowed in the paths of a shell's files, which are put into its command lines unquoted.
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-")

@@ -11,7 +11,7 @@ import sys
 from .._value import Value
 from ..errors import LaunchFailed
 from ..ipc.exec_spec import ExecSpec, encode
-from ..ipc.status import sentence
+from ..ipc.wire import sentence
 from ..linux.fileio import memory_file
 
 TYPE_CHECKING = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 
 from .._value import Value
@@ -15,12 +16,11 @@ from ..errors import LaunchFailed
 from ..linux.fileio import write_all
 from .running import GRACE, Lifeline, give_pipes, never_started, not_startable, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
-from .terminal_guard import TerminalGuard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Protocol
+    from typing import Any, NoReturn, Protocol
 
     from .contract import Launch
     from .redaction import Redactor, Secrets
@@ -106,8 +106,7 @@ class _Attended:
         ours: list[int] = []
         for stream in (1, 2):
             if self._secrets is not None and self._secrets.values:
-                from .redacted_streams import is_relayed
-                from .redaction import Redactor
+                from .redaction import Redactor, is_relayed
 
                 if is_relayed(stream):
                     self._redactors[stream] = Redactor(self._secrets.spelled)
@@ -281,3 +280,72 @@ def pass_on(pid: int, number: int, *, relays: bool) -> None:
 
     for child in descendants(pid):
         send(child, number)
+
+
+# The modes of the user's terminal, given back however this process ends.
+#
+# A command, or our own relay, may have the terminal raw and without echo. After SIGKILL nothing of ours
+# could give the modes back, so a child does: it waits for the other end of a pipe, which only we hold.
+
+
+class TerminalGuard:
+    """The modes of the terminal on descriptor 0, as they are now; nothing where it is no terminal.
+
+    `last` is written to the terminal if this process is killed: what makes it leave a screen of ours.
+    """
+
+    def __init__(self, last: bytes = b"") -> None:
+        self._modes: list[Any] | None = None
+        self._child, self._held = 0, -1
+        if not os.isatty(0):
+            return
+        import termios
+
+        self._modes = termios.tcgetattr(0)
+        if sys.platform == "linux":
+            group = os.getpgrp()
+            waits, self._held = os.pipe2(os.O_CLOEXEC)
+            self._child = os.fork()
+            if self._child == 0:
+                _wait(waits, group, self._modes, last)
+            os.close(waits)
+
+    def close(self) -> None:
+        """Give the modes back. A second time does nothing."""
+        if self._modes is None:
+            return
+        import termios
+
+        modes, self._modes = self._modes, None
+        try:
+            termios.tcsetattr(0, termios.TCSADRAIN, modes)
+        finally:
+            if self._child:
+                os.write(self._held, b".")
+                os.close(self._held)
+                try:
+                    os.waitpid(self._child, 0)
+                except ChildProcessError:
+                    pass  # the program around us reaps every child itself
+
+
+def _wait(pipe: int, group: int, modes: list[Any], last: bytes) -> NoReturn:
+    """Be the child: nothing but the end of our parent ends us.
+
+    Whoever has the terminal in the foreground then may have set modes of its own, as a shell that edits its
+    line does: these are left alone.
+    """
+    try:
+        import termios
+
+        from ..linux import process
+
+        process.block_signals(range(1, 65))  # a background process would be stopped for setting modes
+        os.setpgid(0, 0)
+        process.close_from(1, keep=(pipe,))
+        if not os.read(pipe, 1) and os.tcgetpgrp(0) == group:
+            termios.tcsetattr(0, termios.TCSANOW, modes)
+            if last:
+                os.write(0, last)
+    finally:
+        os._exit(0)

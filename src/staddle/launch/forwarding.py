@@ -16,7 +16,7 @@ import time
 from ..background import start_thread
 from ..errors import StaddleError
 from ..interrupts import uninterruptible
-from ..ipc.descriptors import receive
+from ..ipc.wire import receive
 from ..linux.process import pidfd_open
 from ..linux.process_tree import descendants
 from ..network.host import forward, gateway_process

@@ -18,9 +18,8 @@ import os
 import stat
 
 from ..errors import ArchiveRefused, LayerError
-from ..files.tar import END, Content, Member, members, padding, write
+from ..files.tar import END, Content, Member, UnpackBounds, Unpacker, members, padding, write
 from ..files.tree import MARKS, OPAQUE, Tree, opacity
-from ..files.unpack import UnpackBounds, Unpacker
 from .merge import prune
 from .store import VARIABLE, no_room
 

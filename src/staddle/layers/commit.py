@@ -16,7 +16,7 @@ import time
 from functools import partial
 
 from ..errors import CommitFailed, LayerError
-from ..files.copy import copy_content, unchanged
+from ..files.remove_tree import copy_content, unchanged
 from ..files.tree import LastDirectory, Tree, open_deep
 from ..interrupts import breathe, interruptible, uninterrupted
 from ..linux.file_room import refuse_if_full

@@ -23,8 +23,8 @@ from .. import places
 from ..background import do_later, rest
 from ..errors import CommitFailed, LayerError, StaddleError
 from ..files.remove_tree import remove
+from ..linux.fileio import sync_file_system
 from ..linux.process import mount_id
-from ..linux.rename import sync_file_system
 from .journal import KINDS, Steps, rows
 
 TYPE_CHECKING = False

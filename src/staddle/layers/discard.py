@@ -6,7 +6,7 @@ import os
 import stat
 
 from ..errors import LayerError
-from ..files.copy import copy_file
+from ..files.remove_tree import copy_file
 from ..files.tree import Tree
 from .differences import Difference, Selection, differences
 from .layer_writer import LayerWriter

@@ -20,7 +20,7 @@ import stat
 from .._value import Value
 from ..errors import CommitRefused
 from ..files.tree import LastDirectory, open_deep
-from ..linux.rename import exchange_names, rename_new
+from ..linux.fileio import exchange_names, rename_new
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

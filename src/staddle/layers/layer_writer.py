@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from ..files.copy import copy_file, unchanged
+from ..files.remove_tree import copy_file, unchanged
 from ..files.tree import OPAQUE, open_deep
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from ..files.copy import copy_attributes, copy_content, unchanged
+from ..files.remove_tree import copy_attributes, copy_content, unchanged
 from ..files.tree import MARKS, OPAQUE, Tree, is_whiteout, opacity, open_deep
 from .layer_writer import LayerWriter
 from .merged_view import LayerView, OpenLayers, Side

@@ -18,6 +18,8 @@ from ..files.globs import Glob
 from ..interrupts import interruptible
 from ..policy.paths import WORKSPACE_PATH, covers
 from ..policy.protected import (
+    GIT,
+    UNFINISHED,
     begins_protected,
     can_be_protected,
     folded,
@@ -25,7 +27,6 @@ from ..policy.protected import (
     pointer_name,
     protected_name,
 )
-from ..policy.protected_names import GIT, UNFINISHED
 from .baseline import Baseline
 from .changes import change_of, in_order, with_renames
 from .differences import Difference, Selection, differences

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import struct
 
-from . import default_limits, host_cgroups, usage
+from . import enforced, host_cgroups, usage
 from .cgroup_layout import CgroupSupport
 from .enforced import RLIMIT_NPROC, asked, rlimits, usable
-from .limit_tally import SIZE, TALLY
+from .sandbox_cgroups import SIZE, TALLY
 from .usage import Events, GroupMeter
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ class CommandLimits:
         # Creating a cgroup takes the kernel longer than everything else a command needs, so not for a default
         # alone.
         means = usable() if asked(limits) and not watched else CgroupSupport(())
-        self.limits = limits = default_limits.fill_in(limits)
+        self.limits = limits = enforced.fill_in(limits)
         self._group: SandboxCgroups | None = None
         #: Limits for the first process to watch (0: it need not).
         self.memory = 0 if means.version("memory") else limits.memory or 0

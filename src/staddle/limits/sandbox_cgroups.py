@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import time
 
 from ..background import do_later
 from ..errors import LaunchFailed
 from ..linux import cgroups, process
-from . import cgroup_files
+from . import cgroup_layout
 from .usage import GroupMeter
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..policy.limits import Limits
     from .cgroup_layout import CgroupParent
+    from .supervisor import Supervisor
 
 #: Seconds for a cgroup to freeze, or for its processes to end.
 _PATIENCE = 5.0
@@ -77,7 +79,7 @@ class SandboxCgroups:
             self._lift()  # version 1 accepts some settings only in the right order, up or down
         self._limits = key
         for place, path in self._directories.items():
-            for setting in cgroup_files.settings(limits, place.version, ours=ours, together=together):
+            for setting in cgroup_layout.settings(limits, place.version, ours=ours, together=together):
                 if setting.controller in place.controllers:
                     _set(path, setting)
 
@@ -85,7 +87,7 @@ class SandboxCgroups:
         """Remove the limits that were set in advance."""
         self._limits = ()
         for place, path in self._directories.items():
-            for setting in cgroup_files.UNLIMITED[place.version]:
+            for setting in cgroup_layout.UNLIMITED[place.version]:
                 if setting.controller in place.controllers:
                     _set(path, setting)
 
@@ -98,7 +100,7 @@ class SandboxCgroups:
         for place, path in self._directories.items():
             if "memory" in place.controllers:
                 only = limits.replace(cpu=None, processes=None)
-                for setting in reversed(tuple(cgroup_files.settings(only, place.version))):
+                for setting in reversed(tuple(cgroup_layout.settings(only, place.version))):
                     _set(path, setting)
 
     # ---------------------------------------------------------------- members
@@ -278,7 +280,7 @@ def removed(path: str) -> bool:
     return True
 
 
-def _set(path: str, setting: cgroup_files.CgroupSetting) -> None:
+def _set(path: str, setting: cgroup_layout.CgroupSetting) -> None:
     try:
         cgroups.write(path, setting.file, setting.text)
     except FileNotFoundError:
@@ -288,8 +290,8 @@ def _set(path: str, setting: cgroup_files.CgroupSetting) -> None:
         raise _not_set(setting, error.strerror or str(error)) from error
 
 
-def _not_set(setting: cgroup_files.CgroupSetting, why: str) -> LaunchFailed:
-    name = cgroup_files.LIMIT_OF[setting.controller]
+def _not_set(setting: cgroup_layout.CgroupSetting, why: str) -> LaunchFailed:
+    name = cgroup_layout.LIMIT_OF[setting.controller]
     return LaunchFailed(
         f"limits.{name} could not be set",
         why=f"{setting.file} = {setting.text}: {why}",
@@ -326,3 +328,48 @@ def _until(true: Callable[[], bool], patience: float = _PATIENCE) -> bool:
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
     return True
+
+
+# Enforce limits without cgroups in the loop of a sandbox's first process, and report to the host program.
+
+
+#: Contents of the tally file: processes killed for their memory, times that the process limit was reached,
+#: and the highest memory seen, which the host program resets.
+TALLY, SIZE, PEAK = "=QQQ", 24, 16
+
+
+class LimitTally:
+    """A supervisor that samples when it is due, and the file in which it reports its actions (`TALLY`)."""
+
+    def __init__(self, supervisor: Supervisor, tally: int) -> None:
+        self._supervisor, self._tally = supervisor, tally
+        self._ended = self._full = 0
+        self._next = 0.0
+        supervisor.before_kill = self._tell
+
+    def patience(self, otherwise: int | None) -> int:
+        """Sample if it is due;
+
+        return the milliseconds until the next sample, or `otherwise` if that is less.
+        """
+        if time.monotonic() >= self._next:
+            self.look()
+        left = 1 + max(0, int((self._next - time.monotonic()) * 1000))
+        return left if otherwise is None else min(left, otherwise)
+
+    def look(self, gone: int = 0) -> None:
+        """Sample now; count `gone` processes that have just ended as if they still existed."""
+        now = time.monotonic()
+        self._next = now + self._supervisor.turn(now, gone)
+        self._tell()
+
+    def _tell(self) -> None:
+        supervisor = self._supervisor
+        self._ended += sum(len(event.pids) for event in supervisor.take_events())
+        self._full += supervisor.full
+        supervisor.full = False
+        before = os.pread(self._tally, SIZE, 0)
+        peak = struct.unpack(TALLY, before)[2] if len(before) == SIZE else 0
+        now = struct.pack(TALLY, self._ended, self._full, max(peak, supervisor.seen))
+        if now != before:
+            os.pwrite(self._tally, now, 0)

@@ -17,7 +17,7 @@ import os
 from .._value import Value
 from ..linux.process import split_stat
 from ..mounts.operations import inodes
-from . import cgroup_files
+from . import cgroup_layout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class GroupMeter:
 
     def __init__(self, group: MeteredCgroups) -> None:
         self._group = group
-        self._open: dict[str, tuple[int, cgroup_files.CounterFile] | None] = {}
+        self._open: dict[str, tuple[int, cgroup_layout.CounterFile] | None] = {}
         self._before = (0.0, 0.0)
         #: Of version 1: what was counted for the user and the system until now, and the ticks of each then.
         self._counted, self._ticks = (0.0, 0.0), (0, 0)
@@ -193,20 +193,20 @@ class GroupMeter:
             return None
         try:
             text = os.pread(known[0], 4096, 0)
-            return int(text) if not known[1].word else cgroup_files.number(known[1], text.decode("ascii"))
+            return int(text) if not known[1].word else cgroup_layout.number(known[1], text.decode("ascii"))
         except (OSError, ValueError):
             return None  # the group is gone, or it says "max"
 
-    def _known(self, name: str) -> tuple[int, cgroup_files.CounterFile] | None:
+    def _known(self, name: str) -> tuple[int, cgroup_layout.CounterFile] | None:
         try:
             return self._open[name]
         except KeyError:
             found = self._open[name] = self._opened(name)
             return found
 
-    def _opened(self, name: str) -> tuple[int, cgroup_files.CounterFile] | None:
+    def _opened(self, name: str) -> tuple[int, cgroup_layout.CounterFile] | None:
         for version in (2, 1):
-            source = cgroup_files.SOURCES[name][version]
+            source = cgroup_layout.SOURCES[name][version]
             where = self._group.at(source.controller)
             if where is None or where[0] != version:
                 continue

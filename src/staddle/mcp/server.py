@@ -8,22 +8,25 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from mcp.server import CacheHint, MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 
-from staddle import __version__
-from staddle.errors import UsageError
-
+from .. import StaddleError, __version__
+from ..errors import UsageError
 from . import command_tools, file_tools, layer_tools
-from .arguments import ServedTool, served
-from .calls import ADDS, CHANGES, LEAVES, READS, REPLACES, RUNS
-from .error_text import ALLOW_IT, tool_error
-from .resources import add_resources
+from .calls import ADDS, CHANGES, LEAVES, READS, REPLACES, RUNS, ServedTool, handle_of, sendable, served
+from .command_tools import MOST_OUTPUT
+from .error_text import ALLOW_IT, for_model, tool_error
+from .file_tools import MOST_READ, media_type
+from .layer_tools import diff_text
 from .sandboxes import DEFAULT_TOOLS, SandboxRegistry, ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
-    from mcp.server.mcpserver import Context
     from mcp_types import ToolAnnotations
+
+    from .sandboxes import ServedSandbox
 
 #: mode: where changes go.
 _WORKSPACE = {
@@ -168,3 +171,64 @@ def serve_stdio(settings: ServerSettings) -> None:
     except* (BrokenPipeError, ConnectionResetError):
         # What it was about to be told is lost. Nothing is left in the buffer for the interpreter's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+# Resources: the files, the changes and the log of a sandbox, by address.
+#
+# `staddle://{sandbox}/…`, where `default` is the default sandbox.
+
+
+#: address: (name, description, media type)
+TEMPLATES = {
+    "staddle://{sandbox}/diff": ("diff", "Changes that are not in the user's directory.", "text/x-diff"),
+    "staddle://{sandbox}/log": ("log", "Commands that were run, and what was refused.", "text/plain"),
+    "staddle://{sandbox}/files/{+path}": (
+        "file",
+        "A file of the sandbox, by its path below /.",
+        "application/octet-stream",
+    ),
+}
+
+
+async def _found(ctx: Context[Any, Any], sandbox: str) -> ServedSandbox:
+    try:
+        return await handle_of(ctx, sandbox)
+    except ToolError as error:
+        raise ResourceNotFoundError(str(error)) from error
+    except StaddleError as error:
+        raise ResourceError(for_model(error)) from error
+
+
+async def changes_of(sandbox: str, ctx: Context[Any, Any]) -> str:
+    """Return the changes of a sandbox as a unified diff."""
+    handle = await _found(ctx, sandbox)
+    try:
+        return sendable(diff_text(await handle.sandbox.diff(), MOST_OUTPUT))
+    except StaddleError as error:
+        raise ResourceError(for_model(error)) from error
+
+
+async def log_of(sandbox: str, ctx: Context[Any, Any]) -> str:
+    """Return the last commands of a sandbox, one a line."""
+    return sendable("\n".join((await _found(ctx, sandbox)).log))
+
+
+async def file_of(sandbox: str, path: str, ctx: Context[Any, Any]) -> str | bytes:
+    """Return a file of a sandbox: as text if it is text."""
+    handle = await _found(ctx, sandbox)
+    try:
+        data: bytes = await handle.sandbox.files.read_bytes(f"/{path}", limit=MOST_READ)
+    except FileNotFoundError as error:
+        raise ResourceNotFoundError(f"there is no file /{path}") from error
+    except StaddleError as error:
+        raise ResourceError(for_model(error)) from error
+    except OSError as error:
+        raise ResourceError(str(error)) from error
+    return data.decode("utf-8", "replace") if media_type(data) == "text/plain" else data
+
+
+def add_resources(app: MCPServer[Any]) -> None:
+    """Offer them."""
+    functions: tuple[Callable[..., Any], ...] = (changes_of, log_of, file_of)
+    for (address, (name, description, kind)), function in zip(TEMPLATES.items(), functions, strict=True):
+        app.resource(address, name=name, description=description, mime_type=kind)(function)

@@ -250,7 +250,7 @@ def keep(changes: Iterable[Change], home: str) -> int:
 
 
 def trees(home: str, store: str, owner: int | None) -> dict[str, list[str]]:
-    """The layers below the caches of a sandbox whose home is `home`, topmost first; see `exchange.extend`.
+    """The layers below the caches of a sandbox whose home is `home`, topmost first; see `snapshot.extend`.
 
     `owner` is who the sandbox's user is on the host, if not we: then directories of its own lie over
     ours, in `store`.

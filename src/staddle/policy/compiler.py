@@ -11,7 +11,7 @@ import os
 
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
-from . import environment, presets, system, virtual_environment
+from . import environment, presets, system, toolchains
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .layouts import INSTALLED
 from .own_places import guard_own, own_paths
@@ -144,8 +144,8 @@ def compile(
     if inside in places:
         behind = _read_only_environment(tools.before, sight, workspace, frozen)
     if behind is not None:
-        place = f"{inside}/{virtual_environment.NAME}"
-        more_texts, more_links = virtual_environment.continued(behind, place)
+        place = f"{inside}/{toolchains.NAME}"
+        more_texts, more_links = toolchains.continued(behind, place)
         texts, links = [*texts, *more_texts], [*links, *more_links]
         first.append(f"{place}/bin")
         if context.env.get("VIRTUAL_ENV") and policy.environment != "empty":
@@ -156,7 +156,7 @@ def compile(
         [*first, *tools.before],
         context.env,
         policy.pass_env,
-        (virtual_environment.ORIGIN, own_variables),
+        (toolchains.ORIGIN, own_variables),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
         preset=policy.environment,
@@ -261,9 +261,9 @@ def _read_only_environment(
     for directory in search:
         if workspace is not None and covers(WORKSPACE_PATH, directory):
             directory = workspace + directory[len(WORKSPACE_PATH) :]  # noqa: PLW2901 - as the host has it
-            if virtual_environment.is_environment(directory):
+            if toolchains.is_environment(directory):
                 return os.path.dirname(directory) if frozen else None
-        elif virtual_environment.is_environment(directory):
+        elif toolchains.is_environment(directory):
             grant = sight.through(directory)
             return os.path.dirname(directory) if grant is not None and grant.access == "read" else None
     return None

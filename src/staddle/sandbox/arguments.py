@@ -115,7 +115,7 @@ def with_options_shown(method: _Method) -> _Method:
 def refuse_unknown(given: Iterable[str]) -> None:
     """TypeError for an option that no command has, with the one that was meant or where it belongs."""
     for name in given:
-        from .open.hints import unknown_command_option
+        from .open.settings import unknown_command_option
 
         raise TypeError(unknown_command_option(name))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..policy.limits import Limits
     from ..shell.command import Outcome
     from .arguments import Heard
-    from .open.accounts import Account
+    from .open.as_root import Account
 
     SideEffects = Callable[[Callable[[], str]], tuple[tuple[Change, ...] | None, tuple[Event, ...]]]
 

@@ -1,6 +1,7 @@
 """`Sandbox.files`: the files in a sandbox, as its own user sees them.
 
-    sb.files.write("notes/todo.txt", "1. look\n", parents=True)
+    sb.files.write("notes/todo.txt", "1. look
+", parents=True)
     sb.files.read("notes/todo.txt")
     sb.files.glob("**/*.py")
 
@@ -14,30 +15,247 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
+import time
 from functools import partial
 
 from .. import check
 from .._value import Value
 from ..display import shown
-from ..errors import InvalidCall
+from ..errors import ArchiveRefused, InvalidCall
+from ..files.tar import END, Member, members, padding, write
 from ..interrupts import interruptible, uninterrupted, unmistakable
 from ..ipc import file_messages
-from .file_tools import FileTools
+from ..shell.command import CommandSpec
+from .arguments import patience
+from .execution import Execution, drive
 from .spawn import account
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import IO, Literal
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import IO, Literal, Protocol
 
     from ..ipc.file_messages import FileRow
     from .arguments import User
     from .file_client import FileClient
-    from .file_tools import AnyPath, ByteSource, Content, Owner
     from .open_sandbox import OpenSandbox
 
     Kind = Literal["file", "directory", "symlink", "other"]
     Names = list[str]
+    AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+    class ByteSource(Protocol):
+        """A binary file that is read from."""
+
+        def read(self, size: int, /) -> bytes: ...
+
+    Content = str | bytes | bytearray | memoryview | ByteSource
+
+    class Owner(Protocol):
+        """The sandbox whose files these are."""
+
+        def _now(self) -> OpenSandbox: ...
+
+# File tools made of several operations: edit, search, watch, fetch.
+#
+# A part of `Sandbox.files`: everything here is made of what Files can do.
+
+
+_CHUNK_FILE_TOOLS = 1 << 20
+#: How much of what grep finds is read, and how long it may take, in seconds.
+_MOST_FOUND, _SEARCHING = 16 << 20, 120.0
+#: Seconds between two looks at a tree that is watched.
+_LOOK_EVERY = 0.2
+
+
+class Match(Value):
+    """A line that was found."""
+
+    path: str
+    line: int
+    text: str
+
+
+class FileEvent(Value):
+    """A change that a watch has seen. The path is relative to what is watched."""
+
+    kind: Literal["added", "modified", "deleted"]
+    path: str
+
+
+@unmistakable()
+class FileTools:
+    """The larger tools of `Files`."""
+
+    if TYPE_CHECKING:
+        _sandbox: Owner
+        _user: User
+
+        def read_bytes(self, path: AnyPath) -> bytes: ...
+        def write(self, path: AnyPath, content: Content, *, parents: bool = False) -> None: ...
+        def open(self, path: AnyPath) -> IO[bytes]: ...
+        def _at(self, path: AnyPath) -> tuple[OpenSandbox, bytes]: ...
+        def _client(self, inside: OpenSandbox) -> FileClient: ...
+
+    def edit(self, path: AnyPath, old: str, new: str, *, every: bool = False) -> int:
+        """Replace `old` by `new` in a file; how often. InvalidCall unless `old` is there once, or `every`."""
+        before, after = (text.encode("utf-8", "surrogateescape") for text in (old, new))
+        if not before:
+            raise InvalidCall(
+                "the text to replace is empty", fix="use write() or append()", why="it is everywhere"
+            )
+        content = self.read_bytes(path)
+        found = content.count(before)
+        if not found or (found > 1 and not every):
+            raise InvalidCall(
+                f"{os.fsdecode(path)!r} has that text {'nowhere' if not found else f'{found} times'}",
+                why="it is to be there exactly once" if not every else "",
+                fix="give more of the lines around it" if found else "read the file again",
+            )
+        self.write(path, content.replace(before, after))
+        return found
+
+    def grep(
+        self,
+        pattern: str,
+        path: AnyPath = ".",
+        *,
+        include: str | None = None,
+        ignore_case: bool = False,
+        fixed: bool = False,
+        limit: int = 1000,
+    ) -> list[Match]:
+        """Lines that match a pattern (POSIX extended, or `fixed` text) in a file, or below a directory.
+
+        Done by the sandbox's own grep. `include` is a glob for names; binary files are left out.
+        """
+        if not isinstance(pattern, str) or not pattern or "\0" in pattern:
+            raise InvalidCall(
+                f"the pattern is {pattern!r}", why="it is not a text", fix="write a glob such as '**/*.py'"
+            )
+        inside, name = self._at(path)
+        options = ["-F" if fixed else "-E", *(["-i"] if ignore_case else [])]
+        if include is not None:
+            options.append(f"--include={include}")
+        argv = ["grep", "-rnHIZ", *options, f"-m{max(limit, 1)}", "-e", pattern, "--", os.fsdecode(name)]
+        found, said = bytearray(), bytearray()
+
+        def take(data: bytes) -> None:
+            if len(found) < _MOST_FOUND:
+                found.extend(data)
+
+        spec = CommandSpec(b"", timeout=_SEARCHING, out=take, err=said.extend)
+        other, env = account(inside, self._user), inside.main._exec_context.env
+        running = Execution(
+            inside.agent,
+            spec,
+            argv,
+            {**env, "LC_ALL": "C.UTF-8"},
+            "/",
+            uid=inside.host_uid(other),
+            known=inside.executions,
+            who=None if other is None else other.who,
+        )
+        if drive(running).exit_code > 1 and not found:
+            why = said.decode("utf-8", "replace").strip()[:500]
+            raise OSError(errno.ENOENT, why or "grep failed", os.fsdecode(path))
+        return _matches(bytes(found), os.fsdecode(name), os.fsdecode(path), limit)
+
+    def watch(
+        self, path: AnyPath = ".", *, timeout: float | None = None, stop: threading.Event | None = None
+    ) -> Iterator[FileEvent]:
+        """Iterate over changes below a directory, as they come; ends after `timeout` seconds or at `stop`.
+
+        It begins with this call: what is there now is no change. The tree is looked through a few times a
+        second, by sizes and times: what comes and goes in between is not seen, and large trees cost as much
+        each time.
+        """
+        limit = patience(timeout)
+        until = None if limit is None else time.monotonic() + limit
+        return self._changes(path, self._seen(path), until, stop or threading.Event())
+
+    def _changes(
+        self, path: AnyPath, before: dict[str, tuple[int, ...]], until: float | None, stop: threading.Event
+    ) -> Iterator[FileEvent]:
+        while not stop.is_set() and (until is None or time.monotonic() < until):
+            stop.wait(_LOOK_EVERY)
+            now = self._seen(path)
+            yield from _differences(before, now)
+            before = now
+
+    def _seen(self, path: AnyPath) -> dict[str, tuple[int, ...]]:
+        inside, name = self._at(path)
+        rows = self._client(inside).ask(file_messages.TREE, name).rows
+        # Of a directory the time is that of the names in it, each of which is seen by itself.
+        return {
+            os.fsdecode(row[0]): row[1:2] if row[1] & 0o170000 == 0o040000 else row[1:4]
+            for row in rows
+            if row[0] and not row[0].startswith(b"/") and b".." not in row[0].split(b"/")
+        }
+
+    def upload(self, source: str | os.PathLike[str] | ByteSource, path: AnyPath) -> None:
+        """Put a file of the host, by its path or opened for reading, at `path`; directories are made."""
+        if isinstance(source, str | os.PathLike):
+            with open(source, "rb") as file:
+                self.write(path, file, parents=True)
+        else:
+            self.write(path, source, parents=True)
+
+    def download(self, path: AnyPath, target: str | os.PathLike[str] | IO[bytes]) -> int:
+        """Write a file of the sandbox to one of the host, by its path or opened for writing; how many bytes.
+
+        A file at that path is replaced when all of it is there.
+        """
+        with self.open(path) as file:
+            if not isinstance(target, str | os.PathLike):
+                return _copied(file, target)
+            whole = os.fspath(target)
+            half = f"{whole}.{os.urandom(6).hex()}.part"
+            try:
+                with open(half, "xb") as writing:
+                    size = _copied(file, writing)
+                os.replace(half, whole)
+            except BaseException:
+                if os.path.exists(half):
+                    os.unlink(half)
+                raise
+            return size
+
+
+def _copied(source: IO[bytes], target: IO[bytes]) -> int:
+    size = 0
+    while data := source.read(_CHUNK_FILE_TOOLS):
+        target.write(data)
+        size += len(data)
+    return size
+
+
+def _matches(found: bytes, top: str, asked: str, limit: int) -> list[Match]:
+    """The lines of grep -nZ: a path, NUL, a number, a colon, the text."""
+    matches = []
+    for row in found.split(b"\n"):
+        where, nul, rest = row.partition(b"\0")
+        number, colon, text = rest.partition(b":")
+        if nul and colon and number.isdigit() and len(number) < 12:
+            path = os.fsdecode(where)
+            if path == top or path.startswith(f"{top.rstrip('/')}/"):
+                path = path.replace(top.rstrip("/"), asked.rstrip("/") or "/", 1)
+            path = path.removeprefix("./")
+            matches.append(Match(path, int(number), text.decode("utf-8", "replace")))
+    return sorted(matches, key=lambda each: (each.path, each.line))[:limit]
+
+
+def _differences(before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> list[FileEvent]:
+    kinds: dict[str, Literal["added", "modified", "deleted"]] = {}
+    for path in sorted({*before, *now}):
+        if path not in now:
+            kinds[path] = "deleted"
+        elif path not in before:
+            kinds[path] = "added"
+        elif before[path] != now[path]:
+            kinds[path] = "modified"
+    return [FileEvent(kind, path) for path, kind in kinds.items()]
 
 
 #: The largest file that is read into memory unless more is asked for: it may be a terabyte of holes.
@@ -452,3 +670,134 @@ class named:  # noqa: N801 - reads as what it does
     def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             error.filename = os.fsdecode(self._path)
+
+
+# Directories of a sandbox as tar, in and out, piece by piece: nothing is ever whole in memory.
+#
+# The file_client inside packs and unpacks, with the sandbox's rights. What it sends out is read here by the
+# strict reader and written anew: the caller gets a tar, with names that do not lead out, and no devices,
+# whatever was sent.
+
+
+_CHUNK_ARCHIVES = 1 << 20
+_GZIP = b"\x1f\x8b"
+#: Entries of one archive, as for unpacking.
+_MOST_ENTRIES = 2_000_000
+
+
+def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -> None:
+    """Unpack `file` at `path`, which is made if it is not there, as `user`."""
+    if isinstance(file, str | bytes | os.PathLike) or not hasattr(file, "read"):
+        raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "rb")')
+    files = Files(sandbox, user)
+    first = _piece(file, _CHUNK_ARCHIVES)
+    source = _unzipped(_Again(first, file)) if first.startswith(_GZIP) else _Again(first, file)
+    files.mkdir(path, parents=True)
+    inside, name = files._at(path)
+    client = files._client(inside)
+    with client.turn:
+        sending = client.send(file_messages.UNPACK, name)
+        try:
+            while data := source.read(_CHUNK_ARCHIVES):
+                sending.write(data)
+            sending.finish()
+        finally:
+            sending.drop()
+    inside.pass_over()
+
+
+def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None, user: User = None) -> None:
+    """Write what is at `path`, as `user` sees it, to `file`."""
+    if not hasattr(file, "write"):
+        raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "wb")')
+    files = Files(sandbox, user)
+    inside, name = files._at(path)
+    client = files._client(inside)
+    with client.turn:
+        receiving = client.receive(file_messages.PACK, name)
+        try:
+            relay(receiving, _bounded(file.write, limit))
+        finally:
+            receiving.close()
+
+
+def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
+    """Read a tar and write it anew, member by member. ArchiveRefused when it is not such as we make them."""
+    for count, (member, content) in enumerate(members(source)):
+        if count >= _MOST_ENTRIES:
+            raise _refused(f"it contains more than {_MOST_ENTRIES:,} entries")
+        names = (member.path, member.target) if member.kind == "link" else (member.path,)
+        if member.kind == "whiteout" or not all(map(_is_plain, names)):
+            raise _refused(f"{member.path!r} is not a file that can be exported")
+        known = Member(
+            member.kind, member.path, member.mode & 0o777, member.mtime, member.size, member.target
+        )
+        write(known, write_out)
+        while data := content.read(_CHUNK_ARCHIVES):
+            write_out(data)
+        if member.size:
+            write_out(padding(member.size))
+    write_out(END)
+    if source.read(1):
+        raise _refused("there are bytes after the end")
+
+
+def _is_plain(name: str) -> bool:
+    return not any(part in ("", ".", "..") or "\0" in part for part in name.split("/"))
+
+
+def _bounded(write_out: Callable[[bytes], object], limit: int | None) -> Callable[[bytes], None]:
+    written = 0
+
+    def bounded(data: bytes) -> None:
+        nonlocal written
+        written += len(data)
+        if limit is not None and written > limit:
+            raise OSError(errno.EFBIG, f"it becomes more than {limit:,} bytes")
+        write_out(data)
+
+    return bounded
+
+
+class _Again:
+    """A file whose beginning has been read."""
+
+    def __init__(self, first: bytes, file: ByteSource) -> None:
+        self._first, self._file = first, file
+
+    def read(self, size: int, /) -> bytes:
+        if self._first:
+            data, self._first = self._first[:size], self._first[size:]
+            return data
+        return _piece(self._file, size)
+
+
+class _Unzipped:
+    def __init__(self, source: ByteSource) -> None:
+        import gzip
+
+        self._file = gzip.GzipFile(fileobj=source, mode="rb")  # type: ignore[call-overload]
+
+    def read(self, size: int, /) -> bytes:
+        import zlib
+
+        try:
+            data: bytes = self._file.read(size)
+        except (EOFError, zlib.error, OSError) as error:
+            raise _refused(f"it is damaged: {error}") from None
+        return data
+
+
+def _unzipped(source: ByteSource) -> ByteSource:
+    return _Unzipped(source)
+
+
+def _piece(file: ByteSource, size: int) -> bytes:
+    data = file.read(size)
+    if not isinstance(data, bytes):
+        raise InvalidCall("the tar is a text file", fix='open it with "rb"', why="a tar is bytes")
+    return data
+
+
+def _refused(why: str) -> ArchiveRefused:
+    return ArchiveRefused("the archive is refused", why=why, fix="nothing was changed; make it again")

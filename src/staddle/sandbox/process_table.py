@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .arguments import WaitedRunOptions
     from .interpreter import CellResult
-    from .open.accounts import Account
+    from .open.as_root import Account
     from .open_sandbox import OpenSandbox
     from .result import Result
 

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .arguments import CommandVariables, StartOptions, StreamOptions, User, WaitedRunOptions
     from .environment import SandboxEnvironment
-    from .file_tools import AnyPath, ByteSource
-    from .open.accounts import Account
-    from .open.hook_settings import CommandStart
+    from .files import AnyPath, ByteSource
+    from .open.as_root import Account
+    from .open.settings import CommandStart
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -292,7 +292,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         All of it or nothing: ArchiveRefused for names and links that lead out, devices, an entry
         that is there twice, an early end. Files that are there are replaced, directories added to.
         """
-        from .archives import upload
+        from .files import upload
 
         upload(self, f, path, user)
 
@@ -304,7 +304,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         Links are kept as links; pipes, sockets and devices are left out. What a sandbox made is
         its choice: unpack it where links that lead out do no harm, or with tarfile's data filter.
         """
-        from .archives import download
+        from .files import download
 
         download(self, f, path, limit, user)
 

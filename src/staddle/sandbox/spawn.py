@@ -13,7 +13,7 @@ from ..shell.idle import TO_START
 from . import arguments, network
 from .capture import command_bytes
 from .execution import Execution, Streams
-from .open import accounts, as_root
+from .open import as_root
 from .processes import Process
 from .session import names_sudo
 from .terminal import Terminal, size
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ..launch.redaction import Secrets
     from .arguments import StartOptions, User
     from .capture import CapturedCommand
-    from .open.accounts import Account
-    from .open.hook_settings import CommandStart
+    from .open.as_root import Account
+    from .open.settings import CommandStart
     from .open_sandbox import OpenSandbox
     from .session import SessionState
 
@@ -43,7 +43,7 @@ def account(inside: OpenSandbox, user: object) -> Account | None:
     """Return who `user` is inside; None for the session's own user. A root has its system then."""
     if user is None:
         return None
-    found = accounts.find(user, inside.decided.plan.identity, inside.ids, inside.read_file)
+    found = as_root.find(user, inside.decided.plan.identity, inside.ids, inside.read_file)
     if found is not None and found.uid == 0:
         as_root.prepare_system(inside.decided, inside.workspace)
     return found

@@ -13,9 +13,8 @@ from ..layers.drift import MOST_PATHS, Drift
 from ..layers.store import no_room
 from ..policy.paths import WORKSPACE_PATH
 from .processes import EndedProcess
-from .workspace.exchange import change, come_back, extend
 from .workspace.frozen import covered_in_workspace
-from .workspace.snapshot import history, loaded, restore, take
+from .workspace.snapshot import change, come_back, extend, history, loaded, restore, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import time
 from ..errors import LaunchFailed
 from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
-from ..ipc.descriptors import close_all
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
-from ..ipc.wire import Malformed
+from ..ipc.wire import Malformed, close_all
 from ..linux.file_room import FILE_ROOM
 from ..linux.fileio import put, resize_pipe, unread_bytes
 from ..linux.process import is_stopped, parent_of

@@ -14,20 +14,19 @@ from functools import partial
 from ..errors import LaunchFailed
 from ..interrupts import uninterrupted, uninterruptible
 from ..ipc.agent_client import exit_code
-from ..ipc.agent_messages import BRAKE, KILL_SHELL
+from ..ipc.agent_messages import BRAKE, BRAKE_TRAP, KILL_SHELL
 from ..launch.signals import SIGKILL
 from . import hazards, protocol, state
 from .bash_process import BashProcess
 from .command import shell_outcome
-from .known_state import KnownState
 from .quoting import quoted
 from .state import SavedShell
-from .traps import ERREXIT, OurTraps, may_print
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..ipc.opened_shell import ShellPaths
     from .command import BegunCommand, CommandSpec, Outcome
+    from .state import Dump, State
     from .usage_meter import UsageMeter
 
 #: Our own texts take a moment; a shell that needs longer is not usable.
@@ -509,3 +508,154 @@ class ShellState:
 
 def _drop(_: bytes) -> None:
     pass
+
+
+# The traps of ours in a shell.
+#
+# By the brake it stops when it is told to, by the guard it tells its state when it exits.
+
+
+#: Among the letters of `$-`.
+ERREXIT = ord("e")
+
+
+#: Those by which a shell prints what it runs, or has traps run in a text as well.
+_TELLING = frozenset(b"xvTE")
+
+
+def may_print(known: state.Dump | None, flags: bytes, tainted: bool) -> bool:
+    """Whether a shell may print something between the commands of a text of ours."""
+    return known is None or tainted or known.may_intervene() or not _TELLING.isdisjoint(flags)
+
+
+class OurTraps:
+    """Traps of ours that a shell has. It has the brake from the beginning."""
+
+    def __init__(self) -> None:
+        #: Whether it stops when it is told to, and whether the signal for that means something else.
+        self.braked, self._brake_is_theirs = True, False
+        #: Whether it tells its state when it exits.
+        self.guarded = False
+
+    def lines(self, text: bytes, prefix: bytes) -> bytes:
+        """Return the lines that put our traps where `text` might not see them."""
+        said = b""
+        listed = hazards.lists_traps(text)
+        if self.braked == listed and not self._brake_is_theirs:
+            self.braked = not listed
+            action = b"-" if listed else b"-- " + quoted(BRAKE_TRAP)
+            said += b"%btrap %b SIGRTMAX\n" % (prefix, action)
+        if b"trap" in text and self.guarded:
+            self.guarded = False
+            said += prefix + b"trap - EXIT\n"
+        return said
+
+    def wants_guard(
+        self, text: bytes, prefix: bytes, known: state.Dump | None, flags: bytes, tainted: bool
+    ) -> bool:
+        """Whether the shell is to tell its state once more when it exits, and the text cannot notice."""
+        if b"trap" in text or self.guarded or known is None or prefix == state.BUILTIN_PREFIXES[-1]:
+            return False
+        trapped = known.exit_trap is not None or known.debug_trap is not None
+        traced = b"x" in flags or b"v" in flags or hazards.traces(text)
+        leaves = hazards.may_leave(text) or tainted or ERREXIT in flags
+        return leaves and not trapped and not traced
+
+    def guard(self, asked: bytes, prefix: bytes) -> bytes:
+        """Return the line that has the shell run `asked` when it exits."""
+        self.guarded = True
+        return b"%btrap -- %b EXIT\n" % (prefix, quoted(asked))
+
+    def without(self, found: state.Dump) -> state.Dump:
+        """Return the dump without our traps, and note which are there."""
+        self.guarded = self.guarded and found.exit_trap is not None
+        if self.guarded:
+            found.without_trap(b"EXIT")
+        brake = found.trap(b"SIGRTMAX")
+        self.braked = brake == BRAKE_TRAP
+        self._brake_is_theirs = brake is not None and not self.braked
+        if self.braked:
+            found.without_trap(b"SIGRTMAX")
+        return found
+
+
+# The state of a shell as it was last told, and whether it is known to be the same still.
+#
+# A program does not change the state of the shell that runs it. So a text that runs nothing else leaves the
+# state as it was told; whether it does is judged by its words, off the command's path.
+
+
+#: So many texts are kept to be judged.
+_MOST_UNJUDGED = 256
+
+
+class KnownState:
+    """The state of one bash, as far as it is known. For one thread at a time, but for `is_settled`."""
+
+    def __init__(self) -> None:
+        self.dump: Dump | None = None
+        self._is_dirty, self._is_settled = True, False
+        self._unjudged: list[bytes] = []
+        #: Whether what looks like a program may be a builtin that was loaded.
+        self._has_more_builtins = False
+
+    def told(self, dump: Dump) -> None:
+        """The shell has told that it is so."""
+        self.dump = dump
+        self._is_dirty, self._is_settled = False, True
+        self._unjudged.clear()
+
+    def assume(self, dump: Dump) -> None:
+        """Assume this state, which a replay has produced; verify it when the shell is idle."""
+        self.dump, self._is_dirty = dump, True
+
+    def give_up(self) -> None:
+        """It cannot be asked before the next text."""
+        self._is_dirty = False
+
+    def runs(self, text: bytes, *, as_it_is: bool, may_load: bool) -> None:
+        """It is about to run `text`: `as_it_is`, without other variables or in another directory.
+
+        `may_load`: the text may load builtins.
+        """
+        may_stay = self._is_settled and as_it_is and len(text) <= hazards.LONGEST_PLAIN
+        if may_stay and len(self._unjudged) < _MOST_UNJUDGED:
+            self._unjudged.append(text)
+        else:
+            self.doubt()
+        self._has_more_builtins = self._has_more_builtins or may_load
+
+    def doubt(self) -> None:
+        """The state may be another one than was told."""
+        self._is_dirty, self._is_settled = True, False
+        self._unjudged.clear()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the variables are known to be those that were last told. From any thread."""
+        return self._is_settled and not self._unjudged
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the state may be another one than was last told."""
+        if self._unjudged:
+            dump = self.dump
+            if dump is None or self._has_more_builtins or not all(map(dump.is_kept_by, self._unjudged)):
+                self.doubt()
+            self._unjudged.clear()
+        return self._is_dirty
+
+    def state(self) -> State | None:
+        """The state as it was last told; None if it was not, or in no way that can be read."""
+        try:
+            return None if self.dump is None else self.dump.state()
+        except (ValueError, IndexError):
+            return None  # a command can make a shell print anything
+
+    def precompute_key(self) -> None:
+        """Compute ahead by what it is compared with another one."""
+        if self.dump is not None and not self.is_dirty:
+            try:
+                self.dump.key()
+            except ValueError:
+                pass  # the comparison finds out

@@ -9,7 +9,7 @@ from rich.text import Text
 from staddle.display import counted, shown
 from staddle.errors import CommitRefused, StaddleError
 
-from .feed import ConnectionQuestion
+from .log_pane import ConnectionQuestion
 from .watched import WatchedSandbox
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from staddle import Sandbox, Snapshot
 
-    from .feed import EventFeed
+    from .log_pane import EventFeed
     from .opening import SandboxOpening
     from .screens import CommitChoice
     from .tab import SandboxTab
@@ -371,7 +371,7 @@ class SandboxActions(_Base):
             self.note("sandbox", f"refused: {chosen.event.what}")
 
     def action_allow_in_policy(self) -> None:
-        from .policy_edit import add_host
+        from .opening import add_host
 
         chosen = self._destination()
         file = self.opening.policy_file

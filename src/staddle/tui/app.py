@@ -16,13 +16,11 @@ from textual.binding import Binding
 from textual.events import Key
 from textual.widgets import ContentSwitcher, Static
 
-from staddle.display import counted, shown
-from staddle.errors import StaddleError
-
+from ..display import counted, shown
+from ..errors import StaddleError
 from .actions import SandboxActions
 from .command_pane import CommandPane
 from .log_pane import LINES, lines_of
-from .palette import NOT_ON_TOP, PALETTE
 from .tab import PANES, SandboxTab, TabBar
 from .terminal_pane import TerminalPane
 from .watched import WatchedSandbox
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     from textual.events import Event, Resize
     from textual.screen import Screen
 
-    from staddle import Sandbox
-
+    from .. import Sandbox
     from .opening import SandboxOpening
 
 #: Below so many columns the shell and the side are shown one at a time.
@@ -481,3 +478,50 @@ def _short(path: str) -> str:
 def _is_light() -> bool:
     """Whether the terminal says that its background is light (COLORFGBG, as rxvt and others set it)."""
     return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+
+
+# The actions of the palette, and those that wait while another screen is on top. Data.
+
+
+#: Actions that do nothing while a question, the help or a review is on top.
+NOT_ON_TOP = frozenset(
+    (
+        "help",
+        "shell",
+        "pane",
+        "show_log",
+        "commit",
+        "leave",
+        "tab",
+        "shell_again",
+        "new_shell",
+        "new_sandbox",
+        "close_tab",
+        "snapshot",
+    )
+)
+#: (title, help, action) of every action that the palette lists.
+PALETTE = (
+    ("Help", "the keys", "help"),
+    ("Shell", "terminal, or the list of commands", "shell"),
+    ("Changes", "what differs from the host", "pane('changes')"),
+    ("Snapshots", "the tree of snapshots", "pane('snapshots')"),
+    ("Network", "attempts, and connections that wait", "pane('network')"),
+    ("Processes", "what runs, and what it uses", "pane('processes')"),
+    ("Policy", "what is allowed, and why", "pane('policy')"),
+    ("Log", "the last 1,000 lines", "show_log"),
+    ("Commit…", "review the changes, and write them to the host", "commit"),
+    ("Discard changes…", "drop all changes; undo brings them back", "discard"),
+    ("Undo discard", "restore the snapshot from before the last discard", "undo_discard"),
+    ("Take a snapshot…", "save this moment under a label", "snapshot"),
+    ("Fork", "a second sandbox that continues from here, in a new tab", "fork_now"),
+    ("New shell", "another shell of this sandbox, in a new tab", "new_shell"),
+    ("New sandbox", "another sandbox of the same directory, in a new tab", "new_sandbox"),
+    ("Close tab", "end this shell", "close_tab"),
+    ("Interrupt", "end the commands that run", "interrupt"),
+    ("Look again", "read changes and processes now", "look"),
+    ("Copy selection", "copy what the mouse has selected", "copy"),
+    ("Light or dark", "the other colours", "toggle_theme"),
+    ("Split the other way", "side by side, or one above the other", "toggle_split"),
+    ("Leave", "end everything; kept work stays", "leave"),
+)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 import threading
+
+from .. import Policy
+from ..errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    from staddle import Sandbox
-
-    from .feed import EventFeed
+    from .. import Sandbox
+    from .log_pane import EventFeed
 
 
 class SandboxOpening:
@@ -79,3 +85,68 @@ class SandboxOpening:
             then = self._then
         if then is not None:
             then(opened)
+
+
+# Add a host to the allow list of a policy file, and change nothing else in it.
+
+
+_SECTION = re.compile(r"^\s*\[network\]\s*(#.*)?$", re.MULTILINE)
+_ANY_SECTION = re.compile(r"^\s*\[", re.MULTILINE)
+_ALLOW = re.compile(r"^(\s*allow\s*=\s*\[)", re.MULTILINE)
+#: What an entry of an allow list can be made of; nothing that would end a TOML string.
+_ENTRY = re.compile(r"[A-Za-z0-9.:*/\[\]_-]{1,300}")
+
+
+def add_host(file: str, entry: str, workspace: str) -> None:
+    """Have the policy file allow `entry`. PolicyError, and no change, if it would mean something else."""
+    if not _ENTRY.fullmatch(entry):
+        raise PolicyError(
+            f"{entry!r} cannot be written to a policy file",
+            why="TOML has no spelling for it",
+            fix="leave it out",
+        )
+    with open(file, encoding="utf-8") as stream:
+        before = stream.read()
+    after = added(before, entry)
+    known, wanted = _network(before), _network(after)
+    hosts = [*known.pop("allow", []), entry]
+    if {**known, "allow": sorted(set(hosts))} != {**wanted, "allow": sorted(set(wanted.get("allow", [])))}:
+        raise PolicyError(
+            f"{file} has a network that an entry cannot be added to",
+            why="its mode, or the way its list is written",
+            fix=f"add {entry!r} to `allow` in [network] by hand",
+        )
+    directory = os.path.dirname(os.path.abspath(file))
+    handle, name = tempfile.mkstemp(dir=directory, prefix=".staddle-policy-")
+    try:
+        with open(handle, "w", encoding="utf-8") as stream:
+            stream.write(after)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, os.stat(file).st_mode & 0o777)
+        Policy.from_file(name, workspace=workspace)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def added(text: str, entry: str) -> str:
+    """The text of a policy file with one more entry in its allow list."""
+    section = _SECTION.search(text)
+    if section is None:
+        return f'{text.rstrip()}\n\n[network]\nallow = ["{entry}"]\n'.lstrip("\n")
+    following = _ANY_SECTION.search(text, section.end())
+    end = len(text) if following is None else following.start()
+    found = _ALLOW.search(text, section.end(), end)
+    if found is None:
+        return f'{text[: section.end()]}\nallow = ["{entry}"]{text[section.end() :]}'
+    rest = text[found.end() :]
+    comma = "" if rest.lstrip().startswith("]") else ", "
+    return f'{text[: found.end()]}"{entry}"{comma}{rest.lstrip(" ")}'
+
+
+def _network(text: str) -> dict[str, Any]:
+    import tomllib
+
+    return dict(tomllib.loads(text).get("network", {}))

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.text import Text
-from textual.containers import Vertical
-from textual.widgets import DataTable, Static
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import DataTable, Static, Tree
 
-from staddle.display import shown
-
-from .sizes import size
+from ..display import shown
+from .sizes import age, size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from textual.app import ComposeResult
+    from textual.widgets.tree import TreeNode
 
+    from .. import Event, Sandbox, Snapshot
+    from .log_pane import ConnectionQuestion
     from .watched import WatchedSandbox
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -115,3 +119,181 @@ def _colour(values: Sequence[float], limit: float | None) -> str:
     if not values or limit is None or values[-1] < 0.7 * limit:
         return "green"
     return "yellow" if values[-1] < 0.9 * limit else "bold red"
+
+
+# The snapshots of a sandbox as a tree: take, restore, fork into a new tab, compare two.
+
+
+class SnapshotPane(Tree[object]):
+    """The tree of snapshots, each with its label and age."""
+
+    BINDINGS = [
+        ("s", "app.snapshot", "take one"),
+        ("enter", "app.restore", "restore"),
+        ("f", "app.fork", "fork into a tab"),
+        ("m", "mark", "mark to compare"),
+        ("x", "app.compare", "compare with the marked one"),
+        ("delete", "app.forget_snapshot", "delete"),
+    ]
+    DEFAULT_CSS = "SnapshotPane { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(Text("no snapshots; s takes one", style="dim"), id=id)
+        self.guide_depth = 2
+        self.auto_expand = False
+        self.marked: Snapshot | None = None
+        self._shown: list[Snapshot] = []
+
+    def show_snapshots(self, snapshots: list[Snapshot]) -> None:
+        """Draw these, each below the one that it went on from."""
+        self._shown = [each for each in snapshots if not each.closed]
+        chosen = self.chosen()
+        self.clear()
+        some = f"{len(self._shown)} snapshots" if self._shown else "no snapshots; s takes one"
+        self.root.set_label(Text(some, style="bold" if self._shown else "dim"))
+        nodes: dict[int, TreeNode[object]] = {}
+        again: TreeNode[object] | None = None
+        for snapshot in self._shown:
+            parent = nodes.get(id(snapshot.parent), self.root)
+            node = parent.add(self._label(snapshot), data=snapshot, expand=True)
+            nodes[id(snapshot)] = node
+            if snapshot is chosen:
+                again = node
+        self.root.expand()
+        if again is not None:
+            self.call_after_refresh(self.move_cursor, again)
+
+    def _label(self, snapshot: Snapshot) -> Text:
+        text = Text("● " if snapshot is self.marked else "○ ", style="yellow")
+        text.append(shown(snapshot.label) or "(no label)", style="bold")
+        text.append(f"  {age(snapshot.created)} ago, by {snapshot.method}", style="dim")
+        return text
+
+    def chosen(self) -> Snapshot | None:
+        """The snapshot that the cursor is on."""
+        node = self.cursor_node
+        return node.data if node is not None and node.data is not None else None  # type: ignore[return-value]
+
+    def action_mark(self) -> None:
+        self.marked = self.chosen()
+        self.show_snapshots(self._shown)
+
+
+# Every attempt on the network, allowed or refused and by which rule; and the connections that wait.
+
+
+class NetworkPane(DataTable[Text]):
+    """One row for each attempt; connections that wait for an answer come first."""
+
+    BINDINGS = [
+        ("a", "app.allow", "allow for this session"),
+        ("n", "app.refuse", "refuse"),
+        ("w", "app.allow_in_policy", "write to the policy file"),
+        ("slash", "search", "search"),
+    ]
+    DEFAULT_CSS = "NetworkPane { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=True, id=id)
+        self._rows: list[ConnectionQuestion | Event] = []
+        self._search = ""
+        self._last: tuple[list[tuple[float, Event]], list[ConnectionQuestion]] = ([], [])
+
+    def on_mount(self) -> None:
+        self.add_columns("time", "decision", "destination", "rule")
+
+    def show_events(
+        self, events: Iterable[tuple[float, Event]], questions: Iterable[ConnectionQuestion]
+    ) -> None:
+        """Draw these, the newest first."""
+        self._last = list(events), list(questions)
+        if not self.columns:
+            return
+        row = self.cursor_row
+        self.clear()
+        self._rows = []
+        for question in self._last[1]:
+            left = max(0, int(question.until - time.monotonic()))
+            self._add(question, "now", question.event, Text(f"ask ({left} s)", style="bold yellow"))
+        for when, event in reversed(self._last[0]):
+            if self._search and self._search not in event.what.lower():
+                continue
+            is_refused = event.kind == "refused"
+            verdict = Text("refused", style="bold red") if is_refused else Text("allowed", style="green")
+            if not is_refused and not event.rule.startswith("allowed"):
+                verdict = Text("note", style="dim")
+            self._add(event, time.strftime("%H:%M:%S", time.localtime(when)), event, verdict)
+        if row < len(self._rows):
+            self.move_cursor(row=row)
+
+    def _add(self, item: ConnectionQuestion | Event, when: str, event: Event, verdict: Text) -> None:
+        self._rows.append(item)
+        rule = shown(event.rule)
+        self.add_row(Text(when, style="dim"), verdict, Text(shown(event.what)), Text(rule, style="dim"))
+
+    def chosen(self) -> ConnectionQuestion | Event | None:
+        """Row under the cursor."""
+        return self._rows[self.cursor_row] if 0 <= self.cursor_row < len(self._rows) else None
+
+    def action_search(self) -> None:
+        from .changes_pane import SearchScreen
+
+        def searched(word: str | None) -> None:
+            if word is not None:
+                self._search = word.lower()
+                self.show_events(*self._last)
+
+        self.app.push_screen(SearchScreen(self._search), searched)
+
+
+# Pane of what the policy allows and why, as `staddle explain` prints it; searchable.
+
+
+class PolicyPane(VerticalScroll, can_focus=True):
+    """The plan, section by section, and the gaps."""
+
+    BINDINGS = [("slash", "search", "search")]
+    DEFAULT_CSS = "PolicyPane { height: 1fr; padding: 0 1; } PolicyPane Static { width: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._sandbox: Sandbox | None = None
+        self._search = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static("", markup=False, id="policy")
+
+    def show_policy(self, sandbox: Sandbox) -> None:
+        """Draw the plan of this sandbox."""
+        self._sandbox = sandbox
+        self.query_one("#policy", Static).update(self._text(sandbox))
+
+    def _text(self, sandbox: Sandbox) -> Text:
+        enforced = sandbox.enforced
+        text = Text("")
+        sections = [("backend", [(enforced.backend, enforced.why)]), *sandbox.plan.explain()]
+        sections.append(
+            ("cannot be enforced here", [(f"{g.protection}: {g.why}", g.fix) for g in enforced.gaps])
+        )
+        word = self._search.lower()
+        for heading, rows in sections:
+            found = [row for row in rows if word in f"{heading} {row[0]} {row[1]}".lower()]
+            if not found:
+                continue
+            text.append(f"{heading}\n", style="bold cyan")
+            for what, origin in found:
+                text.append(f"  {shown(what)}")
+                text.append(f"  {shown(origin)}\n" if origin else "\n", style="dim")
+        if word and not text.plain:
+            text.append(f"nothing has {shown(self._search)!r} in it", style="dim")
+        return text
+
+    def action_search(self) -> None:
+        from .changes_pane import SearchScreen
+
+        def searched(word: str | None) -> None:
+            if word is not None and self._sandbox is not None:
+                self._search = word
+                self.show_policy(self._sandbox)
+
+        self.app.push_screen(SearchScreen(self._search), searched)

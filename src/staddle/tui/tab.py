@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from textual.events import Click
     from textual.widget import Widget
 
-    from .feed import EventFeed
+    from .log_pane import EventFeed
     from .watched import WatchedSandbox
 
 #: The panes at the side by name, with the key of each.
@@ -199,17 +199,17 @@ def _made(name: str) -> Widget:
 
         return ChangesPane(id=name)
     if name == "snapshots":
-        from .snapshot_pane import SnapshotPane
+        from .process_pane import SnapshotPane
 
         return SnapshotPane(id=name)
     if name == "network":
-        from .network_pane import NetworkPane
+        from .process_pane import NetworkPane
 
         return NetworkPane(id=name)
     if name == "processes":
         from .process_pane import ProcessPane
 
         return ProcessPane(id=name)
-    from .policy_pane import PolicyPane
+    from .process_pane import PolicyPane
 
     return PolicyPane(id=name)

@@ -163,7 +163,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
     ),
     "default limit on memory": HostSwitch(
-        Edit("limits/default_limits.py", 'if "memory" in limits.defaults:', "if False:"),
+        Edit("limits/enforced.py", 'if "memory" in limits.defaults:', "if False:"),
         "tests/kernel/test_default_limits.py",
         "memory_of_a_session",
         starts=True,
@@ -178,7 +178,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         only="user",  # root's sandboxes are in groups
     ),
     "default limit on disk": HostSwitch(
-        Edit("limits/default_limits.py", 'if "disk" in limits.defaults and store:', "if False:"),
+        Edit("limits/enforced.py", 'if "disk" in limits.defaults and store:', "if False:"),
         "tests/kernel/test_default_limits.py",
         "test_disk",
         starts=True,
@@ -268,7 +268,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     ),
     "review of what git is in the middle of": HostSwitch(
         Edit(
-            "policy/protected_names.py",
+            "policy/protected.py",
             '    ".git/rebase-merge",\n    ".git/rebase-apply",\n    ".git/sequencer",\n)',
             ")",
         ),

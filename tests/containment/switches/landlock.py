@@ -146,7 +146,7 @@ SWITCHES: dict[str, Switch] = {
     "end with the parent": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("inside/parent.py", "    process.death_signal(number)\n", ""),),
+        edits=(Edit("inside/namespace_launcher.py", "    process.death_signal(number)\n", ""),),
     ),
     "closing of descriptors": Switch(
         nothing,

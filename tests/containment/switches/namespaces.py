@@ -197,7 +197,7 @@ SWITCHES: dict[str, Switch] = {
     "launcher's end with its parent": Switch(
         nothing,
         ("parent",),
-        edits=(Edit("inside/parent.py", "    process.death_signal(number)\n", ""),),
+        edits=(Edit("inside/namespace_launcher.py", "    process.death_signal(number)\n", ""),),
     ),
     "sandbox's end with the launcher": Switch(
         nothing,

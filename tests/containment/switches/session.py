@@ -227,7 +227,7 @@ SWITCHES: dict[str, Switch] = {
     "closing of descriptors": Switch(
         nothing,
         ("find-open-descriptors",),
-        edits=(Edit("ipc/descriptors.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
+        edits=(Edit("ipc/wire.py", "_CLOSE_ON_EXEC = 0x40000000", "_CLOSE_ON_EXEC = 0"),),
         same_for_everyone=True,
     ),
     "another user than root, and the last look": Switch(

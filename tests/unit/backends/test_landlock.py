@@ -10,8 +10,8 @@ import pytest
 
 from staddle.backends import landlock
 from staddle.backends.landlock import Landlock, rules
-from staddle.backends.landlock.private_dirs import PrivateDirs, parent_for_private
 from staddle.backends.landlock.root_view import as_user, view
+from staddle.backends.landlock.rules import PrivateDirs, parent_for_private
 from staddle.enforcement import PROTECTIONS
 from staddle.errors import BackendUnavailable, PolicyNotEnforceable
 from staddle.ipc.exec_spec import ExecSpec, decode

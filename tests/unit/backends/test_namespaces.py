@@ -12,7 +12,7 @@ from staddle.backends.namespaces import NAMESPACES, Namespaces
 from staddle.enforcement import Probe
 from staddle.ipc import namespace_spec
 from staddle.ipc.exec_spec import decode
-from staddle.ipc.network_spec import decoded
+from staddle.ipc.namespace_spec import decoded
 from staddle.limits import cgroup_layout, host_cgroups
 from staddle.linux.landlock import RIGHTS
 from staddle.linux.seccomp import program

@@ -13,7 +13,7 @@ import pytest
 from staddle.bases import store
 from staddle.bases.store import import_image
 from staddle.errors import ArchiveRefused, BaseError
-from staddle.files.unpack import UnpackBounds
+from staddle.files.tar import UnpackBounds
 from staddle.policy import base
 from tests.unit.bases.images import (
     archive,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from staddle.containers import advice, fixes
-from staddle.containers.advice import Needs, options
-from staddle.containers.evidence import NAMES, Evidence, found
+from staddle.containers import advice
+from staddle.containers.advice import NAMES, Evidence, Needs, found, options
 from staddle.linux.userns import UsernsFacts
 
 pytestmark = pytest.mark.same_for_everyone
@@ -109,11 +108,11 @@ def facts(**known: str) -> UsernsFacts:
 
 
 def test_a_host_that_refuses_nothing_needs_no_fix() -> None:
-    assert fixes.fixes(facts(userns_clone="1", maximum="100", apparmor="0"), "/usr/bin/python3.12") == ()
+    assert advice.fixes(facts(userns_clone="1", maximum="100", apparmor="0"), "/usr/bin/python3.12") == ()
 
 
 def test_ubuntu_gets_a_profile_for_the_interpreter_alone() -> None:
-    (fix,) = fixes.fixes(facts(apparmor="1"), "/usr/bin/python3.12")
+    (fix,) = advice.fixes(facts(apparmor="1"), "/usr/bin/python3.12")
     assert fix.path == "/etc/apparmor.d/staddle"
     assert 'profile staddle "/usr/bin/python3.12" flags=(unconfined)' in fix.content
     assert "userns," in fix.content
@@ -121,7 +120,7 @@ def test_ubuntu_gets_a_profile_for_the_interpreter_alone() -> None:
 
 
 def test_without_apparmors_parser_the_setting_is_changed() -> None:
-    (fix,) = fixes.fixes(facts(apparmor="1"), "/usr/bin/python3", has_parser=False)
+    (fix,) = advice.fixes(facts(apparmor="1"), "/usr/bin/python3", has_parser=False)
     assert "apparmor_parser is not installed" in fix.why
     assert fix.whom == "every program"
     assert fix.path == "/etc/sysctl.d/60-staddle.conf"
@@ -130,16 +129,16 @@ def test_without_apparmors_parser_the_setting_is_changed() -> None:
 
 
 def test_settings_of_the_kernel_are_in_one_file() -> None:
-    (fix,) = fixes.fixes(facts(userns_clone="0", maximum="0"), "/usr/bin/python3")
+    (fix,) = advice.fixes(facts(userns_clone="0", maximum="0"), "/usr/bin/python3")
     assert fix.content == "kernel.unprivileged_userns_clone = 1\nuser.max_user_namespaces = 15000\n"
     assert fix.command[-1] == fix.path
 
 
 def test_a_fix_is_written_whole_and_its_failure_told(tmp_path: Path) -> None:
     place = tmp_path / "file.conf"
-    fix = fixes.Fix("why", "whom", str(place), "text\n", ("true",))
-    assert fixes.apply(fix) == ""
+    fix = advice.Fix("why", "whom", str(place), "text\n", ("true",))
+    assert advice.apply(fix) == ""
     assert place.read_text() == "text\n"
-    assert fixes.apply(fix.replace(command=("false",))) == "false failed"
-    assert fixes.apply(fix.replace(path=str(tmp_path / "none" / "x")))
+    assert advice.apply(fix.replace(command=("false",))) == "false failed"
+    assert advice.apply(fix.replace(path=str(tmp_path / "none" / "x")))
     assert [path.name for path in tmp_path.iterdir()] == ["file.conf"]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from staddle.errors import InvalidCall, SandboxLost
-from staddle.fleet.task_board import TaskBoard
+from staddle.fleet.task_map import TaskBoard
 
 pytestmark = pytest.mark.same_for_everyone
 

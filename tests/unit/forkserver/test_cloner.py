@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from staddle.forkserver import spare
-from staddle.forkserver.cloner import Cloner, CloneServer
+from staddle.forkserver.spare import Cloner, CloneServer
 from staddle.linux.process import has_ended
 
 pytestmark = pytest.mark.same_for_everyone

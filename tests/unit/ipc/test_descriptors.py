@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from staddle.ipc.descriptors import receive, receive_last, send
+from staddle.ipc.wire import receive, receive_last, send
 from tests.support.in_a_child import python
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle.ipc.status import CONFINEMENT, EXEC, NotStarted, not_started, sentence, written
+from staddle.ipc.wire import CONFINEMENT, EXEC, NotStarted, not_started, sentence, written
 
 
 def test_silence_means_that_the_command_was_started() -> None:

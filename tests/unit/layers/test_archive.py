@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from staddle.errors import ArchiveRefused, LayerError
-from staddle.files import tar, unpack
-from staddle.files.tar import Member
-from staddle.files.unpack import UnpackBounds
+from staddle.files import tar
+from staddle.files.tar import Member, UnpackBounds
 from staddle.layers import archive, store, trash
 from staddle.layers.archive import load, save
 from staddle.layers.stack import LayerSnapshot, Stack
@@ -382,7 +381,7 @@ class TestHostile:
             if len(data) > 1:
                 raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(unpack, "write_all", full)
+        monkeypatch.setattr(tar, "write_all", full)
         with pytest.raises(LayerError, match="no room") as caught:
             load(path, room)
         assert caught.value.fix

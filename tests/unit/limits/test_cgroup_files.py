@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from staddle import Limits
-from staddle.limits import cgroup_files
-from staddle.limits.cgroup_files import CgroupSetting, CounterFile
+from staddle.limits import cgroup_layout
+from staddle.limits.cgroup_layout import CgroupSetting, CounterFile
 
 
 def written(limits: Limits, version: int, **more: bool) -> dict[str, str]:
-    return {item.file: item.text for item in cgroup_files.settings(limits, version, **more)}  # type: ignore[arg-type]
+    return {item.file: item.text for item in cgroup_layout.settings(limits, version, **more)}  # type: ignore[arg-type]
 
 
 def test_nothing_asked_is_nothing_written() -> None:
@@ -55,10 +55,10 @@ def test_all_go_together_only_when_asked() -> None:
 
 
 def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
-    needed = {item.file for item in cgroup_files.settings(Limits(memory=1 << 20), 1) if item.needed}
+    needed = {item.file for item in cgroup_layout.settings(Limits(memory=1 << 20), 1) if item.needed}
     assert needed == {"memory.limit_in_bytes"}
     assert CgroupSetting("pids", "pids.max", "3") in set(
-        cgroup_files.settings(Limits(processes=2), 2, ours=1)
+        cgroup_layout.settings(Limits(processes=2), 2, ours=1)
     )
 
 
@@ -73,4 +73,4 @@ def test_the_limit_itself_is_needed_and_swap_is_not_everywhere() -> None:
     ],
 )
 def test_numbers_are_found(source: CounterFile, text: str, number: int | None) -> None:
-    assert cgroup_files.number(source, text) == number
+    assert cgroup_layout.number(source, text) == number

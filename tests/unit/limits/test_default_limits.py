@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from staddle.limits import default_limits
+from staddle.limits import enforced
 from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport
 from staddle.limits.enforced import OF_SESSION, asked, enforced_defaults, enforced_limits, rlimits, stand_ins
 from staddle.limits.usage import Events, ran_into
@@ -18,39 +18,39 @@ NONE = CgroupSupport(())
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_limits, "available", lambda: 8 << 30)
+    monkeypatch.setattr(enforced, "available", lambda: 8 << 30)
 
 
 @pytest.mark.usefixtures("available")
 def test_memory_is_half_of_what_is_available() -> None:
-    assert default_limits.fill_in(Limits()).memory == 4 << 30
+    assert enforced.fill_in(Limits()).memory == 4 << 30
 
 
 @pytest.mark.usefixtures("available")
 def test_what_is_said_is_left_as_it_is() -> None:
-    filled = default_limits.fill_in(Limits(memory="1G", processes=None), "/")
+    filled = enforced.fill_in(Limits(memory="1G", processes=None), "/")
     assert (filled.memory, filled.processes) == (1 << 30, None)
     assert filled.defaults == ("disk",)
     assert filled.disk
-    assert default_limits.fill_in(Limits.none()) == Limits.none()
+    assert enforced.fill_in(Limits.none()) == Limits.none()
 
 
 def test_however_little_there_is_a_shell_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_limits, "available", lambda: 0)
-    assert default_limits.default_memory() == default_limits.LEAST_MEMORY
+    monkeypatch.setattr(enforced, "available", lambda: 0)
+    assert enforced.default_memory() == enforced.LEAST_MEMORY
 
 
 def test_processes_are_at_most_4096() -> None:
-    assert default_limits.LEAST_PROCESSES <= default_limits.default_processes() <= 4096
+    assert enforced.LEAST_PROCESSES <= enforced.default_processes() <= 4096
 
 
 def test_half_of_the_processes_of_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
     import resource
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    monkeypatch.setattr(default_limits, "ancestors", lambda controller: iter(()))
-    monkeypatch.setattr(default_limits, "_known", {})
-    assert default_limits.default_processes() == 500
+    monkeypatch.setattr(enforced, "ancestors", lambda controller: iter(()))
+    monkeypatch.setattr(enforced, "_known", {})
+    assert enforced.default_processes() == 500
 
 
 @pytest.mark.usefixtures("available")
@@ -61,15 +61,15 @@ def test_disk_is_a_quarter_and_on_a_disk_at_most_10_gb(monkeypatch: pytest.Monke
         (False, 1 << 20, 1 << 30),
         (True, 1 << 30, 2 << 30),
     ):
-        monkeypatch.setattr(default_limits, "in_memory", lambda place, memory=memory: memory)
+        monkeypatch.setattr(enforced, "in_memory", lambda place, memory=memory: memory)
         made = os.statvfs_result((4096, 4096, 0, 0, blocks, *status[5:]))
         monkeypatch.setattr(os, "statvfs", lambda place, made=made: made)
-        assert default_limits.default_disk("/x") == expected
+        assert enforced.default_disk("/x") == expected
 
 
 def test_a_default_needs_no_cgroup_and_refuses_nothing() -> None:
     assert not asked(Limits())
-    assert list(rlimits(default_limits.fill_in(Limits()), NONE)) == []
+    assert list(rlimits(enforced.fill_in(Limits()), NONE)) == []
     assert enforced_limits(Limits(), NONE, inside=False, layer="none")[1] == ()
 
 

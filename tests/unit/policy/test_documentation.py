@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from staddle import Policy
-from staddle.policy.protected_names import NAMES
+from staddle.policy.protected import NAMES
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = "".join((DOCS / name).read_text() for name in ("policy.md", "policy-file.md", "protected-names.md"))

@@ -11,7 +11,7 @@ import pytest
 from staddle import Limits, Network, Policy
 from staddle.errors import PolicyError
 from staddle.policy import presets
-from staddle.policy.protected_names import NAMES
+from staddle.policy.protected import NAMES
 
 
 def test_the_empty_policy_grants_nothing_but_the_system() -> None:

@@ -11,8 +11,7 @@ import pytest
 from staddle import Policy
 from staddle.errors import PathEscape, PolicyError
 from staddle.policy import protected
-from staddle.policy.protected import appeared, find_protected, pointer_name, protected_name
-from staddle.policy.protected_names import NAMES, POINTERS
+from staddle.policy.protected import NAMES, POINTERS, appeared, find_protected, pointer_name, protected_name
 from tests.support.protected_spellings import HARMLESS, SPELLED
 from tests.unit.policy.tree import make, names, own, plan
 

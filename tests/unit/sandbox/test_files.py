@@ -17,7 +17,7 @@ from staddle.files.tar import END, Member, padding, write
 from staddle.inside.agent.tar import plain_name
 from staddle.ipc import file_messages
 from staddle.ipc.wire import Malformed
-from staddle.sandbox import archives, file_client, files
+from staddle.sandbox import file_client, files
 from staddle.sandbox.file_client import FileClient
 
 Answers = Callable[[_socket.socket, file_messages.Said], None]
@@ -309,7 +309,7 @@ def test_a_tar_from_inside_is_written_anew() -> None:
         Member("symlink", "l", target="/etc/passwd"),
         content=b"abc",
     )
-    archives.relay(source, out.write)
+    files.relay(source, out.write)
     import tarfile
 
     with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as made:
@@ -333,15 +333,15 @@ def test_a_tar_from_inside_is_written_anew() -> None:
 )
 def test_a_tar_from_inside_that_leads_out_is_refused(member: Member) -> None:
     with pytest.raises(ArchiveRefused):
-        archives.relay(tar(member), io.BytesIO().write)
+        files.relay(tar(member), io.BytesIO().write)
 
 
 def test_a_tar_from_inside_that_goes_on_is_refused() -> None:
     source = tar(Member("file", "a"))
     with pytest.raises(ArchiveRefused, match="after the end"):
-        archives.relay(io.BytesIO(source.getvalue() + b"x"), io.BytesIO().write)
+        files.relay(io.BytesIO(source.getvalue() + b"x"), io.BytesIO().write)
     with pytest.raises(ArchiveRefused, match="early"):
-        archives.relay(io.BytesIO(source.getvalue()[:-600]), io.BytesIO().write)
+        files.relay(io.BytesIO(source.getvalue()[:-600]), io.BytesIO().write)
 
 
 def test_member_names_have_one_spelling() -> None:

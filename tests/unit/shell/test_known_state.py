@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle.shell.hazards import LONGEST_PLAIN
-from staddle.shell.known_state import KnownState
+from staddle.shell.shell_state import KnownState
 from staddle.shell.state import Dump
 from tests.unit.shell.test_state import PLAIN
 

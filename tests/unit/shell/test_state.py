@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staddle.shell.quoting import Unreadable, WordReader, quoted, statements
+from staddle.shell.shell_state import may_print
 from staddle.shell.state import Dump, State, debug_question, question
-from staddle.shell.traps import may_print
 
 SECTIONS = {
     "variables": (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from staddle.tui.emulator import keys
-from staddle.tui.emulator.attributes import BOLD, PLAIN, TRUE_COLOUR, UNDERLINE, selected
 from staddle.tui.emulator.emulator import HISTORY, Emulator, width
+from staddle.tui.emulator.grid import BOLD, PLAIN, TRUE_COLOUR, UNDERLINE, selected
 
 
 class Screen(Emulator):

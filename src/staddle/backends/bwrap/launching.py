@@ -21,7 +21,7 @@ from ..._value import Value
 from ...display import shown
 from ...enforcement import Gap, Step
 from ...errors import LaunchFailed
-from ...ipc.status import sentence
+from ...ipc.wire import sentence
 from ...launch.contract import Launch
 from ...linux.seccomp import program
 from ...mounts.host import needs_translation

@@ -22,16 +22,15 @@ from ...linux import process, seccomp
 from ...linux.idmaps import FIRST_UNUSED, id_for_sandbox
 from ...policy.paths import Ancestry, upward
 from ...policy.plan import COPY
-from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
+from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .. import description as common
 from .. import gateways
 from ..description import filter_steps
+from ..gateways import LaunchProxy
 from ..launching import landlock_profile
-from ..proxies import LaunchProxy
 from . import rules
-from .private_dirs import PrivateDirs, parent_for_private
 from .probe import Findings, find_out
-from .rules import names
+from .rules import PrivateDirs, names, parent_for_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import stat
 from ..._value import Value
 from ...policy import system
 from ...policy.paths import KERNEL_TREES, above, covers, upward
-from ...policy.virtual_environment import ORIGIN as VIRTUAL_ENVIRONMENT
+from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .rules import ASKS_OVER_TCP
 
 TYPE_CHECKING = False

@@ -9,25 +9,9 @@ from __future__ import annotations
 
 from .awaited import AsyncCommandInputHandle
 from .awaited import AsyncE2BSandbox as AsyncSandbox
-from .commands import CommandHandle
+from .commands import CommandHandle, PtySize
 from .commands import E2BCommandResult as CommandResult
 from .commands import RunningProcess as ProcessInfo
-from .errors import (
-    AuthenticationException,
-    CommandExitException,
-    FileNotFoundException,
-    InvalidArgumentException,
-    NotEnoughSpaceException,
-    NotFoundException,
-    RateLimitException,
-    SandboxException,
-    SandboxNotFoundException,
-    SandboxNotRunningException,
-    SandboxUnreachableException,
-    ServiceBusyException,
-    TemplateException,
-    TimeoutException,
-)
 from .execution import CodeContext as Context
 from .execution import CodeExecution as Execution
 from .execution import ExecutionError, Logs, OutputMessage
@@ -43,17 +27,30 @@ from .filesystem import (
 )
 from .info import (
     ALL_TRAFFIC,
+    AuthenticationException,
+    CommandExitException,
+    FileNotFoundException,
+    InvalidArgumentException,
+    NotEnoughSpaceException,
+    NotFoundException,
+    RateLimitException,
+    SandboxException,
     SandboxInfo,
     SandboxMetrics,
     SandboxNetworkOpts,
+    SandboxNotFoundException,
+    SandboxNotRunningException,
     SandboxQuery,
     SandboxState,
+    SandboxUnreachableException,
+    ServiceBusyException,
     SnapshotInfo,
+    TemplateException,
+    TimeoutException,
 )
 from .info import Pages as SandboxPaginator
 from .info import Pages as SnapshotPaginator
 from .info import SelectorContext as SandboxNetworkSelectorContext
-from .pty import PtySize
 from .sandbox import E2BSandbox as Sandbox
 
 __all__ = [

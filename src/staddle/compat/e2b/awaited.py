@@ -6,11 +6,9 @@ import asyncio
 import inspect
 import time
 
-from .commands import CommandHandle, Commands
-from .errors import SandboxException, TimeoutException
+from .commands import CommandHandle, Commands, Pty, PtyHandle
 from .filesystem import FileStream, Filesystem, WatchHandle
-from .info import Pages
-from .pty import Pty, PtyHandle
+from .info import Pages, SandboxException, TimeoutException
 from .sandbox import E2BSandbox
 
 TYPE_CHECKING = False

@@ -15,7 +15,7 @@ from typing import TypedDict
 
 from ...adapters._common import READ_LIMIT
 from .commands import at
-from .errors import InvalidArgumentException, NotFoundException, translated
+from .info import InvalidArgumentException, NotFoundException, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

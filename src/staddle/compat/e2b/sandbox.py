@@ -12,31 +12,28 @@ from types import MethodType
 from staddle import Interpreter, Network, Sandbox
 
 from ...adapters._common import OpenSandboxes, policy_of
-from .commands import HOME, Commands
-from .errors import (
-    InvalidArgumentException,
-    NotFoundException,
-    SandboxException,
-    SandboxNotFoundException,
-    SandboxNotRunningException,
-    TimeoutException,
-    translated,
-)
+from .commands import HOME, Commands, Pty
 from .execution import CodeContext, CodeExecution, ExecutionError, Logs, OutputMessage, RichResult
 from .filesystem import Filesystem
 from .info import (
+    InvalidArgumentException,
+    NotFoundException,
     Pages,
+    SandboxException,
     SandboxInfo,
     SandboxMetrics,
+    SandboxNotFoundException,
+    SandboxNotRunningException,
     SandboxQuery,
     SandboxState,
     SnapshotInfo,
+    TimeoutException,
     network_of,
     now,
     on_timeout_of,
     python_of,
+    translated,
 )
-from .pty import Pty
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

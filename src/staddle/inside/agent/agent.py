@@ -21,9 +21,7 @@ import os
 import select
 
 from ...ipc import agent_messages
-from ...ipc.descriptors import await_descriptors, close_all
-from ...ipc.status import CONFINEMENT, NotStarted
-from ...ipc.wire import Malformed
+from ...ipc.wire import CONFINEMENT, Malformed, NotStarted, await_descriptors, close_all
 from ...linux import process
 from . import process_tree, processes, usage
 from .processes import Child, QueuedSocket, available, end_others, terminal
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.agent_messages import Who
-    from ...limits.limit_tally import LimitTally
+    from ...limits.sandbox_cgroups import LimitTally
     from ...network.namespace.socket_handoff import ForwardSockets
     from .confinement import AnotherUser
     from .mount_swap import Swap

@@ -12,9 +12,8 @@ import os
 
 from ...errors import LaunchFailed
 from ...files.remove_tree import remove
-from ...ipc import network_spec
-from ...ipc.descriptors import receive, send
-from ...ipc.status import reason
+from ...ipc import namespace_spec
+from ...ipc.wire import reason, receive, send
 from ...linux import mounts, netlink, overlay
 from ...linux.syscalls import call
 from ...mounts.builder import Builder, mount_processes, outer_processes
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.forkserver_messages import ForkServerConfig
-    from ...ipc.network_spec import NetworkRow
+    from ...ipc.namespace_spec import NetworkRow
 
 _DONE = b"!"
 _LONGEST = 4096
@@ -148,7 +147,7 @@ class AgentNetwork:
         self._ready: socket_handoff.PreparedSockets | None = None
         self._rows = rows
         if rows:
-            self._ready = ready = setup.prepare(network_spec.decoded(rows))
+            self._ready = ready = setup.prepare(namespace_spec.decoded(rows))
             self._kind = ready.redirects, ready.tells, ready.v6
         else:  # the usual case, with little code: it stays in every sandbox's memory
             netlink.loopback_up()
@@ -169,7 +168,7 @@ class AgentNetwork:
         if not self._rows:
             return None
         redirects, tells, v6 = self._kind
-        spec = network_spec.decoded(self._rows)
+        spec = namespace_spec.decoded(self._rows)
         return setup.sockets(spec, redirects=redirects, tells=tells, v6=v6)
 
 

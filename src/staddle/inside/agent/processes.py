@@ -16,7 +16,7 @@ import sys
 import time
 
 from ...ipc import agent_messages
-from ...ipc.status import EXEC, NotStarted
+from ...ipc.wire import EXEC, NotStarted
 from ...linux import process
 from ...linux.process import exit_status
 from ..child import execute as become_program

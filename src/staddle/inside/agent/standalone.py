@@ -25,18 +25,14 @@ _PACKAGES = (
     *("staddle.network", "staddle.network.namespace"),
 )
 _MODULES = (
-    *("staddle.linux.procfs", "staddle.linux.syscalls", "staddle.linux.process", "staddle.linux.fileio"),
-    *("staddle.ipc.wire", "staddle.ipc.status", "staddle.inside.child"),
-    *("staddle.ipc.descriptors", "staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
+    *("staddle.linux.procfs", "staddle.linux.syscalls", "staddle.linux.process"),
+    *("staddle.linux.fileio", "staddle.ipc.wire", "staddle.inside.child"),
+    *("staddle.ipc.agent_messages", "staddle.inside.agent.shell_files"),
     *("staddle.inside.agent.process_tree", "staddle.inside.agent.loader"),
     *("staddle.inside.agent.processes", "staddle.inside.agent.usage"),
     *("staddle._value", "staddle.ipc.gateway_messages", "staddle.network.namespace.socket_handoff"),
-    *(
-        "staddle.inside.agent.starter",
-        "staddle.inside.agent.sudo",
-        "staddle.inside.agent.agent",
-        "staddle.inside.agent.standalone",
-    ),
+    *("staddle.inside.agent.starter", "staddle.inside.agent.sudo"),
+    *("staddle.inside.agent.agent", "staddle.inside.agent.standalone"),
 )
 
 #: The modules of a file server.
@@ -44,10 +40,9 @@ _FILE_SERVER_PACKAGES = (*_PACKAGES, "staddle.files")
 _FILE_SERVER_MODULES = (
     *("staddle._value", "staddle.errors", "staddle.linux.syscalls", "staddle.linux.openat2"),
     *("staddle.linux.procfs", "staddle.linux.process", "staddle.linux.fileio"),
-    *("staddle.ipc.wire", "staddle.ipc.descriptors", "staddle.ipc.file_messages"),
-    *("staddle.files.globs", "staddle.files.beneath", "staddle.files.tar", "staddle.files.tree"),
-    *("staddle.files.unpack", "staddle.inside.agent.tar", "staddle.inside.agent.file_operations"),
-    "staddle.inside.agent.file_server",
+    *("staddle.ipc.wire", "staddle.ipc.file_messages"),
+    *("staddle.files.globs", "staddle.files.beneath", "staddle.files.tree", "staddle.files.tar"),
+    *("staddle.inside.agent.tar", "staddle.inside.agent.file_server"),
 )
 
 #: Runs inside. It reads everything before it runs anything; the memory file is gone afterwards.
@@ -112,7 +107,7 @@ def file_server_code() -> bytes:
 
 def send_code(socket: _socket.socket) -> None:
     """Send the loader at the other end of `socket` its code."""
-    from ...ipc.descriptors import send
+    from ...ipc.wire import send
     from ...linux.fileio import memory_file
 
     file = memory_file(code())

@@ -12,9 +12,8 @@ import os
 import stat
 
 from ...errors import ArchiveRefused
-from ...files.tar import END, Member, members, padding, write
+from ...files.tar import END, Member, UnpackBounds, Unpacker, members, padding, write
 from ...files.tree import open_deep
-from ...files.unpack import UnpackBounds, Unpacker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,23 +13,27 @@ A server sees the supervisor as its peer (SO_PEERCRED): the same user, another p
 from __future__ import annotations
 
 import _socket
+import _socket as socket
 import _thread
 import errno
 import fcntl
 import os
+import select
 import stat
 import struct
 
+from ...ipc.led_connection import NAMES, LedConnection, encode
 from ...linux import process, syscalls
 from ...linux.landlock import RIGHTS
 from ...linux.openat2 import open_without_symlinks
 from ...linux.syscalls import ctypes
-from . import by_proxy, replacements
+from ...network.rules import synthetic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ...ipc.exec_spec import ExecSpec
-    from .replacements import CallersSocket
 
     Row = tuple[bytes, int, int, int]
 
@@ -86,7 +90,7 @@ class Broker:
         self._rules = Rules(spec.sockets)
         self._internet = bool(spec.internet)
         self._destinations = Destinations(spec.destinations)
-        self._proxy = by_proxy.ProxyRoute(spec.proxy_port, spec.proxy_word) if spec.proxy_port else None
+        self._proxy = ProxyRoute(spec.proxy_port, spec.proxy_word) if spec.proxy_port else None
         # Our own domain has this scope, so the kernel itself refuses us the host's sockets.
         self._abstract = bool(spec.scoped & RIGHTS["scope"]["abstract_unix_socket"][0])
         # CDLL, not PyDLL: a connection that blocks must not stop the other threads.
@@ -155,9 +159,7 @@ class Broker:
                 raise ConnectRefused(errno.ENOTSOCK)
             error = self._decided(socket, thread, name)
             if seen is not None and error in (0, errno.EINPROGRESS):
-                replacements.put(
-                    self.listener, identity, socket, fd, closes_on_exec=bool(seen.flags & os.O_CLOEXEC)
-                )
+                put(self.listener, identity, socket, fd, closes_on_exec=bool(seen.flags & os.O_CLOEXEC))
             return error
         finally:
             os.close(socket)
@@ -193,7 +195,7 @@ class Broker:
                 if error.errno not in (errno.EPERM, errno.ENOSYS) or _can_copy():
                     raise
             self._copies = False
-        seen = replacements.CallersSocket(thread, fd, datagrams=self._internet)
+        seen = CallersSocket(thread, fd, datagrams=self._internet)
         return seen.another(), seen
 
     def _decided(self, socket: int, thread: int, name: bytes) -> int:
@@ -203,7 +205,7 @@ class Broker:
             if self._may_reach(family, name):
                 return self._connect_to(socket, name)
             found = _parsed(name)
-            if self._proxy is None or found is None or not by_proxy.leads(*found):
+            if self._proxy is None or found is None or not leads(*found):
                 raise ConnectRefused(errno.EACCES)
             return self._proxy.connect(socket, family, *found, self._connect_to)
         path = name[2:]
@@ -356,3 +358,190 @@ def _contains(network: bytes, prefix: int, address: bytes) -> bool:
         return False
     after = len(network) * 8 - prefix
     return int.from_bytes(network, "big") >> after == int.from_bytes(address, "big") >> after
+
+
+# Redirects connections to the sandbox's proxy, for programs that do not know of a proxy.
+#
+# The supervisor redirects queries to any nameserver, over TCP, and connections to the synthetic addresses
+# in its answers, which stand for names. The socket stays the caller's, who can read and write it meanwhile.
+# That breaks only the caller's own connection, as it may talk to the proxy directly anyway. The proxy
+# decides.
+#
+# See `ipc.led_connection` for the protocol.
+
+
+#: The port of nameservers.
+_NAMES_PORT = 53
+#: Milliseconds for the proxy to accept a connection, to decide about it, and to connect.
+_TAKEN, _DECIDED, _DIALLED = 5_000, 5_000, 60_000
+_NO_ADDRESS = struct.pack("H14x", _socket.AF_UNSPEC)
+
+
+def leads(address: bytes, port: int) -> bool:
+    """Whether a connection to this address goes to the proxy."""
+    return port == _NAMES_PORT or synthetic.is_ours(address)
+
+
+class ProxyRoute:
+    """The route to the proxy of one sandbox."""
+
+    def __init__(self, port: int, word: bytes) -> None:
+        self._port, self._word = port, word.decode()
+
+    def connect(
+        self, fd: int, family: int, address: bytes, port: int, connect: Callable[[int, bytes], int]
+    ) -> int:
+        """Connect the caller's socket to the destination behind the address;
+
+        return 0, or the error for the caller.
+        """
+        waits = not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
+        copy = _socket.socket(fileno=os.dup(fd))
+        try:
+            error = connect(fd, self._address(family))
+            if error == errno.EINPROGRESS:
+                error = _finished(copy)
+            if error:
+                return error
+            error = self._led(copy, self._line(address, port, waits), _DIALLED if waits else _DECIDED)
+            if error:
+                connect(fd, _NO_ADDRESS)  # disconnect, so that it can be connected to another address
+            return error
+        finally:
+            copy.close()
+
+    def _address(self, family: int) -> bytes:
+        """Return the proxy's address, for a socket of this family."""
+        if family == _socket.AF_INET:
+            return struct.pack("=H", family) + struct.pack(">H4s8x", self._port, bytes((127, 0, 0, 1)))
+        mapped = bytes(10) + b"\xff\xff" + bytes((127, 0, 0, 1))
+        return struct.pack("=H", family) + struct.pack(">HI16sI", self._port, 0, mapped, 0)
+
+    def _line(self, address: bytes, port: int, waits: bool) -> bytes:
+        host = NAMES
+        if synthetic.is_ours(address):
+            host = _socket.inet_ntop(_socket.AF_INET if len(address) == 4 else _socket.AF_INET6, address)
+        return encode(LedConnection(self._word, host, port, waits))
+
+    def _led(self, copy: _socket.socket, line: bytes, patience: int) -> int:
+        """Send the destination; return the answer, or an error."""
+        try:
+            if copy.send(line, _socket.MSG_NOSIGNAL | _socket.MSG_DONTWAIT) != len(line):
+                return errno.EAGAIN
+            if not _ready(copy, select.POLLIN, patience):
+                return errno.ETIMEDOUT
+            answer = copy.recv(1, _socket.MSG_DONTWAIT)
+        except OSError as error:
+            return error.errno or errno.ECONNRESET
+        return answer[0] if answer else errno.ECONNRESET
+
+
+def _finished(copy: _socket.socket) -> int:
+    """Wait for a connection in progress; return its error, or 0."""
+    if not _ready(copy, select.POLLOUT, _TAKEN):
+        return errno.ETIMEDOUT
+    return copy.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
+
+
+def _ready(copy: _socket.socket, events: int, patience: int) -> bool:
+    poll = select.poll()
+    poll.register(copy.fileno(), events)
+    return bool(poll.poll(patience))
+
+
+# A new socket in place of the caller's, where we may not copy descriptors of another process.
+#
+# The default filters of container engines refuse pidfd_getfd. There the supervisor reads the kind of the
+# caller's socket from /proc and connects a new socket of that kind. It replaces the caller's descriptor
+# atomically with SECCOMP_IOCTL_NOTIF_ADDFD. Only O_NONBLOCK and O_CLOEXEC are copied from the old socket.
+# Other options that were set before connect() are lost, and a socket that was bound to a name is refused.
+#
+# The caller can change the data in /proc meanwhile. That is harmless: we make only kinds of sockets that
+# its filter allows, and connect them only where the policy allows.
+
+
+_ADD_DESCRIPTOR = 0x40182103
+_ADD = struct.Struct("QIIII")  # struct seccomp_notif_addfd
+_AT_NUMBER = 1  # SECCOMP_ADDFD_FLAG_SETFD
+
+#: Protocol names, as in the attributes of a socket, and their address families.
+_STREAM = {"TCP": socket.AF_INET, "TCPv6": socket.AF_INET6}
+_DATAGRAM = {"UDP": socket.AF_INET, "UDPv6": socket.AF_INET6}
+#: Types of UNIX sockets. No datagram sockets, which can send to any path.
+_UNIX = {1: socket.SOCK_STREAM, 5: socket.SOCK_SEQPACKET}
+_ESTABLISHED, _CONNECTING = 1, 2
+_UNIX_CONNECTED = 3
+
+
+class SocketUnknown(OSError):
+    """The caller's socket cannot be replaced; the caller gets `errno`."""
+
+
+class CallersSocket:
+    """The kind of a socket in another process."""
+
+    def __init__(self, thread: int, fd: int, *, datagrams: bool) -> None:
+        """Read it from /proc. `datagrams`: an Internet socket may be a datagram socket."""
+        where = f"/proc/{thread}/fd/{fd}"
+        try:
+            name = os.readlink(where)
+        except FileNotFoundError:
+            raise SocketUnknown(errno.EBADF, "no such descriptor") from None
+        if not name.startswith("socket:["):
+            raise SocketUnknown(errno.ENOTSOCK, "not a socket")
+        self._inode = int(name[8:-1])
+        self.flags = _flags(thread, fd)
+        protocol = os.getxattr(where, "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace")
+        if protocol.startswith("UNIX"):
+            self.family, self.type = socket.AF_UNIX, self._unix_type()
+        elif protocol in _STREAM:
+            self.family, self.type = _STREAM[protocol], socket.SOCK_STREAM
+            self._check_tcp("tcp" if self.family == socket.AF_INET else "tcp6")
+        elif datagrams and protocol in _DATAGRAM:
+            self.family, self.type = _DATAGRAM[protocol], socket.SOCK_DGRAM
+        else:
+            raise SocketUnknown(errno.EACCES, f"a socket of {protocol}")
+
+    def _unix_type(self) -> int:
+        for cells in _table("unix"):
+            # Num RefCount Protocol Flags Type St Inode Path
+            if len(cells) < 7 or int(cells[6]) != self._inode:
+                continue
+            kind, state = int(cells[4], 16), int(cells[5], 16)
+            if state == _UNIX_CONNECTED:
+                raise SocketUnknown(errno.EISCONN, "connected already")
+            if kind in _UNIX and len(cells) == 7:
+                return _UNIX[kind]
+        raise SocketUnknown(errno.EACCES, "a UNIX socket with a name, or that sends datagrams")
+
+    def _check_tcp(self, table: str) -> None:
+        for cells in _table(table):
+            # sl local rem st tx:rx tr:when retrnsmt uid timeout inode
+            if len(cells) > 9 and int(cells[9]) == self._inode:
+                state = int(cells[3], 16)
+                told = {_ESTABLISHED: errno.EISCONN, _CONNECTING: errno.EALREADY}.get(state, errno.EACCES)
+                raise SocketUnknown(told, "in use already")
+
+    def another(self) -> int:
+        """Return a new socket of the same kind, nonblocking if the caller's is."""
+        kind = self.type | socket.SOCK_CLOEXEC | (self.flags & os.O_NONBLOCK)
+        return socket.socket(self.family, kind).detach()
+
+
+def _flags(thread: int, fd: int) -> int:
+    with open(f"/proc/{thread}/fdinfo/{fd}", "rb") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith(b"flags:"))
+
+
+def _table(name: str) -> Iterator[list[bytes]]:
+    """Yield the rows of a table of sockets, without its header."""
+    with open(f"/proc/self/net/{name}", "rb") as file:
+        next(file, b"")
+        for line in file:
+            yield line.split()
+
+
+def put(listener: int, request: int, made: int, fd: int, *, closes_on_exec: bool) -> None:
+    """Replace the caller's descriptor `fd` with `made`."""
+    flags = os.O_CLOEXEC if closes_on_exec else 0
+    fcntl.ioctl(listener, _ADD_DESCRIPTOR, _ADD.pack(request, _AT_NUMBER, made, fd, flags))

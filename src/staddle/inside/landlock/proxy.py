@@ -44,7 +44,7 @@ def _serve(
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
     from ...ipc import led_connection  # noqa: F401
-    from ...network.gateway import dns_lookup, http_proxy, led_connections, tcp_relay  # noqa: F401
+    from ...network.gateway import http_proxy
     from ...network.rules import rules, sniff  # noqa: F401
     from ...policy import hosts, network  # noqa: F401
 

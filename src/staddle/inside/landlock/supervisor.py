@@ -19,7 +19,7 @@ import select
 import time
 
 from ...files import remove_tree
-from ...ipc.status import CONFINEMENT, NotStarted, not_started, tell
+from ...ipc.wire import CONFINEMENT, NotStarted, not_started, tell
 from ...linux import process
 from ...linux.landlock import RIGHTS, Ruleset
 from ...linux.process import exit_status
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.exec_spec import ExecSpec
-    from ...limits.limit_tally import LimitTally
+    from ...limits.sandbox_cgroups import LimitTally
     from .connections import Broker
 
 #: The kernel sends this when the thread that started the launcher ends. People do not send it.
@@ -138,7 +138,7 @@ def _limits(spec: ExecSpec, command: int, others: int) -> LimitTally | None:
     """
     if not spec.memory and not spec.processes:
         return None
-    from ...limits.limit_tally import LimitTally
+    from ...limits.sandbox_cgroups import LimitTally
     from ...limits.supervisor import Supervisor, threads
     from ...linux.process_tree import descendants, threads_of_user
 

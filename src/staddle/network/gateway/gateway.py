@@ -11,7 +11,6 @@ import _socket
 import errno
 import os
 
-from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import (
     LONGEST,
     MOST_DESCRIPTORS,
@@ -23,7 +22,7 @@ from ...ipc.gateway_messages import (
     decode_settings,
     decode_sockets,
 )
-from ...ipc.wire import Malformed
+from ...ipc.wire import Malformed, receive
 from ...policy.network import Network
 from ..namespace.from_policy import WILDCARD_SLOTS, exact_names
 from ..namespace.socket_handoff import STOCK

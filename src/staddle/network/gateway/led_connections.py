@@ -1,7 +1,7 @@
 """Names for the connections that are led to the proxy of a sandbox, of programs inside that know of no proxy.
 
 Such a program asks a nameserver over TCP, and connects to the address that it is given. Its supervisor leads
-both here (`inside.landlock.by_proxy`): the question is answered with an address that stands for the name,
+both here (`inside.landlock.connections`): the question is answered with an address that stands for the name,
 and a connection to that address is one to the name. See `ipc.led_connection` for how one begins.
 """
 

@@ -16,8 +16,8 @@ import os
 
 from ...errors import InvalidCall, LaunchFailed, StaddleError
 from ...ipc import wire
-from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
+from ...ipc.wire import receive
 from ...policy.hosts import checked_port
 from ..namespace.socket_handoff import CONNECT, FORWARD_REPLY, FORWARD_REQUEST, LISTENERS, NEED_SOCKETS, STOCK
 

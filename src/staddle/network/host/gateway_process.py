@@ -21,7 +21,6 @@ from ... import check
 from ..._value import Value
 from ...errors import LaunchFailed, PolicyError
 from ...events import Event
-from ...ipc.descriptors import send
 from ...ipc.gateway_messages import (
     LONGEST,
     Attempt,
@@ -36,7 +35,7 @@ from ...ipc.gateway_messages import (
     encode_settings,
     encode_sockets,
 )
-from ...ipc.wire import Malformed
+from ...ipc.wire import Malformed, send
 from .spawn import end
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ import os
 
 from ..._value import Value
 from ...interrupts import uninterrupted
-from ...ipc.network_spec import NetworkSpec
+from ...ipc.namespace_spec import NetworkSpec
 from ...linux.syscalls import call
 from ...linux.userns import CLONE_NEWNET, CLONE_NEWUSER, map_ids
 from ..namespace.setup import prepare

@@ -7,7 +7,7 @@ Where it has not, there is a listener for each address and port instead (`listen
 
 from __future__ import annotations
 
-from ...ipc.network_spec import ANYWHERE, NetworkSpec
+from ...ipc.namespace_spec import ANYWHERE, NetworkSpec
 from ..rules import synthetic
 
 TYPE_CHECKING = False

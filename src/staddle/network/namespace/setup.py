@@ -25,7 +25,7 @@ import errno
 import os
 import struct
 
-from ...ipc.network_spec import ANYWHERE
+from ...ipc.namespace_spec import ANYWHERE
 from ...linux import nftables
 from ...linux.netlink import LOOPBACK, NETFILTER, Netlink, address, attribute, link_up, local_route, message
 from ..rules import synthetic
@@ -35,7 +35,7 @@ from .socket_handoff import PreparedSockets
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...ipc.gateway_messages import Label
-    from ...ipc.network_spec import NetworkSpec
+    from ...ipc.namespace_spec import NetworkSpec
 
 #: The group that refused packets are told to, how much of each, and how many in a second.
 LOG_GROUP, LOG_LENGTH, LOGGED_A_SECOND = 1, 80, 50

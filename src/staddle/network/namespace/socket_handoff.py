@@ -16,8 +16,8 @@ import os
 
 from ..._value import Value
 from ...ipc import wire
-from ...ipc.descriptors import send
 from ...ipc.gateway_messages import MOST_DESCRIPTORS, Sockets, encode_sockets
+from ...ipc.wire import send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,15 +14,16 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import InvalidCall, SandboxClosed, SessionError
+from ...layers.review import Review
 from ...policy.network import PATIENCE
 from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
+from ..files import Files
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
 from .event_loop import OnTheLoop, awaited, first_alone, in_thread, room_for, see_through
-from .files import AsyncFiles
 from .session import AsyncSession
 
 TYPE_CHECKING = False
@@ -36,21 +37,21 @@ if TYPE_CHECKING:
     from ...environment.aio import AsyncLocalEnvironment
     from ...events import Event
     from ...launch.audit import AuditTarget
+    from ...layers.review import ApprovalOptions, Committed
     from ...limits.usage import Usage
     from ...policy import Identity, Policy
     from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
-    from ..file_tools import AnyPath
-    from ..open.accounts import Account
-    from ..open.hook_settings import CommandStart
+    from ..files import AnyPath
+    from ..open.as_root import Account
+    from ..open.settings import CommandStart
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
     from ..result import Result
     from ..session import Session, SessionState
     from ..workspace.snapshot import Snapshot
     from .processes import AsyncProcess, AsyncTerminal
-    from .review import AsyncReview
     from .session import AsyncStream
 
 
@@ -343,7 +344,7 @@ class AsyncSandbox:
 
     async def review(self, paths: Collection[str] | None = None) -> AsyncReview:
         """Look at what `commit` would do, at one moment; see `Sandbox.review`. Its `commit` is awaited."""
-        from .review import AsyncReview
+        from .sandbox import AsyncReview
 
         return AsyncReview.of(await self._reviewed(paths), self.commit)
 
@@ -520,3 +521,68 @@ class AsyncSandbox:
         if self._closed:
             raise SandboxClosed("the sandbox is closed", fix="open another one", why="close() was called")
         return self._there()
+
+
+# A review whose commit is awaited.
+
+
+class AsyncReview(Review):
+    """The same as `Review`, for an AsyncSandbox."""
+
+    @classmethod
+    def of(cls, found: Review, commit: Callable[..., Coroutine[Any, Any, Committed]]) -> Self:
+        """The same review, committed by `commit`."""
+        made = cls(**{name: getattr(found, name) for name in cls._fields})
+        made._set("_commit", commit)
+        return made
+
+    async def commit(  # type: ignore[override]
+        self, paths: Collection[str] | None = None, **options: Unpack[ApprovalOptions]
+    ) -> Committed:
+        """Write exactly what was reviewed, or what of it is at and below `paths`; see `Review.commit`."""
+        commit: Callable[..., Coroutine[Any, Any, Committed]] = self.__dict__["_commit"]
+        return await commit(paths, review=self, **options)
+
+
+# The files of a sandbox, awaited.
+
+
+def _close_files(made: IO[bytes]) -> None:
+    made.close()
+
+
+class AsyncFiles:
+    """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
+
+    def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: User = None) -> None:
+        self._sandbox, self._user = sandbox, user
+
+    def as_user(self, user: User) -> AsyncFiles:
+        """The same files as another user sees them; see `Files.as_user`."""
+        return AsyncFiles(self._sandbox, user)
+
+    async def _opened(self) -> Files:
+        files = (await self._sandbox()).files
+        return files if self._user is None else await in_thread(files.as_user, self._user)
+
+    read = awaited(Files.read)
+    read_bytes = awaited(Files.read_bytes)
+    open = awaited(Files.open, undo=_close_files)
+    write = awaited(Files.write)
+    list = awaited(Files.list)
+    exists = awaited(Files.exists)
+    stat = awaited(Files.stat)
+    glob = awaited(Files.glob)
+    write_many = awaited(Files.write_many)
+    append = awaited(Files.append)
+    realpath = awaited(Files.realpath)
+    readlink = awaited(Files.readlink)
+    chmod = awaited(Files.chmod)
+    copy = awaited(Files.copy)
+    edit = awaited(Files.edit)
+    grep = awaited(Files.grep)
+    upload = awaited(Files.upload)
+    download = awaited(Files.download)
+    mkdir = awaited(Files.mkdir)
+    rename = awaited(Files.rename)
+    remove = awaited(Files.remove)

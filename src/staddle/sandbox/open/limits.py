@@ -14,9 +14,9 @@ import os
 import struct
 
 from ...errors import LaunchFailed, StaddleError
-from ...limits import default_limits, enforced, usage
+from ...limits import enforced, usage
 from ...limits.cgroup_layout import CgroupSupport
-from ...limits.limit_tally import PEAK, SIZE, TALLY
+from ...limits.sandbox_cgroups import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
 from .disk_quota import DiskQuota
 
@@ -258,7 +258,7 @@ class LaunchedLimits(SandboxLimits):
         scratch = self._scratch if os.path.isdir(self._scratch) else ""  # else file systems, with a size
         store = scratch if workspace is None else workspace.stack.store.path
         default = "disk" in self.limits.defaults
-        most = default_limits.default_disk(store) if default and store else self.limits.disk
+        most = enforced.default_disk(store) if default and store else self.limits.disk
         if not store or most is None:
             return
         self.limits = self.limits.replace(disk=most, defaults=self.limits.defaults)

@@ -14,8 +14,8 @@ from ...background import start_thread
 from ...errors import LaunchFailed, StaddleError
 from ...events import Event
 from ...interrupts import uninterruptible
-from ...ipc.descriptors import receive
 from ...ipc.gateway_messages import MOST_DESCRIPTORS
+from ...ipc.wire import receive
 from ...network.host import forward, gateway_process
 from ...network.host.gateway_watch import GATEWAY_WATCH
 from ...policy.network import Network

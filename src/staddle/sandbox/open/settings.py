@@ -10,16 +10,19 @@ from ..._value import Value
 from ...errors import InvalidCall, PolicyError
 from ...policy import Policy
 from ...policy.environment import Environment, checked
+from ...policy.identity import PLACES, TAKEN
 from ...policy.installation import default_policy
 from ...policy.network import PATIENCE, whole_seconds
+from ...policy.paths import WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
+    from ...events import Event
+    from ...launch.audit import AuditTarget
     from ...network.host.approval_calls import OnConnect
-    from .hook_settings import HookSettings
 
 MODES = ("overlay", "copy", "bind", "readonly")
 #: Those in which changes stay in the sandbox until a commit.
@@ -87,7 +90,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     if given:
         unknown = next((field for field in given if field not in ("identity", "environment", "base")), None)
         if unknown is not None:
-            from .hints import unknown_option
+            from .settings import unknown_option
 
             raise TypeError(unknown_option(unknown))
         policy = policy.replace(**given)
@@ -119,12 +122,12 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
     hooks = None
     if not (on_command is on_result is on_violation is audit is None):
-        from .hook_settings import checked_hooks
+        from .settings import checked_hooks
 
         hooks = checked_hooks(on_command, on_result, on_violation, audit, awaited=awaited)
     more: dict[str, Any] = {}
     if not (workspace_at is name is labels is None):
-        from .hints import checked_labels, checked_place, checked_title
+        from .settings import checked_labels, checked_place, checked_title
 
         more = {
             "workspace_at": None if workspace_at is None else checked_place(workspace_at, workspace),
@@ -135,7 +138,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
         fix = 'use workdir="src", or an absolute path inside'
         more["workdir"] = check.path("workdir", workdir, fix)
     if freeze is not False:
-        from .hints import checked_freeze
+        from .settings import checked_freeze
 
         more["freeze"] = checked_freeze(freeze, workspace, str(mode), kept)
     return SandboxSettings(
@@ -186,3 +189,195 @@ def _kept_name(keep: object, mode: str) -> str:
             fix="leave one of them out",
         )
     return checked_name(keep)
+
+
+# The hooks of a sandbox as its caller gives them, checked; `sandbox.hooks` calls them.
+
+
+class CommandStart(Value):
+    """A command that is about to start: its number in the sandbox, and what the caller asked for."""
+
+    number: int
+    command: str | tuple[str, ...]
+    session: str
+    user: str
+    cwd: str | None = None
+    timeout: float | None = None
+    background: bool = False
+
+    def __str__(self) -> str:
+        return self.command if isinstance(self.command, str) else " ".join(self.command)
+
+
+class HookSettings(Value):
+    """The hooks that a sandbox was opened with, checked."""
+
+    on_command: Callable[[CommandStart], Any] | None = None
+    on_result: Callable[[Any], Any] | None = None
+    on_violation: Callable[[Event], Any] | None = None
+    audit: AuditTarget | None = None
+
+
+def checked_hooks(
+    on_command: object, on_result: object, on_violation: object, audit: Any, *, awaited: bool
+) -> HookSettings | None:
+    """The hooks, or None when there is none. With `awaited`, they may be coroutine functions."""
+    given: dict[str, Any] = {"on_command": on_command, "on_result": on_result, "on_violation": on_violation}
+    for name, hook in given.items():
+        if hook is None:
+            continue
+        check.function(name, hook, "give a function")
+        import inspect  # it takes milliseconds
+
+        if not awaited and inspect.iscoroutinefunction(hook):
+            raise InvalidCall(
+                f"{name} is a coroutine function", why="a Sandbox awaits nothing", fix="use AsyncSandbox"
+            )
+    if audit is None and not any(given.values()):
+        return None
+    return HookSettings(**given, audit=audit)
+
+
+# Rarer arguments of a sandbox: where the workspace is, its name and labels; and what a wrong one meant.
+
+
+_LONGEST_NAME, _MOST_LABELS, _LONGEST_LABEL = 128, 64, 1024
+
+#: Options of other programs, and of a policy, and where they belong here.
+_ELSEWHERE = {
+    "timeout": "a command, sb.run(..., timeout=60), or to a policy: Policy.agent().with_limits(timeout=60)",
+    "network": "a policy: policy=Policy.agent().with_network(Network.allow('pypi.org'))",
+    "memory": "a policy: policy=Policy.agent().with_limits(memory='1G')",
+    "limits": "a policy: policy=Policy.agent().with_limits(memory='1G')",
+    "cpu": "a policy: policy=Policy.agent().with_limits(cpu=2)",
+    "read": "a policy: policy=Policy.agent().with_read('/opt/data')",
+    "write": "a policy: policy=Policy.agent().with_write('out')",
+    "deny": "a policy: policy=Policy.agent().with_deny('~/.ssh')",
+    "sockets": "a policy: policy=Policy.agent().with_sockets('/run/x.sock')",
+    "sudo": "a policy: policy=Policy.agent().replace(sudo=False)",
+    "world": "a policy: policy=Policy.agent().replace(world='writable')",
+    "envs": "env=",
+    "environ": "env=",
+    "image": "base=: a root file system, see `staddle docs base`",
+    "template": "base=, or Sandbox.from_snapshot()",
+    "metadata": "labels=",
+    "cwd": "workspace=, workdir=, or of a command: sb.run(..., cwd=...)",
+    "user": "identity=Identity(user=...), or of a command: sb.run(..., user=...)",
+}
+#: All that a sandbox takes.
+_OPTIONS = (
+    *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
+    *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
+    *("labels", "identity", "environment", "base", "workdir", "freeze"),
+)
+#: All that a command takes, `user` besides.
+_COMMAND_OPTIONS = (
+    *("timeout", "cwd", "env", "stdin", "on_stdout", "on_stderr", "check", "spill", "merge", "output_limit"),
+    *("cancel", "user"),
+)
+#: Options of commands elsewhere.
+_OF_OTHERS = {
+    "background": "another method: sb.start(...)",
+    "shell": "another method: sb.run('TEXT') has a shell, sb.exec([...]) has none",
+    "input": "stdin=",
+    "capture_output": "every command: result.stdout and result.stderr",
+    "text": "every command: result.stdout is text, result.stdout_bytes is not",
+    "stdout": "on_stdout=, or every command: result.stdout",
+    "stderr": "merge=True, or every command: result.stderr",
+    "workdir": "cwd=",
+}
+
+
+def unknown_option(name: str) -> str:
+    """The sentence for an option that a sandbox does not have."""
+    if name in _ELSEWHERE:
+        return f"a sandbox has no {name!r}; it belongs to {_ELSEWHERE[name]}"
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, (*_OPTIONS, *_ELSEWHERE), 1)
+    if near and near[0] in _ELSEWHERE:
+        return f"a sandbox has no {name!r}; {near[0]!r} belongs to {_ELSEWHERE[near[0]]}"
+    return f"a sandbox has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def unknown_command_option(name: str) -> str:
+    """The sentence for an option that `run`, `exec`, `stream` or `start` does not have."""
+    from difflib import get_close_matches
+
+    known = {**_ELSEWHERE, **_OF_OTHERS}
+    if name in _COMMAND_OPTIONS:  # of another one of these
+        return f"this kind of command has no {name!r}; it belongs to sb.run() and sb.exec()"
+    if name not in known:
+        near = get_close_matches(name, (*_COMMAND_OPTIONS, *known), 1)
+        if not near or near[0] in _COMMAND_OPTIONS:
+            return f"a command has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        name = near[0]
+    return f"a command has no {name!r}; it belongs to {known[name]}"
+
+
+def checked_place(place: object, workspace: object) -> str | None:
+    """Another path for the workspace inside; None if it is the usual one."""
+    path = check.path("workspace_at", place, "give an absolute path inside")
+    normal = os.path.normpath(path)
+    if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
+        raise InvalidCall(
+            f"workspace_at is {path!r}", why="it is not a plain absolute path", fix="use '/app'"
+        )
+    if normal == WORKSPACE_PATH:
+        return None
+    above = [taken for taken in TAKEN if covers(taken, normal)] or [
+        taken for taken in PLACES if normal == taken
+    ]
+    if above and normal != workspace:
+        raise InvalidCall(
+            f"workspace_at is {path!r}", why=f"{above[0]} is the system's", fix="choose another path, '/app'"
+        )
+    return normal
+
+
+def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | None) -> bool | None:
+    """Whether a copy of the workspace is to lie below the layers. InvalidCall where there can be none."""
+    freeze = None if freeze is None else check.flag("freeze", freeze)
+    if workspace is not None and mode == "overlay" and keep is None:
+        return freeze
+    if not freeze:
+        return False
+    why = "there is no workspace to freeze"
+    if workspace is not None:
+        why = "only the layers of mode='overlay' can lie on a copy, and not those that are kept"
+    raise InvalidCall(
+        f"freeze=True contradicts {'keep=' if keep else f'mode={mode!r}'}" if workspace else "freeze=True",
+        why=why,
+        fix="leave it out; mode='copy' is frozen by itself",
+    )
+
+
+def checked_title(name: object) -> str:
+    """A name for people to know it by."""
+    if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise InvalidCall(
+            f"name is {name!r}",
+            fix=f"give a text of at most {_LONGEST_NAME} characters",
+            why="it is not a text, or too long",
+        )
+    return name
+
+
+def checked_labels(labels: object) -> Mapping[str, str]:
+    """Check the labels that the owner of a sandbox gives it."""
+    from collections.abc import Mapping
+
+    if not isinstance(labels, Mapping) or len(labels) > _MOST_LABELS:
+        raise InvalidCall(
+            f"labels is {labels!r}",
+            why=f"it is not a dict of at most {_MOST_LABELS} texts",
+            fix="give a dict such as {'task': '17'}",
+        )
+    for key, value in labels.items():
+        if not isinstance(key, str) or not isinstance(value, str) or len(key) + len(value) > _LONGEST_LABEL:
+            raise InvalidCall(
+                f"labels has {key!r}: {value!r}",
+                why="both are texts, and not long ones",
+                fix="shorten it, and write str(…) around numbers",
+            )
+    return dict(labels)

@@ -18,31 +18,33 @@ from ...layers import persistent_store, session_record, trash
 from ...layers.baseline import Baseline
 from ...layers.differences import differences
 from ...layers.host_directory import HostDirectory
-from ...layers.merged_view import OpenLayers
+from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.squash import deep
-from ...layers.stack import Stack
+from ...layers.stack import LayerSnapshot, Stack
 from ...layers.store import no_room
 from ...policy.paths import WORKSPACE_PATH
-from . import home_layer, kept_record
-from .kept_record import check_workspace
-from .kept_shells import KeptShell, KeptShells
+from ...shell.state import SavedShell
+from . import home_layer
 from .overlay import OverlayWorkspace
 from .snapshot import Snapshot, drift_after
+from .snapshot_file import read_shells, shell_facts
 from .stores import empty_directory
+from .trees import LayeredTree, by_tree, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from typing import Unpack
+    from typing import Any, Unpack
 
     from ...forkserver.client import HomeTree
+    from ...layers.changes import Change
     from ...layers.commit import CommitOptions
     from ...layers.drift import Drift
     from ...layers.review import Committed, Review
     from ...layers.session_record import SessionRecord
+    from ...layers.store import Layer, Store
     from ...mounts.operations import Operation
     from ...policy import Policy
-    from ...shell.state import SavedShell
 
 #: More changes than this are not compared at every start; changes of the host are then found by the
 #: time of the first start.
@@ -102,9 +104,9 @@ class PersistentWorkspace(OverlayWorkspace):
         top, *frozen = (layers[name] for name in record.layers)
         self._start(place, Stack(self._store, [place], frozen, top), record.baseline)
         for recorded in record.beside:
-            self.trees[recorded.root] = kept_record.tree(self._store, recorded, layers)
+            self.trees[recorded.root] = tree(self._store, recorded, layers)
         for point in record.points:
-            self.snapshots[point.label] = kept_record.snapshot(self._store, place, point, layers)
+            self.snapshots[point.label] = snapshot(self._store, place, point, layers)
 
     # ------------------------------------------------------------ for a sandbox
 
@@ -241,10 +243,10 @@ class PersistentWorkspace(OverlayWorkspace):
         others = [tree for root, tree in self.trees.items() if root != WORKSPACE_PATH]
         self.record = self.record.replace(
             used=time.time(),
-            layers=kept_record.layer_names((self.stack.top, *self.stack.frozen)),
+            layers=layer_names((self.stack.top, *self.stack.frozen)),
             baseline=self.baseline,
-            points=tuple(map(kept_record.snapshot_record, self.snapshots.values())),
-            beside=tuple(map(kept_record.tree_record, others)),
+            points=tuple(map(snapshot_record, self.snapshots.values())),
+            beside=tuple(map(tree_record, others)),
         )
         session_record.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer
@@ -395,3 +397,209 @@ def policy_facts(policy: Policy) -> dict[str, object]:
         "network": policy.network.as_dict(),
         "limits": policy.limits.as_dict(),
     }
+
+
+# The shells of a kept sandbox: the state of each session as it was at the end, and at each snapshot.
+#
+# It is text of the sandbox, which only a shell of the sandbox reads again. The file lies beside the record,
+# for its owner only: a shell's variables may hold secrets. Variables that the sandbox was opened with, and
+# that no command has changed, are not in it: the next sandbox has its own.
+
+
+FILE = "shells.json"
+FORMAT = 1
+_MOST_BYTES = 128 << 20
+
+
+class KeptShell:
+    """The state of one shell, and the names of the variables that it had from the sandbox."""
+
+    def __init__(self, shell: SavedShell, given: tuple[str, ...] = ()) -> None:
+        self.shell, self.given = shell, given
+
+    @classmethod
+    def of(cls, shell: SavedShell, environment: Mapping[str, str]) -> KeptShell:
+        """Keep a shell of a sandbox that was opened with `environment`."""
+        if shell.dump is None:
+            return cls(shell)
+        dump, given = shell.dump.without_variables(environment)
+        return cls(SavedShell(dump, shell.status, shell.cwd), given)
+
+    def with_environment(self, environment: Mapping[str, str]) -> SavedShell:
+        """The shell for a sandbox that is opened with `environment`."""
+        if self.shell.dump is None:
+            return self.shell
+        now = {name: environment[name] for name in self.given if name in environment}
+        return SavedShell(self.shell.dump.with_exported(now), self.shell.status, self.shell.cwd)
+
+
+class KeptShells:
+    """The shells of a kept sandbox by session: `now`, and those of its snapshots by label."""
+
+    def __init__(self, directory: str) -> None:
+        self._path = f"{directory}/{FILE}"
+        self.now: dict[str, KeptShell] = {}
+        self.points: dict[str, dict[str, KeptShell]] = {}
+        self._read()
+
+    def _read(self) -> None:
+        """Read the file; no shells if it cannot be read: the layers are worth more than a shell's state."""
+        import json
+
+        try:
+            with open(self._path, "rb") as file:
+                facts = json.loads(file.read(_MOST_BYTES))
+            if facts["format"] == FORMAT:
+                now = _shells(facts["now"])
+                self.points = {str(label): _shells(found) for label, found in facts["points"].items()}
+                self.now = now
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
+            return
+
+    def write(self) -> None:
+        """Replace the file, whole or not at all."""
+        import json
+
+        facts = {
+            "format": FORMAT,
+            "now": _facts(self.now),
+            "points": {label: _facts(found) for label, found in self.points.items()},
+        }
+        temporary = f"{self._path}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            json.dump(facts, file)
+        os.replace(temporary, self._path)
+
+
+def _facts(shells: dict[str, KeptShell]) -> dict[str, Any]:
+    return {
+        name: {"shell": shell_facts(kept.shell), "given": list(kept.given)} for name, kept in shells.items()
+    }
+
+
+def _shells(facts: Any) -> dict[str, KeptShell]:
+    shells = read_shells({name: kept["shell"] for name, kept in facts.items()})
+    return {name: KeptShell(shell, tuple(map(str, facts[name]["given"]))) for name, shell in shells.items()}
+
+
+# The record of a kept sandbox: trees and snapshots to and from it, and the changes and size that it tells.
+#
+# The latter by the record alone, also while the sandbox is in use.
+
+
+def tree(store: Store, recorded: session_record.TreeRecord, layers: Mapping[str, Layer]) -> LayeredTree:
+    """A recorded tree, to go on with."""
+    top, *frozen = (layers[name] for name in recorded.layers)
+    stack = Stack(store, base_paths(store.path, recorded.bases), frozen, top)
+    return LayeredTree(recorded.root, recorded.places, stack)
+
+
+def snapshot(
+    store: Store, base: str, recorded: session_record.SnapshotRecord, layers: Mapping[str, Layer]
+) -> Snapshot:
+    """A recorded snapshot; `base` is what the layers of its workspace are over. It has no shells."""
+
+    def frozen(names: Collection[str], below: Sequence[str], mounted_at: tuple[str, ...]) -> LayerSnapshot:
+        return LayerSnapshot(store, below, [layers[name] for name in names], mounted_at)
+
+    trees = {WORKSPACE_PATH: frozen(recorded.layers, [base], (WORKSPACE_PATH,))}
+    for one in recorded.beside:
+        trees[one.root] = frozen(one.layers, base_paths(store.path, one.bases), one.places)
+    return Snapshot(recorded.label, "swap", trees, recorded.baseline, {}, created=recorded.created)
+
+
+def tree_record(one: LayeredTree) -> session_record.TreeRecord:
+    """The record of a tree."""
+    layers = (one.stack.top, *one.stack.frozen)
+    return session_record.TreeRecord(one.root, one.mounted_at, _bases(one.stack), layer_names(layers))
+
+
+def snapshot_record(taken: Snapshot) -> session_record.SnapshotRecord:
+    """The record of a snapshot."""
+    others = tuple(
+        session_record.TreeRecord(root, one.mounted_at, _bases(one), layer_names(one.layers))
+        for root, one in taken._trees.items()
+        if root != WORKSPACE_PATH
+    )
+    layers = layer_names(taken._trees[WORKSPACE_PATH].layers)
+    return session_record.SnapshotRecord(taken.label, taken.created, layers, taken._baseline, others)
+
+
+def base_paths(store: str, bases: Sequence[str]) -> list[str]:
+    """The directories below a tree. One that is in the store is recorded by its name there."""
+    return [base if base.startswith("/") else f"{store}/{base}" for base in bases]
+
+
+def _bases(stack: Stack | LayerSnapshot) -> tuple[str, ...]:
+    within = f"{stack.store.path}/"
+    return tuple(base.removeprefix(within) for base in stack.bases)
+
+
+def layer_names(layers: Collection[Layer]) -> tuple[str, ...]:
+    """The names of layers in a record."""
+    return tuple(os.path.basename(layer.path) for layer in layers)
+
+
+def changes(
+    record: SessionRecord, paths: Collection[str] | None = None, *, everything: bool = False
+) -> list[Change]:
+    """The changes of a kept sandbox, also while it is in use; with `everything`, also outside the workspace.
+
+    Only at and below `paths` when given, as they are seen inside, from the workspace; ValueError for
+    one that cannot be told about.
+    """
+    from ...layers.changes import diff
+
+    check_workspace(record)
+    directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
+    base = record.workspace or f"{directory}/empty"
+
+    def view(layers: tuple[str, ...], below: Sequence[str]) -> LayerView:
+        return LayerView(tuple(f"{directory}/{name}/upper" for name in layers), tuple(below))
+
+    mounted_at = {WORKSPACE_PATH: (WORKSPACE_PATH,), **{tree.root: tree.places for tree in record.beside}}
+    chosen = None if paths is None else by_tree(paths, WORKSPACE_PATH, mounted_at)
+    found = []
+    try:
+        if chosen is None or WORKSPACE_PATH in chosen:
+            below = None if chosen is None else chosen[WORKSPACE_PATH]
+            found += diff(view(record.layers, [base]), below, at=WORKSPACE_PATH, baseline=record.baseline)
+        for tree in record.beside:
+            if everything if chosen is None else tree.root in chosen:
+                below = None if chosen is None else chosen[tree.root]
+                layers = view(tree.layers, base_paths(directory, tree.bases))
+                found += diff(layers, below, at=path_of(tree.root), elsewhere=True)
+        return found
+    except FileNotFoundError:
+        raise LayerError(
+            f"the layers of the kept sandbox {record.name!r} do not exist",
+            why="another process has just replaced them, or they were deleted",
+            fix="try again",
+        ) from None
+
+
+def size(record: SessionRecord) -> int:
+    """The bytes that its layers take."""
+    from ...layers.store import usage
+
+    directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
+    return sum(usage(f"{directory}/{name}/upper") for name in record.every_layer)
+
+
+def check_workspace(record: SessionRecord) -> None:
+    """LayerError when the directory that a kept sandbox is of is not the one that is there now."""
+    if record.workspace is None:
+        return
+    try:
+        inode = os.stat(record.workspace).st_ino if os.path.isdir(record.workspace) else -1
+    except OSError:
+        inode = -1
+    if inode != record.inode:
+        what = "does not exist" if inode == -1 else "is another directory than the one it was made for"
+        raise LayerError(
+            f"the kept sandbox {record.name!r} has lost its workspace",
+            why=f"{record.workspace!r} {what}",
+            fix=f"put it back, or let the changes go: staddle rm --force {record.name}",
+        )

@@ -19,23 +19,32 @@ from ...layers.baseline import Baseline
 from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now, now_ns
 from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
-from ...layers.stack import LayerSnapshot
+from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...policy.paths import WORKSPACE_PATH
-from .exchange import change, come_back
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from typing import Literal
+    from typing import Literal, Protocol
 
     from ...ipc.agent_messages import NamedProcess
     from ...layers.store import Layer
+    from ...shell.shell import Shell
     from ...shell.state import SavedShell
-    from .exchange import NamedShell
     from .frozen import BaseFreezer
     from .snapshot_file import SavedSnapshot
     from .workspace import SandboxWorkspace
+
+    class NamedShell(Protocol):
+        """A session, as far as a snapshot needs it."""
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def _shell(self) -> Shell: ...
+        @property
+        def _user(self) -> str: ...
 
 
 @unmistakable(own=("close",))
@@ -477,3 +486,57 @@ def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapsh
     if workspace.stand_in is not None or not snapshot._is_of(workspace.directory):
         return Drift()
     return fitting.drift(most=MOST_ENTRIES)
+
+
+# Exchange the layers of an open sandbox for others, also beside programs that run.
+
+
+def change(
+    workspace: SandboxWorkspace,
+    following: dict[str, Stack],
+    then: Callable[[], object] = tuple,
+    others: Literal["keep", "end"] = "keep",
+) -> list[NamedProcess]:
+    """Go on with other layers, whatever runs, and call `then`; the processes that were ended for it.
+
+    `following` is closed if that fails.
+    """
+    try:
+        return workspace.swap(following, then, others) or []
+    except BaseException:
+        close_all(following)
+        raise
+
+
+def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> None:
+    """Have directories of the system in layers of their own, so that they can be written, from now on.
+
+    `bases` has for each, by its path inside, the directories of the host that lie below, topmost first. The
+    owners in the topmost one decide which user may write where. Trees that have layers already stay as
+    they are. The new ones are part of everything then: snapshots, forks, `diff(everything=True)`,
+    kept sandboxes. Programs that run go on with what they have open.
+    """
+    from .overlay import OverlayWorkspace
+
+    if not isinstance(workspace, OverlayWorkspace):
+        raise LayerError(
+            "this sandbox has no layers",
+            why="its workspace is a copy",
+            fix="open it with mode='overlay' on the namespaces backend",
+        )
+    following: dict[str, Stack] = {}
+    try:
+        for root, below in bases.items():
+            if root not in workspace.trees:
+                following[root] = Stack.new(workspace.stack.store, below)
+    except BaseException:
+        close_all(following)
+        raise
+    if following:
+        change(workspace, following)
+
+
+def come_back(sessions: Sequence[NamedShell], *, at_once: bool = False) -> None:
+    """Make shells enter their directory in the newly mounted tree; see `Shell.reenter_directory`."""
+    for session in sessions:
+        session._shell.reenter_directory(at_once=at_once)

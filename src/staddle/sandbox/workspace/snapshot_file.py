@@ -14,14 +14,14 @@ import os
 
 from ..._value import Value
 from ...errors import ArchiveRefused
+from ...files.tar import UnpackBounds
 from ...files.tree import Tree, walk
-from ...files.unpack import UnpackBounds
 from ...forkserver.client import mounter
 from ...layers import archive
 from ...layers.baseline import Baseline
 from ...layers.frozen_base import ASKED
 from ...layers.stack import LayerSnapshot
-from ...limits.default_limits import free_share
+from ...limits.enforced import free_share
 from ...policy.paths import WORKSPACE_PATH
 from ...shell.state import Dump, SavedShell
 from .stores import empty_directory, store_for

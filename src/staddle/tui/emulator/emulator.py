@@ -15,15 +15,13 @@ from collections import deque
 from functools import lru_cache
 from itertools import islice
 
-from .attributes import PLAIN, selected
-from .grid import CellGrid
+from .grid import PLAIN, CellGrid, selected
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .attributes import Attributes
-    from .grid import CellLine, Runs
+    from .grid import Attributes, CellLine, Runs
 
 #: Lines that are kept when they leave the screen.
 HISTORY = 3000

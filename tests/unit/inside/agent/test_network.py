@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle import Network
-from staddle.ipc.network_spec import NetworkSpec, decoded, encoded
+from staddle.ipc.namespace_spec import NetworkSpec, decoded, encoded
 from staddle.network.namespace.from_policy import network_spec
 
 NETWORKS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from staddle import Network
-from staddle.ipc.network_spec import ANYWHERE, NetworkSpec
+from staddle.ipc.namespace_spec import ANYWHERE, NetworkSpec
 from staddle.network.namespace.from_policy import (
     MOST_LISTENERS,
     USUAL_PORTS,
