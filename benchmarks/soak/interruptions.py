@@ -23,18 +23,25 @@ _COLLECTED = 20
 class _Alarm(Exception):
     """Raised by the handler."""
 
+    #: Whether a call is being interrupted. The kernel may hand a signal to another thread, and Python then
+    #: runs the handler after the timer was stopped.
+    is_awaited = False
+
 
 def _raising(*_: object) -> None:
-    raise _Alarm
+    if _Alarm.is_awaited:
+        raise _Alarm
 
 
 def _interrupted(call: Callable[[], object], after: float) -> bool:
     """Call it, and raise after so many seconds; whether that came before its end."""
     try:
         try:
+            _Alarm.is_awaited = True
             signal.setitimer(signal.ITIMER_REAL, after)
             call()
         finally:
+            _Alarm.is_awaited = False
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _Alarm:
         return True

@@ -308,6 +308,16 @@ def is_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
+def not_handed_over(error: OSError, fix: str) -> LaunchFailed:
+    """Return the error for a memory file that a sandbox is to read, and that could not be written."""
+    is_limited = error.errno == errno.EFBIG
+    return LaunchFailed(
+        "a command or its input could not be handed over",
+        why="this process may not write a file of that size" if is_limited else str(error),
+        fix="raise the limit on the size of files (ulimit -f)" if is_limited else fix,
+    )
+
+
 class TooManyOpenFiles(LaunchFailed, LayerError):
     """This process has as many files open as it may."""
 

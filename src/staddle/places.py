@@ -153,12 +153,21 @@ def unreachable(kind: str) -> Iterator[str]:
         yield f"{top}/{PREFIX}{kind}-{os.geteuid()}"
 
 
+def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
+    """Make a directory with exactly this mode, whatever the umask of the program.
+
+    Otherwise one program with a umask of 0777 would leave a directory that no later one can enter.
+    """
+    os.mkdir(path, mode, dir_fd=dir_fd)
+    os.chmod(path, mode, dir_fd=dir_fd)
+
+
 def make_private(top: str, *names: str) -> str:
     """The directory `top`/name/..., made if it is missing. LaunchFailed if others can enter it."""
     path = top
     for path in itertools.accumulate((top, *names), "{}/{}".format):
         try:
-            os.mkdir(path, 0o700)
+            make_directory(path)
         except FileExistsError:
             pass
         except OSError as error:

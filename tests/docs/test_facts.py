@@ -67,7 +67,7 @@ NUMBERS = (
     ("policy-file.md", "more than {} brackets", "policy.file.MOST_NESTED", 1),
     ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
     ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
-    ("sessions.md", "With a limit below {} no sandbox", "linux.file_room.LEAST", 1),
+    ("sessions.md", "With a limit below {} no sandbox", "linux.open_files.LEAST", 1),
     ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "launch.output.FLOOD", GIB),
     ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),
     ("world.md", "0 to {}", "policy.identity.LAST_ID", 1),

@@ -153,13 +153,16 @@ def test_a_timeout_of_asyncio_is_a_cancellation(backend: str) -> None:
 @every_backend
 def test_waiting_in_the_queue_can_be_cancelled(backend: str) -> None:
     async def test(sb: AsyncSandbox) -> None:
-        first = asyncio.create_task(sb.run("sleep 0.5; echo first"))
+        go = f"/tmp/go-{unique_seconds()}"
+        first = asyncio.create_task(sb.run(f"while ! [ -e {go} ]; do sleep 0.05; done; rm {go}; echo first"))
         await asyncio.sleep(0.1)
         second = asyncio.create_task(sb.run("echo second"))
         await asyncio.sleep(0.1)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
+        assert not first.done()
+        await sb.files.write(go, "")
         assert (await first).stdout == "first\n"
 
     awaited(backend, test)

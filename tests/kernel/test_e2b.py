@@ -479,6 +479,6 @@ def test_awaited() -> None:
             assert loops[0] is asyncio.get_running_loop()
             with pytest.raises(ZeroDivisionError):
                 await sandbox.commands.run("echo x", on_stdout=lambda _: 1 / 0)
-            assert (await AsyncSandbox.list_snapshots().next_items()) == []
+            assert (await AsyncSandbox.list_snapshots(sandbox.sandbox_id).next_items()) == []
 
     asyncio.run(use())

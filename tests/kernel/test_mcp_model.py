@@ -248,7 +248,8 @@ def test_a_server_without_a_layer_does_not_promise_one(mode: str, tmp_path: Path
 def test_a_refused_host_is_said_to_be_the_users(tmp_path: Path) -> None:
     async def task(tools: frozenset[str]) -> str:
         async with Client(make_server(ServerSettings(str(tmp_path), tools=tools))) as client:
-            code = "import socket; socket.create_connection(('host.example', 443), 5)"
+            # The gateway accepts a connection before it decides: without `recv` the program may end first.
+            code = "import socket; socket.create_connection(('host.example', 443), 5).recv(1)"
             return await said(client, "bash", command=f'python3 -c "{code}"')
 
     assert "`staddle mcp --allow HOST`" in asyncio.run(task(DEFAULT_TOOLS))

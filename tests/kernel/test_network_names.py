@@ -71,7 +71,8 @@ def test_an_alias_of_a_refused_name_is_refused() -> None:
             time.sleep(1)  # the same within a second is told once
         send = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('hidden.example', 53))"
         inside.python(f"import socket; {send}")
-        assert [(a.protocol, a.why) for a in inside.attempts() if a.outcome == "refused"] == [("udp", rule)]
+        refused = [(a.protocol, a.why) for a in inside.attempts() if a.outcome == "refused"]
+        assert [each for each in refused if each[0] == "udp"] == [("udp", rule)]  # curl's may come late
 
 
 @pytest.mark.same_for_everyone

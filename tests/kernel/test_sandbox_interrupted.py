@@ -307,6 +307,25 @@ def test_a_pause_that_is_interrupted_is_none(monkeypatch: pytest.MonkeyPatch) ->
             assert sb.run("echo goes on", timeout=20).stdout == "goes on\n"
 
 
+def test_a_pause_that_fails_and_cannot_be_undone_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> bool:
+        raise MemoryError
+
+    with Sandbox(tmp_path) as sb:
+        for place in ("_until", "SandboxCgroups.thaw"):
+            monkeypatch.setattr(f"staddle.limits.sandbox_cgroups.{place}", full)
+        monkeypatch.setattr("staddle.ipc.agent_client.AgentClient._pause", full)
+        with pytest.raises(MemoryError):
+            sb.pause()
+        monkeypatch.undo()
+        assert not sb._now().agent.is_paused
+        sb._now().resume()  # there may be a group, which is frozen
+        sb.snapshot()
+        assert sb.run("echo goes on", timeout=20).stdout == "goes on\n"
+
+
 #: What is done to a sandbox by its name, in the child. Each ends by itself.
 _OPERATIONS = """
 import collections, itertools

@@ -565,6 +565,18 @@ def test_a_program_that_waits_for_its_child_is_paused(limits: dict[str, object])
         assert program.output().stdout == "begun\ngone on\n"
 
 
+def test_stopping_everything_by_signals_leaves_the_file_server_running() -> None:
+    """So a snapshot is taken where there is no cgroup; the next request for a file does not wait after it."""
+    with limited() as sb:
+        sb.files.write("file", "text")
+        sb.start(["sleep", "1000"])
+        sb._inside.agent.pause()
+        sb._inside.agent.resume()
+        states = sb.run("cat /proc/[0-9]*/stat").stdout.splitlines()
+        assert [line for line in states if line.rpartition(")")[2].split()[0] == "T"] == []
+        assert sb.files.read("file") == "text"
+
+
 def _written(sb: Sandbox) -> int:
     """The bytes that the program of `CONTINUED` has written, seen from outside."""
     try:

@@ -31,7 +31,7 @@ everywhere = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landloc
 #: On native nothing ties what an agent has started to its end but the agent itself.
 confined = pytest.mark.parametrize("backend", ["namespaces", "bwrap", "landlock"])
 #: What "in seconds" means here: far more than the steps of an end take, far less than a wait for ever.
-BOUND = 40.0
+BOUND = 120.0
 
 
 def bounded(work: Callable[[], object]) -> None:

@@ -26,7 +26,8 @@ from staddle.errors import (
 )
 from staddle.sandbox.open.next_sandbox import NEXT
 from staddle.shell import idle
-from staddle.shell.command import CommandSpec
+from staddle.shell.command import CommandSpec, Outcome
+from staddle.shell.running_command import RunningCommand
 from staddle.shell.shell import Shell
 from tests.support.in_a_child import SRC
 from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
@@ -387,6 +388,25 @@ def test_a_shell_at_rest_has_two_descriptors(tried: TriedShell) -> None:
     assert in_use - open_descriptors() in ((7,) if tried.shell._state._meter is None else range(9, 15))
     assert tried.run("echo $x").out == b"1\n"
     assert until(lambda: open_descriptors() == in_use)
+
+
+@pytest.mark.same_for_everyone
+def test_a_short_command_that_was_released_late_is_followed_by_maintenance(
+    unconfined: TriedShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the caller's thread waits for a processor, and maintenance finds the shell in use."""
+    assert unconfined.shell.state()
+    finish = unconfined.shell._finish
+
+    def late(command: RunningCommand) -> Outcome:
+        outcome = finish(command)
+        outcome.duration = 0.0
+        time.sleep(0.2)
+        return outcome
+
+    monkeypatch.setattr(unconfined.shell, "_finish", late)
+    unconfined.run("x=1")
+    assert until(lambda: not unconfined.shell._state.known.is_dirty, 20)
 
 
 @pytest.mark.same_for_everyone

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from staddle import Network, Policy
 from staddle.network.host import gateway_process
 from staddle.tui import terminal_pane
 from staddle.tui.app import PALETTE, TuiApp
+from tests.support.staddle_command import environment
 from tests.support.tui_app import Driven, drive
 from tests.support.waiting import unique_seconds, until, with_argument
 from tests.support.web import serving
@@ -495,6 +499,29 @@ def test_narrow_and_vertical(work: Path) -> None:
         await ui.until(lambda: ui.tab.terminal.size.width == 130)
 
     drive(steps, work, size=(80, 24))
+
+
+def test_an_interrupt_while_the_ui_is_loaded_ends_the_program() -> None:
+    # As KeyboardInterrupt it could leave a lock of the interpreter held, and the opening thread would wait.
+    ended = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED], env=environment(), capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+
+
+_INTERRUPTED = """
+import os, signal
+from staddle.tui.start import start
+
+class Opening:
+    error = None
+    def begin(self):
+        os.kill(os.getpid(), signal.SIGINT)
+    def close(self):
+        pass
+
+start(Opening())
+"""
 
 
 @pytest.mark.slow

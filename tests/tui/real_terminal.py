@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.staddle_command import COMMAND, environment
-from tests.support.waiting import until
+from tests.support.waiting import unique_seconds, until, with_argument
 
 
 class Tmux:
@@ -78,3 +79,18 @@ def test_type_resize_read_and_leave(tmux: Tmux, tmp_path: Path) -> None:
     tmux.until("ended with 0")
     tmux.keys("plain again")  # the terminal is as it was
     tmux.until("plain again")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGKILL"])
+def test_a_signal_ends_it_and_everything_in_it(tmux: Tmux, tmp_path: Path, name: str) -> None:
+    seconds = unique_seconds()
+    tmux.until("/workspace$", "no changes")
+    tmux.keys(f"(setsid sleep {seconds} &); sleep {seconds}", "Enter")
+    assert until(lambda: len(with_argument(seconds)) == 2)
+    number = signal.Signals[name]
+    # The child that gives the terminal back has the same arguments, and ends with its parent.
+    os.kill(min(with_argument(str(tmp_path / "work"))), number)
+    tmux.until(f"ended with {128 + number}")
+    tmux.keys("plain again")  # the terminal is as it was
+    tmux.until("plain again")
+    assert until(lambda: not with_argument(seconds) and not with_argument(str(tmp_path / "work")))

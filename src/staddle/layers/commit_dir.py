@@ -66,9 +66,9 @@ class CommitDirectory:
             where = {"target": self._target_path, "slots": self._slots_path}
             self._write("where", {**where, "inode": os.fstat(target).st_ino})
             if self._slots_path.startswith(f"{in_state}/"):
-                os.makedirs(in_state, 0o700, exist_ok=True)
+                _have(in_state)
                 os.close(open_home(in_state))
-            os.mkdir(self._slots_path, 0o700)
+            places.make_directory(self._slots_path)
             self.slots = os.open(self._slots_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except BaseException:
             self._leave()
@@ -110,6 +110,7 @@ class CommitDirectory:
 
         temporary = f"{self.path}/{name}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o600)
         with open(fd, "w") as file:
             file.write(json.dumps({"format": FORMAT, **facts}))
             file.flush()
@@ -182,6 +183,15 @@ def open_home(home: str) -> int:
     return fd
 
 
+def _have(directory: str) -> None:
+    """Make a directory of ours and those above it, if they are missing."""
+    os.makedirs(os.path.dirname(directory), exist_ok=True)
+    try:
+        places.make_directory(directory)
+    except FileExistsError:
+        pass
+
+
 def _claimed(home: str) -> tuple[str, int]:
     """Return a new directory in `home` and its lock, which the kernel releases when we end."""
     import fcntl
@@ -190,11 +200,12 @@ def _claimed(home: str) -> tuple[str, int]:
         name = os.urandom(8).hex()
         path = f"{home}/{name}"
         try:
-            os.makedirs(home, mode=0o700, exist_ok=True)
+            _have(home)
             directory = open_home(home)
             try:
-                os.mkdir(name, 0o700, dir_fd=directory)
+                places.make_directory(name, dir_fd=directory)
                 lock = os.open(f"{name}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=directory)
+                os.fchmod(lock, 0o600)  # whatever the umask: a recovery by a later program opens it
             finally:
                 os.close(directory)
         except (FileNotFoundError, FileExistsError):

@@ -13,6 +13,7 @@ import weakref
 from ..errors import LayerError
 from ..files.remove_tree import remove as remove_directory
 from ..files.tree import Tree
+from ..places import make_directory
 from . import trash
 from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
@@ -52,12 +53,16 @@ class PersistentStore(Store):
         self._claim, killed = _claimed(self.home, name, make=make)
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
-            os.mkdir(self.path, mode)
-            os.chmod(self.path, mode)
-        except FileExistsError:
-            pass
-        _await_users(self.path, killed)
-        self._serial = max((int(found) for found in os.listdir(self.path) if found.isdigit()), default=0)
+            try:
+                os.mkdir(self.path, mode)
+                os.chmod(self.path, mode)
+            except FileExistsError:
+                pass
+            _await_users(self.path, killed)
+            self._serial = max((int(found) for found in os.listdir(self.path) if found.isdigit()), default=0)
+        except BaseException:
+            self.leave()
+            raise
         _open.add(self)
 
     def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
@@ -140,6 +145,7 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
             continue  # it was just removed
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(fd, 0o600)  # whatever the umask: the next program opens it
             if os.path.samestat(os.fstat(fd), os.lstat(f"{directory}/{CLAIM}")):
                 killed = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
                 os.ftruncate(fd, 0)
@@ -154,6 +160,16 @@ def _claimed(directory: str, name: str, *, make: bool) -> tuple[int, str]:
             time.sleep(0.01)  # `is_claimed` may be checking it for a moment
         except FileNotFoundError:
             os.close(fd)
+        except OSError as error:
+            os.close(fd)
+            raise LayerError(
+                f"the kept sandbox {name!r} cannot be used",
+                why=f"{directory}/{CLAIM}: {error.strerror}",
+                fix="make room on that disk, or raise the limit on the size of files (ulimit -f)",
+            ) from error
+        except BaseException:
+            os.close(fd)
+            raise
     raise LayerError(
         f"the kept sandbox {name!r} is removed all the time",
         why="another process deletes it as fast as it is made",
@@ -278,7 +294,7 @@ def prepare(layer: Layer, owner: tuple[int, int] | None, before: int = -1) -> No
     The work directory, which is the kernel's own, is created anew.
     """
     remove_directory((os.fsencode(layer.work),))
-    os.mkdir(layer.work, 0o700)
+    make_directory(layer.work)
     if owner is not None:
         for path in (layer.path, layer.work):
             os.chown(path, *owner)

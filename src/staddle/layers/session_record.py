@@ -241,6 +241,7 @@ def write(directory: str, record: SessionRecord) -> None:
     }
     temporary = f"{directory}/{RECORD}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    os.fchmod(fd, 0o600)
     with open(fd, "w", encoding="ascii") as file:
         file.write(json.dumps(facts))
         file.flush()

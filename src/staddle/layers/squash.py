@@ -36,7 +36,7 @@ _PART = 8
 
 def deepest() -> int:
     """The depth at which a freeze waits for a squash, or does it; less if few files may be open."""
-    return min(DEEPEST, open_files.original_limit() // _PART)
+    return min(DEEPEST, max(open_files.LEAST, open_files.original_limit()) // _PART)
 
 
 def deep() -> int:

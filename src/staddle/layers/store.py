@@ -187,7 +187,7 @@ class Store:
             layer = Layer(self, f"{self.path}/{self._serial}")
         try:
             for path in (layer.path, layer.upper, layer.work):
-                os.mkdir(path, 0o700)
+                places.make_directory(path)
                 if self.owner is not None:
                     os.chown(path, *self.owner)
         except OSError as error:
@@ -339,9 +339,10 @@ def _claimed(home: str, mode: int) -> tuple[str, int]:
         name = os.urandom(8).hex()
         directory = _opened(home, mode)
         try:
-            os.mkdir(name, 0o700, dir_fd=directory)
+            places.make_directory(name, dir_fd=directory)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             lock = os.open(f"{name}/lock", flags, 0o600, dir_fd=directory)
+            os.fchmod(lock, 0o600)  # as above: a sweep by a later program opens it
         except FileNotFoundError:
             continue  # the last user of `home`, or a sweep, has removed it
         finally:
@@ -391,7 +392,7 @@ def can_hold_layers(directory: str) -> None:
     """Try what overlayfs needs of an upper layer's file system; LayerError names the missing feature."""
     probe = f"{directory}/.{os.urandom(8).hex()}"
     try:
-        os.mkdir(probe, 0o700)
+        places.make_directory(probe)
     except FileNotFoundError:
         os.close(_opened(directory, 0o700))  # its last user removed it
         return can_hold_layers(directory)
@@ -449,7 +450,7 @@ def _opened(home: str, mode: int) -> int:
     """Open our own directory, created if missing. Another user may have created one of that name there."""
     for _ in range(100):
         try:
-            os.mkdir(home, mode)
+            places.make_directory(home, mode)
         except FileExistsError:
             pass
         try:

@@ -14,6 +14,7 @@ import os
 
 from ..background import do_later, rest, wait_for_jobs
 from ..files.remove_tree import remove
+from ..places import make_directory
 
 TRASH = "gone"
 #: No blocks, no inodes, or none for this user.
@@ -28,7 +29,7 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
     trash = f"{home}/{TRASH}"
     for _ in range(100):
         try:
-            os.mkdir(trash, 0o700)
+            make_directory(trash)
             if owner is not None:
                 os.chown(trash, *owner)
         except FileExistsError:
@@ -37,6 +38,8 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
             if not os.path.lexists(path):
                 return  # it was deleted with its home
             continue  # another thread has removed the trash before it had its owner
+        except PermissionError:
+            return  # the program has changed its user since; the next program of the other one deletes it
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -49,6 +52,8 @@ def move(path: str, home: str, owner: tuple[int, int] | None = None) -> None:
             if not os.path.lexists(path):
                 return  # another process has moved it
             continue  # the trash was just removed
+        except PermissionError:
+            return  # as above
         except OSError as error:
             if error.errno != errno.EXDEV and error.errno not in FULL:
                 raise

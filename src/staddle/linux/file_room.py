@@ -18,8 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The least limit on open files with which a sandbox can be opened: its own processes have the same limit.
-LEAST = 80
 #: Seconds to wait while no room is given back: for commands in other sandboxes to end; if none runs, for a
 #: sandbox in another thread to close; and in total.
 PATIENCE, _SHORT_PATIENCE, _LONGEST_PATIENCE = 60.0, 2.0, 600.0
@@ -175,10 +173,10 @@ def too_many() -> TooManyOpenFiles:
 def _check_limit() -> None:
     """Raise LaunchFailed if this process may have too few open files to open any sandbox."""
     limit = open_files.original_limit()
-    if limit < LEAST:
+    if limit < open_files.LEAST:
         raise LaunchFailed(
             "a sandbox cannot be opened",
-            why=f"this process may have {limit} open files, and {LEAST} are needed",
+            why=f"this process may have {limit} open files, and {open_files.LEAST} are needed",
             fix="raise the limit: ulimit -n 1024",
         )
 

@@ -14,8 +14,10 @@ from ..errors import is_full
 
 #: The most that we ask for: a hard limit may be a billion, and programs loop over all possible descriptors.
 _ENOUGH = 1 << 18
-#: The soft limit before it was raised, if it was.
-_original: list[int] = []
+#: The soft limit before we raised it, and after that, if we did.
+_raised: list[tuple[int, int]] = []
+#: The least limit on open files with which a sandbox can be opened: its own processes have the same limit.
+LEAST = 80
 
 
 def limit() -> int:
@@ -30,8 +32,9 @@ def hard_limit() -> int:
 
 
 def original_limit() -> int:
-    """Return the soft limit before we raised it."""
-    return _original[0] if _original else limit()
+    """Return the soft limit before we raised it; the present one if the program has set another since."""
+    now = limit()
+    return _raised[0][0] if _raised and _raised[0][1] == now else now
 
 
 def have_standard_streams() -> None:
@@ -54,25 +57,29 @@ def count() -> int:
 
 
 def raise_limit() -> bool:
-    """Raise the soft limit to the hard limit; False if it is there already."""
+    """Raise the soft limit to the hard limit; False if it is there already.
+
+    A limit that is too low for any sandbox stays: the program has set it while sandboxes were open, and our
+    children could not run with it.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = hard_limit()
-    if soft >= highest:
+    if soft >= highest or soft < LEAST:
         return False
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     except (OSError, ValueError):
         return False
-    if not _original:
-        _original.append(soft)
+    _raised[:] = [(soft, highest)]
     return True
 
 
 def hand_down(pid: int) -> None:
     """Give a child that was just started the soft limit from before we raised it."""
-    if _original:
+    original = original_limit()
+    if original != limit():
         try:
             hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_original[0], hard))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (original, hard))
         except (OSError, ValueError):
             pass  # it has ended, or has a lower limit already

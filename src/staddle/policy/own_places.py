@@ -111,7 +111,7 @@ def _hold(path: str) -> None:
             place = os.path.dirname(place)
         for place in reversed(missing):
             try:
-                os.mkdir(place, 0o700)
+                places.make_directory(place)
             except FileExistsError:
                 continue  # another process needs it as well
             except OSError as error:

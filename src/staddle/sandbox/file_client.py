@@ -271,7 +271,12 @@ class FileClient:
 
             _code.append(file_server_code())
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        code = memory_file(_code[0])
+        try:
+            code = memory_file(_code[0])
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise
+            raise errors.not_handed_over(error, fix="") from error
         try:
             self._process = self._agent.start_file_server(theirs.fileno(), code, self._who)
         except BaseException:

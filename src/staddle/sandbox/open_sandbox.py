@@ -50,9 +50,29 @@ _NUMBERS = count(1)
 _MAINTENANCE = 5.0
 #: All that are open in this process.
 _EVERY: WeakSet[OpenSandbox] = WeakSet()
+#: The user that this process ran as when it opened its first sandbox.
+_users: list[int] = []
+
+
+def _user_of_this_process() -> int:
+    """The user that this process runs as. LaunchFailed if it was another one at the first sandbox.
+
+    Fork servers and stores are that user's. A sandbox from them could have more rights than this process.
+    """
+    user = os.geteuid()
+    if not _users:
+        _users.append(user)
+    if _users[0] != user:
+        raise LaunchFailed(
+            "a sandbox cannot be opened",
+            why=f"this process has opened sandboxes as uid {_users[0]}, and runs as uid {user} now",
+            fix="open the first one after the process has changed its user, or open it in another process",
+        )
+    return user
 
 
 def _after_fork() -> None:
+    _users.clear()
     FILE_ROOM.forget()
     for inside in list(_EVERY):
         inside.is_ours = False
@@ -76,6 +96,7 @@ class OpenSandbox:
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules
+        self.user = _user_of_this_process()
         if self.rules is not None:
             self.rules.ready()
         if not hasattr(select, "epoll") or not hasattr(select, "poll"):
@@ -299,7 +320,11 @@ class OpenSandbox:
         try:
             self._stop()
         except BaseException:
-            self.resume()
+            try:
+                self.resume()
+            finally:
+                # Otherwise a snapshot, which leaves a paused sandbox stopped, would stop it for good.
+                self.agent.is_paused = False
             raise
 
     def _stop(self) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from ..errors import InvalidCall, SandboxClosed
+from ..errors import InvalidCall, SandboxClosed, SessionError
 from ..interrupts import owned, owned_method, unmistakable, unmistaken, unmistaken_method
 from ..linux import open_files
 from ..linux.process import REAPING
@@ -516,5 +516,11 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
                 "the sandbox belongs to another process",
                 why="this one is a fork of the program that opened it",
                 fix="open one here",
+            )
+        if (user := os.geteuid()) != self._inside.user:
+            raise SessionError(
+                "the sandbox belongs to another user",
+                why=f"this process has opened it as uid {self._inside.user}, and runs as uid {user} now",
+                fix="use and close it before the process changes its user, or open one afterwards",
             )
         return self._inside

@@ -7,7 +7,7 @@ import os
 import select
 import time
 
-from ..errors import LaunchFailed
+from ..errors import not_handed_over
 from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
 from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
@@ -282,9 +282,7 @@ class BashProcess:
         except OSError as error:
             if is_of_a_handler(error):
                 raise
-            raise LaunchFailed(
-                "a command or its input could not be handed over", why=str(error), fix="put it into a file"
-            ) from error
+            raise not_handed_over(error, fix="put it into a file") from error
 
     def begin(  # noqa: PLR0917 - on every command's path
         self,

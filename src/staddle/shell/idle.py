@@ -58,7 +58,10 @@ class IdleMaintenance:
         self._worker = Worker(self._maintain, self._forget_all)
 
     def schedule(self, shell: IdleShell) -> None:
-        """Maintain `shell`, which was used just now, when it is idle."""
+        """Maintain `shell`, which was used just now, when it is idle.
+
+        The worker skips a shell that a command holds. So call this again after a command has released it.
+        """
         if shell in self._waiting:  # as mostly, and on every command's path: the worker comes round to it
             return
         with self._lock:
@@ -76,15 +79,14 @@ class IdleMaintenance:
         now = time.monotonic()
         with self._lock:
             idle = [shell for shell in self._waiting if shell.idle_from <= now]
+            for shell in idle:  # before `maintain`: a command that holds the shell now schedules it again
+                del self._waiting[shell]
         self._interval = QUIET if idle else min(2 * self._interval, _LONGEST_INTERVAL)
         for shell in idle:
             try:
                 shell.maintain()
             except Exception:  # noqa: S110 - the next command of this shell raises it again
                 pass
-            with self._lock:
-                if shell.idle_from <= now:  # else it was used meanwhile
-                    self._waiting.pop(shell, None)
         return 0.0 if self._waiting else None
 
     def _forget_all(self) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 #: How many logs of background output are kept after their jobs have ended.
 _MOST_LOGS = 64
-#: Commands shorter than this need not schedule maintenance again: the request made when they began is
-#: still pending.
+#: After a command shorter than this, the shell's idle time counts from the command's beginning.
 _MOMENT = QUIET / 2
 #: Seconds to wait for a command that was told to end: longer than all steps of ending it take. And for its
 #: driver to notice that its shell is gone.
@@ -214,7 +213,9 @@ class Shell:
 
     def _after(self, command: RunningCommand, outcome: Outcome) -> Outcome:
         if outcome.duration > _MOMENT:
-            self.schedule_maintenance()
+            self._used = time.monotonic()
+        if not self._closed:  # even after a short command: maintenance skips a shell that is not released yet
+            IDLE_MAINTENANCE.schedule(self)
         if command.failure is not None:
             raise command.failure
         return outcome

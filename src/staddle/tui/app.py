@@ -122,7 +122,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     def _end_on_signals(self) -> None:
         """Leave in good order when we are asked to end, or the terminal is gone."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             try:
                 loop.add_signal_handler(number, self._leave_in_time, 128 + number)
             except (ValueError, RuntimeError):

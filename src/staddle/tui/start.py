@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
 
 def start(opening: SandboxOpening, *, vertical: bool = False) -> int:
     """Show the UI on this terminal; the exit status. Every sandbox has ended when it returns."""
+    # Ctrl-C ends the program until the UI handles it. A KeyboardInterrupt in the middle of an import may
+    # leave the interpreter's import lock held. The thread that opens the sandbox imports too, and would hang.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     opening.begin()
     # Textual redraws at most so often: an echo must not wait for the next 60th of a second. What prints
     # much is drawn less often by its pane.

@@ -32,6 +32,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     trash.wait()
 
 
+def test_a_low_limit_on_open_files_leaves_layers_to_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(squash.open_files, "original_limit", lambda: 0)
+    assert squash.deepest() > squash.deep() > 1
+
+
 @pytest.fixture
 def host(tmp_path: Path) -> str:
     (tmp_path / "host").mkdir()

@@ -305,7 +305,7 @@ def _continues(pid: int) -> bool:
 
 
 class Pause:
-    """All processes below a process, stopped for a while. Processes that were stopped before stay so.
+    """All processes below a process, stopped for a while, except file servers. Those stopped before stay so.
 
     A signal can continue a process that a signal stopped, so a program with a timer for SIGCONT would
     continue. Callers therefore learn whether anything has run since, and whether such a timer exists.
@@ -325,6 +325,7 @@ class Pause:
             self._before = {pid for pid, entry in table().items() if entry.stopped}
             if self._root == 1:
                 signal((-1,), SIGSTOP)  # all at once: none can start another in between
+                signal(FILE_SERVERS, SIGCONT)
         mark = -1
         for turn in _turns(_MOST_STOPS):
             processes = table()

@@ -10,6 +10,7 @@ tells what it did in a file that we give it.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 
@@ -156,7 +157,12 @@ class SandboxLimits:
         """The most memory that the agent saw since this was last asked, if it saw any."""
         memory = _read_tally(self._tally)[2]
         if memory:
-            os.pwrite(self._tally, bytes(8), PEAK)
+            try:
+                os.pwrite(self._tally, bytes(8), PEAK)
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                # This process may write no files: it cannot hand a command over either, and is told so there.
         self._note(memory)
         return memory or None
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from ...errors import LaunchFailed
 from ...mounts.host import open_named
 from ...mounts.operations import Bind, Directory, File, Symlink, encode_operations
+from ...places import make_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def made_whole(path: str, make: Callable[[str], object]) -> str:
     if not os.path.isdir(path):
         half = f"{path}.{os.urandom(4).hex()}"
         try:
-            os.mkdir(half, 0o700)
+            make_directory(half)
             make(half)
         except BaseException:
             _remove(half)
@@ -110,7 +111,7 @@ def _put(operation: Operation, place: str, modes: dict[str, int]) -> None:
 
 def _directory(place: str, mode: int, modes: dict[str, int]) -> None:
     if place not in modes:
-        os.mkdir(place, 0o700)
+        make_directory(place)
     modes[place] = mode
 
 

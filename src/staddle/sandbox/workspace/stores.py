@@ -14,6 +14,7 @@ from ...forkserver.client import mounter
 from ...layers import trash
 from ...layers.commit_dir import recover
 from ...layers.store import Store, home_for, home_for_copies, sweep
+from ...places import make_directory
 
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
@@ -59,7 +60,7 @@ def empty_directory(store: Store) -> str:
     path = f"{store.path}/{EMPTY}"
     if not os.path.isdir(path):
         try:
-            os.mkdir(path, 0o755)
+            make_directory(path, 0o755)
             if store.owner is not None:
                 os.chown(path, *store.owner)
         except FileExistsError:
