@@ -98,7 +98,7 @@ def test_the_least_limit_is_enough_for_several_sandboxes() -> None:
         *(80, 80),
         """
 from staddle import Sandbox
-sandboxes = [Sandbox() for _ in range(8)]
+sandboxes = [Sandbox() for _ in range(5)]
 print({sb.run("echo $((6 * 7))").stdout for sb in sandboxes})
 """,
     )

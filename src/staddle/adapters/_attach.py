@@ -1,12 +1,12 @@
 """A terminal of an open sandbox for another process of the same user, over a socket.
 
-    python -m staddle.adapters._attach SOCKET
+  python -m staddle.adapters._attach SOCKET
 
-is the other process: it passes the keys of its terminal on, and prints what comes. The socket is in a
-directory that only the user can enter, and is removed with the sandbox; it is never seen inside.
+is the other process: it sends the keys of its terminal, and prints the output. The socket is in a directory
+that only the user can enter, and is removed with the sandbox. It is never visible inside.
 
-Each message is a letter, a length of four bytes, and so many bytes: `d` data, `r` rows and columns as JSON,
-`x` the exit status, which is the last.
+Each message is a letter, a length of four bytes, and the data: `d` data, `r` rows and columns as JSON, `x`
+the exit status, which comes last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct(">cI")
 _PIECE = 1 << 16
 _PREFIX = "staddle-attach-"
-#: Not what TMPDIR says: that may be in a workspace, where a sandbox could put a socket of its own.
+#: Not TMPDIR: that may be in a workspace, where a sandbox could put its own socket.
 _PLACE = "/tmp"
 
 
@@ -41,7 +41,7 @@ def send(line: socket.socket, kind: bytes, data: bytes) -> None:
 
 
 def receive(line: socket.socket) -> tuple[bytes, bytes] | None:
-    """The next message; None at the end, or when it is none of ours."""
+    """The next message; None at the end, or if it is invalid."""
     head = _exactly(line, _HEAD.size)
     if head is None:
         return None
@@ -61,8 +61,9 @@ def _exactly(line: socket.socket, length: int) -> bytes | None:
 
 
 class AttachServer:
-    """Opens a terminal for each process that connects. `open_terminal(rows, cols)` returns one whose
-    methods wait: `read`, `write`, `resize`, `wait`, `close`.
+    """Opens a terminal for each process that connects.
+
+    `open_terminal(rows, cols)` returns one with blocking methods: `read`, `write`, `resize`, `wait`, `close`.
     """
 
     def __init__(self, open_terminal: Callable[[int, int], Any]) -> None:
@@ -108,7 +109,7 @@ class AttachServer:
                 send(line, b"x", str(terminal.wait()).encode())
             finally:
                 terminal.close()
-        except Exception as error:  # the other side has gone, or the sandbox; it sees the end, and why
+        except Exception as error:  # the peer or the sandbox is gone; send the reason
             try:
                 send(line, b"d", f"staddle: {error}\r\n".encode("utf-8", "replace")[:_PIECE])
             except OSError:
@@ -118,8 +119,8 @@ class AttachServer:
             line.close()
 
     def close(self) -> None:
-        """Take no more, end those that are connected, and remove the socket."""
-        # To wake the thread that waits: closing alone does not.
+        """Accept no more connections, end the open ones, and remove the socket."""
+        # shutdown() wakes the waiting thread; close() alone does not.
         for line in (self._listener, *self._lines):
             try:
                 line.shutdown(socket.SHUT_RDWR)
@@ -130,7 +131,7 @@ class AttachServer:
 
 
 def _remove_dead() -> None:
-    """Remove the directories of programs of ours that were killed: their sockets refuse connections."""
+    """Remove the directories of killed programs of ours: their sockets refuse connections."""
     for name in os.listdir(_PLACE):
         home = f"{_PLACE}/{name}"
         try:
@@ -142,11 +143,11 @@ def _remove_dead() -> None:
         except ConnectionRefusedError:
             shutil.rmtree(home, ignore_errors=True)
         except OSError:
-            continue  # it is just being made, or is none of ours
+            continue  # being made, or not ours
 
 
 def _type(line: socket.socket, terminal: Any) -> None:
-    """Pass on what the other side types, until it is gone."""
+    """Type the peer's input until it is gone."""
     try:
         while message := receive(line):
             kind, data = message
@@ -160,7 +161,7 @@ def _type(line: socket.socket, terminal: Any) -> None:
 
 
 def on_loop(terminal: Any, loop: Any) -> Any:
-    """A terminal of an AsyncSandbox with methods that wait, for other threads than that of its loop."""
+    """A terminal of an AsyncSandbox with blocking methods, for threads other than its loop's."""
     import asyncio
 
     def waiting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +172,7 @@ def on_loop(terminal: Any, loop: Any) -> Any:
 
 
 def main(path: str) -> int:
-    """Be the other process: the exit status of what ran on the terminal."""
+    """Run as the other process; return the exit status of the program on the terminal."""
     import termios
     import tty
 
@@ -187,7 +188,7 @@ def main(path: str) -> int:
         before = termios.tcgetattr(0) if is_terminal else None
         if before is not None:
             signal.signal(signal.SIGWINCH, resized)
-            tty.setraw(0, termios.TCSADRAIN)  # keys that were typed already are kept
+            tty.setraw(0, termios.TCSADRAIN)  # keeps keys typed already
         threading.Thread(target=_keys, args=(line,), daemon=True).start()
         status = 1
         try:
@@ -208,7 +209,7 @@ def _keys(line: socket.socket) -> None:
         while data := os.read(0, _PIECE):
             send(line, b"d", data)
     except OSError:
-        pass  # over
+        pass  # ended
 
 
 if __name__ == "__main__":

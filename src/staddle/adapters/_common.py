@@ -1,4 +1,4 @@
-"""Shared by the adapters: the default policy, users, merged output, and how a command ended."""
+"""Shared by the adapters: the default policy, users, merged output, and the ways a command can end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     AnyPolicy = Policy | str | os.PathLike[str] | None
 
-#: Of each stream of a command so much is kept, where a framework has no limit of its own.
+#: Bytes to keep of each output stream, if a framework has no limit of its own.
 OUTPUT_LIMIT = 64 << 20
-#: A file is read whole up to this size, where a framework has no limit of its own.
+#: The largest file to read, if a framework has no limit of its own.
 READ_LIMIT = 4 << 30
 WORKSPACE = "/workspace"
 _SPOOLED = 16 << 20
 
 
 class framework:  # noqa: N801 - reads as what it does
-    """The imports of one framework; ExtraMissing, in one sentence, if it is not installed."""
+    """Imports of one framework; raises ExtraMissing with one sentence if it is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         self._package, self._extra = package, extra
@@ -57,14 +57,14 @@ class CommandEnding(Enum):
     EXITED = "exited"
     TIMEOUT = "timeout"
     CLOSED = "closed"  # the sandbox was closed while it ran
-    TRUNCATED = "truncated"  # it ran to its end, but not all of its output was kept
-    NOT_EXECUTABLE = "not executable"  # the program is there and cannot be run
+    TRUNCATED = "truncated"  # it ran to its end, but some output was dropped
+    NOT_EXECUTABLE = "not executable"  # the program exists and cannot be run
 
 
 def policy_of(policy: AnyPolicy) -> Policy:
-    """A policy, or the one in a file. None is `default_policy()` without a timeout, with more output kept.
+    """A policy, or the policy in a file. None: `default_policy()` without a timeout, with more output.
 
-    Frameworks give each command a timeout of their own; a policy that the user wrote is kept as it is.
+    Frameworks give each command their own timeout. A policy that the user wrote is not changed.
     """
     if policy is None:
         return default_policy().with_limits(timeout=None, output=OUTPUT_LIMIT)
@@ -72,7 +72,7 @@ def policy_of(policy: AnyPolicy) -> Policy:
 
 
 def seconds(timeout: float | None) -> dict[str, Any]:
-    """The option `timeout` of a command: a framework's None, or 0, leaves it to the policy."""
+    """The option `timeout` of a command: with None or 0 from a framework, the policy decides."""
     return {} if timeout is None or timeout <= 0 else {"timeout": timeout}
 
 
@@ -95,18 +95,18 @@ def shell_argv(command: str) -> list[str]:
 
 
 def user_refused(error: BaseException, user: object) -> bool:
-    """Whether the reason of this error is that `user` cannot be had."""
+    """Whether this error means that `user` is not available."""
     return isinstance(error, UserUnavailable) or (user is not None and isinstance(error, InvalidCall))
 
 
 class OpenSandboxes:
-    """The open sandboxes of this process by an id, for frameworks that come back with one."""
+    """The open sandboxes of this process by id, for frameworks that come back with one."""
 
     def __init__(self) -> None:
         self._known: dict[str, Any] = {}
 
     def add(self, sandbox: object, name: str | None = None) -> str:
-        """Remember a sandbox until it is removed; its id."""
+        """Store a sandbox until it is removed; return its id."""
         name = name or uuid.uuid4().hex
         self._known[name] = sandbox
         return name
@@ -117,7 +117,7 @@ class OpenSandboxes:
         return found if found is not None and found.alive else None
 
     def remove(self, name: str) -> Any:
-        """The sandbox of that id, which the caller is to close; None if there is none."""
+        """Remove and return the sandbox of that id, which the caller closes; None if there is none."""
         return self._known.pop(name, None)
 
     def __iter__(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ class OpenSandboxes:
 async def upload(
     sandbox: AsyncSandbox, source: str | os.PathLike[str], target: str, user: str | None = None
 ) -> None:
-    """Copy a file, or what is in a directory, of the host into a sandbox; directories are made."""
+    """Copy a file, or the content of a directory, of the host into a sandbox; makes missing directories."""
     if not os.path.isdir(source):
         await sandbox.files.as_user(user).upload(source, target)
         return
@@ -139,7 +139,7 @@ async def upload(
 async def download(
     sandbox: AsyncSandbox, source: str, target: str | os.PathLike[str], user: str | None = None
 ) -> None:
-    """Copy a file, or what is in a directory, out of a sandbox. What would leave `target` is refused."""
+    """Copy a file, or the content of a directory, out of a sandbox. Refuses paths out of `target`."""
     if not (await sandbox.files.as_user(user).stat(source)).is_dir:
         await asyncio.to_thread(os.makedirs, os.path.dirname(os.path.abspath(target)), exist_ok=True)
         await sandbox.files.as_user(user).download(source, target)

@@ -1,8 +1,8 @@
-"""Read a Dockerfile as far as a sandbox can follow it: pure, nothing is run.
+"""Parse the part of a Dockerfile that a sandbox supports: pure, nothing is run.
 
-FROM, RUN, COPY (also from an earlier stage; and ADD of local files), WORKDIR, ENV, ARG and USER are read;
-LABEL, EXPOSE, CMD, ENTRYPOINT, STOPSIGNAL, HEALTHCHECK and MAINTAINER change nothing here. Everything else
-is refused with its line.
+Supported are FROM, RUN, COPY (including from an earlier stage, and ADD of local files), WORKDIR, ENV, ARG and
+USER. LABEL, EXPOSE, CMD, ENTRYPOINT, STOPSIGNAL, HEALTHCHECK and MAINTAINER have no effect here. Everything
+else is refused with its line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
 
 
 class DockerfileRefused(ValueError):
-    """A line that is not read; `line` is its number."""
+    """An unsupported line; `line` is its number."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(f"Dockerfile line {line}: {what}")
@@ -38,8 +38,9 @@ class RunStep:
 
 @dataclass(frozen=True)
 class CopyStep:
-    """Files of the build context, or of an earlier stage, that are copied to `target`; below it, if it ends
-    with a slash.
+    """Files of the build context, or of an earlier stage, to copy to `target`.
+
+    If `target` ends with a slash, they go below it.
     """
 
     line: int
@@ -51,7 +52,7 @@ class CopyStep:
 
 @dataclass
 class Recipe:
-    """A stage: the base it is made from, its steps, and how commands run in it afterwards."""
+    """A stage: its base image, its steps, and the settings for commands afterwards."""
 
     image: str = ""
     line: int = 0
@@ -61,7 +62,7 @@ class Recipe:
     user: str | None = None
 
     def stages(self) -> list[Recipe]:
-        """The stages that it copies from, and those that they copy from, each once, in the order of need."""
+        """The stages that it copies from, directly or indirectly, each once, in build order."""
         found: list[Recipe] = []
         for step in self.steps:
             if isinstance(step, CopyStep) and step.stage is not None:
@@ -71,7 +72,7 @@ class Recipe:
 
 
 def read(text: str, arguments: dict[str, str] | None = None) -> Recipe:
-    """The recipe of the last stage, with those that it copies from; the others are left out."""
+    """The recipe of the last stage, with the stages that it copies from; others are left out."""
     stages: dict[str, Recipe] = {}
     count = 0
     given: dict[str, str] = dict(arguments or {})
@@ -134,7 +135,7 @@ def _apply(
 
 
 def _copy(recipe: Recipe, line: int, word: str, rest: str, stages: dict[str, Recipe]) -> CopyStep:
-    # What is copied is root's, whatever USER says.
+    # Copied files belong to root, whatever USER says.
     user, stage = None, None
     while rest.startswith("--"):
         option, _, rest = rest.partition(" ")
@@ -168,7 +169,7 @@ def _copy(recipe: Recipe, line: int, word: str, rest: str, stages: dict[str, Rec
 
 
 def _instructions(text: str) -> list[tuple[int, str]]:
-    """Each instruction with the number of its first line; lines that are continued are joined."""
+    """Each instruction with the number of its first line; continued lines are joined."""
     found: list[tuple[int, str]] = []
     parts: list[str] = []
     start = 0
@@ -202,7 +203,7 @@ def _pairs(line: int, rest: str, known: dict[str, str]) -> dict[str, str]:
 
 
 def _list(rest: str) -> tuple[str, ...] | None:
-    """The words of the JSON form; None for any other."""
+    """The words of the JSON form; None for any other form."""
     try:
         words = json.loads(rest)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A sandbox that trio awaits: its calls run in threads. Only what the adapters use."""
+"""A sandbox for trio: its calls run in threads. Contains only what the adapters use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from staddle import Policy, Result
 
-#: Threads that wait for a command each; trio's own limit of 40 is for short calls.
+#: Threads that each wait for a command; trio's own limit of 40 is for short calls.
 _THREADS = 1000
 _limits: dict[int, Any] = {}
 
@@ -26,7 +26,7 @@ async def in_thread(call: Callable[..., Any], *args: Any, **options: Any) -> Any
     loop = id(trio.lowlevel.current_trio_token())
     limiter = _limits.get(loop)
     if limiter is None:
-        _limits.clear()  # those of runs that are over
+        _limits.clear()  # those of finished runs
         limiter = _limits[loop] = trio.CapacityLimiter(_THREADS)
     cancelled = options.pop("cancelled", None)
     try:
@@ -46,7 +46,7 @@ class TrioFiles:
         self._files = files
 
     def as_user(self, user: str | None) -> TrioFiles:
-        """The same files as another user sees them."""
+        """The files as seen by another user."""
         return TrioFiles(self._files.as_user(user))
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
@@ -54,7 +54,7 @@ class TrioFiles:
 
 
 class TrioSandbox:
-    """`Sandbox`, awaited in threads. A command whose task is cancelled is ended."""
+    """`Sandbox`, awaited in threads. Cancelling a task ends its command."""
 
     def __init__(self, workspace: Any = None, policy: Policy | None = None, **options: Any) -> None:
         self._open = partial(Sandbox, workspace, policy, **options)
@@ -72,7 +72,7 @@ class TrioSandbox:
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be run in it."""
+        """Whether it can run commands."""
         return self._sandbox is not None and self._sandbox.alive
 
     @property

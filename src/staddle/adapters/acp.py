@@ -1,10 +1,10 @@
-"""Agent Client Protocol: an editor's side whose terminals and files are in a sandbox.
+"""Agent Client Protocol: an editor's side with terminals and files in a sandbox.
 
-    class Client(StaddleAcpClient):                 # add what your editor does with updates and permissions
-        async def session_update(self, session_id, update, **options): ...
-    connect_to_agent(Client("project"), ...)
+  class Client(StaddleAcpClient):                 # add your editor's handling of updates and permissions
+      async def session_update(self, session_id, update, **options): ...
+  connect_to_agent(Client("project"), ...)
 
-The agent's own process is not confined by this: it is for agents that leave commands and files to the client.
+This does not confine the agent's own process: it is for agents that leave commands and files to the client.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     from ._common import AnyPolicy
 
-#: Of the output of a terminal so much is kept, where the agent asks for no limit.
+#: Bytes of a terminal's output to keep, unless the agent sets a limit.
 _OUTPUT = 1 << 20
 
 
 class SandboxTerminal:
-    """A command of the agent: its last output, and how it ended."""
+    """A command of the agent: its last output, and its end."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.truncated = limit, False
@@ -55,7 +55,7 @@ class SandboxTerminal:
         self.task: asyncio.Task[Result]
 
     def heard(self, text: str) -> None:
-        """More output: the end is kept, whole characters."""
+        """Add output; keeps the end, in whole characters."""
         self.output += text
         data = self.output.encode("utf-8", "replace")
         if len(data) > self.limit:
@@ -75,7 +75,7 @@ class SandboxTerminal:
 
 
 class StaddleAcpClient:
-    """Terminals and files of one sandbox. Paths below the workspace of the host are those inside."""
+    """Terminals and files of one sandbox. Paths in the host's workspace are mapped to paths inside."""
 
     capabilities = ClientCapabilities(
         fs=FileSystemCapabilities(read_text_file=True, write_text_file=True), terminal=True
@@ -94,19 +94,19 @@ class StaddleAcpClient:
             await self.release_terminal("", name)
         await self.sandbox.close()
 
-    # ------------------------------------------------------------ what an editor adds
+    # ------------------------------------------------------------ for an editor to override
 
     async def session_update(self, session_id: str, update: Any, **options: Any) -> None:
-        """News of the agent; nothing is done with it."""
+        """An update of the agent; ignored here."""
 
     async def request_permission(
         self, session_id: str, tool_call: Any, options: Any, **more: Any
     ) -> RequestPermissionResponse:
-        """A question of the agent; it is refused. Ask a person here."""
+        """A question of the agent; refused here. Ask a person instead."""
         return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
 
     def on_connect(self, conn: Any) -> None:
-        """The agent is connected."""
+        """Called when the agent has connected; does nothing here."""
 
     # ------------------------------------------------------------ files
 
@@ -126,7 +126,7 @@ class StaddleAcpClient:
         return ReadTextFileResponse(content=text)
 
     async def write_text_file(self, session_id: str, path: str, content: str, **options: Any) -> None:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         try:
             await self.sandbox.files.write(self._inside(path), content, parents=True)
         except OSError as error:
@@ -148,7 +148,7 @@ class StaddleAcpClient:
         terminal = SandboxTerminal(output_byte_limit or _OUTPUT)
         variables = {each.name: each.value for each in env or ()}
         where = WORKSPACE if cwd is None else self._inside(cwd)
-        # Alone, a command may be shell text: agents send both.
+        # A command without arguments may be shell text: agents send both.
         argv = [command, *args] if args else ["bash", "-c", command]
         running = self.sandbox.exec(
             argv,
@@ -167,7 +167,7 @@ class StaddleAcpClient:
     async def terminal_output(
         self, session_id: str, terminal_id: str, **options: Any
     ) -> TerminalOutputResponse:
-        """The output so far, and the exit status if there is one."""
+        """The output so far, and the exit status if it has ended."""
         terminal = self._terminal(terminal_id)
         status = terminal.status()
         made = TerminalExitStatus(**status) if status else None
@@ -182,13 +182,13 @@ class StaddleAcpClient:
         return WaitForTerminalExitResponse(**terminal.status())
 
     async def kill_terminal(self, session_id: str, terminal_id: str, **options: Any) -> None:
-        """End the command with everything it started; its output can still be read."""
+        """End the command with all its children; its output can still be read."""
         terminal = self._terminal(terminal_id)
         terminal.task.cancel()
         await asyncio.wait([terminal.task])
 
     async def release_terminal(self, session_id: str, terminal_id: str, **options: Any) -> None:
-        """End the command, and forget it."""
+        """End the command, and delete it."""
         await self.kill_terminal(session_id, terminal_id)
         del self._terminals[terminal_id]
 
@@ -198,7 +198,7 @@ class StaddleAcpClient:
         return self._terminals[name]
 
     def _inside(self, path: str) -> str:
-        """A path of the host's workspace as it is inside; any other stays as it is."""
+        """The path inside for a path in the host's workspace; other paths are unchanged."""
         if self._root is not None and (path == self._root or path.startswith(f"{self._root}/")):
             return posixpath.join(WORKSPACE, path[len(self._root) :].lstrip("/"))
         return path

@@ -29,7 +29,7 @@ class StaddleCodeExecutorConfig(BaseModel):
 
 
 class StaddleCodeExecutor(CodeExecutor, Component[StaddleCodeExecutorConfig]):
-    """Runs blocks of Python and shell code in one sandbox; each block is a program of its own."""
+    """Runs blocks of Python and shell code in one sandbox; each block is a separate program."""
 
     component_config_schema = StaddleCodeExecutorConfig
     component_provider_override = "staddle.adapters.autogen.StaddleCodeExecutor"
@@ -63,11 +63,11 @@ class StaddleCodeExecutor(CodeExecutor, Component[StaddleCodeExecutorConfig]):
             await self._sandbox.close()
 
     async def restart(self) -> None:
-        """A new sandbox in place of the old one."""
+        """Replace the sandbox with a new one."""
         await self.sandbox.reset()
 
     async def execute_code_blocks(self, code_blocks: list[Any], cancellation_token: Any) -> CodeResult:
-        """Run blocks until one fails. Cancelling the token ends the one that runs."""
+        """Run blocks until one fails. Cancelling the token ends the running one."""
         await self.start()
         output, code = "", 0
         for block in code_blocks:

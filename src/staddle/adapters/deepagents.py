@@ -1,7 +1,7 @@
 """deepagents: `create_deep_agent(backend=StaddleBackend("project"))`.
 
-Files are listed, read, searched and edited by the sandbox's file server and by grep and find, not by
-Python scripts that are started inside.
+The sandbox's file server, grep and find list, read, search and edit files; no Python scripts are started
+inside.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ if TYPE_CHECKING:
 
     from ._common import AnyPolicy
 
-#: Most bytes of text that one read gives a model, of a binary file that is shown to it, and of a file that
-#: is searched for a page or edited.
+#: Most bytes: of text that one read returns to a model, of a binary file shown to it, and of a file that is
+#: paged or edited.
 _PAGE, _BINARY, _WHOLE = 500 << 10, 500 << 10, 64 << 20
 _CUT = (
     "\n\n[Output was truncated due to size limits. Continue reading with a larger offset or smaller limit.]"
 )
 _EMPTY = "System reminder: File exists but has empty contents"
-#: Files that one glob finds at most.
+#: Most files that one glob finds.
 _MOST = 100_000
-#: Of the contract since deepagents 0.7: absolute names of files only. Before, its own script answers.
+#: Part of the contract since deepagents 0.7: only absolute names of files. Before, its own script is used.
 _compiled: Any = getattr(utils, "compile_grep_include_glob", None)
 _PAGED = {field.name for field in fields(ReadResult)}
 _IDS = OpenSandboxes()
 
 
 class StaddleBackend(BaseSandbox):
-    """A sandbox as a backend of deepagents. `sandbox` is the `staddle.Sandbox` itself; `close()` ends it.
+    """A sandbox as a backend of deepagents. `sandbox` is the `staddle.Sandbox`; `close()` ends it.
 
-    `timeout` is for commands that have none of their own. With `stateful`, commands run one after the other
-    in one shell that keeps its directory and variables; else each has a shell of its own.
+    `timeout` is for commands without their own. With `stateful`, commands run one after the other in one
+    shell that keeps its directory and variables; else each runs in its own shell.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StaddleBackend(BaseSandbox):
     # ------------------------------------------------------------ commands
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run shell text; its two streams are one, in order. A timeout of 0 is none."""
+        """Run shell text; merges both streams in order. A timeout of 0 means none."""
         limit = self._timeout if timeout is None else timeout or None
         if self._stateful:
             result = self.sandbox.run(command, merge=True, timeout=limit)
@@ -119,7 +119,7 @@ class StaddleBackend(BaseSandbox):
     # ------------------------------------------------------------ whole files
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files; directories above them are made."""
+        """Write files; missing directories are made."""
         found = []
         for path, data in files:
             error = _attempt(path, partial(self.sandbox.files.write, path, data, parents=True))[1]
@@ -127,7 +127,7 @@ class StaddleBackend(BaseSandbox):
         return found
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files whole."""
+        """Read whole files."""
         found = []
         for path in paths:
             data, error = _attempt(path, partial(self.sandbox.files.read_bytes, path, limit=READ_LIMIT))
@@ -147,7 +147,7 @@ class StaddleBackend(BaseSandbox):
         )
 
     def read(self, file_path: str, offset: int = 0, limit: int = 2000) -> ReadResult:
-        """Read lines of a text file, or a small binary file whole."""
+        """Read lines of a text file, or a whole small binary file."""
         try:
             size = self.sandbox.files.stat(file_path)
             if size.kind != "file":
@@ -167,7 +167,7 @@ class StaddleBackend(BaseSandbox):
         return _page(file_path, data.decode("utf-8", "replace"), max(int(offset), 0), max(int(limit), 0))
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> EditResult:
-        """Replace text in a file; lines may end with CRLF there and with LF in what is asked for."""
+        """Replace text in a file; LF in the arguments matches CRLF in the file, and the reverse."""
         if not old_string:
             return EditResult(error="Error: old_string is empty")
         try:
@@ -220,12 +220,12 @@ class StaddleBackend(BaseSandbox):
         return GrepResult(matches=matches)
 
     def glob(self, pattern: str, path: str | None = None) -> GlobResult:
-        """Find files; a pattern without a slash is for names at any depth."""
+        """Find files; a pattern without a slash matches names at any depth."""
         if _compiled is None:
             return super().glob(pattern, path)
         try:
             matches = _compiled(pattern)
-        except ValueError as error:  # a pattern that it refuses
+        except ValueError as error:  # an invalid pattern
             return GlobResult(error=str(error), matches=None)
         root = posixpath.join("/", path or "/")
         find = ["find", "-H", root, "-type", "f", "-printf", r"%P\0%s\0%T@\0"]
@@ -246,7 +246,7 @@ class StaddleBackend(BaseSandbox):
         cut = len(found) > _MOST or ending(result) is not CommandEnding.EXITED
         return GlobResult(matches=found[:_MOST], truncated=cut)
 
-    # The awaited ones run these in threads, and not the base class's scripts.
+    # The awaited methods run these in threads, instead of the base class's scripts.
     als = SandboxBackendProtocol.als
     aread = SandboxBackendProtocol.aread
     aedit = SandboxBackendProtocol.aedit
@@ -255,7 +255,7 @@ class StaddleBackend(BaseSandbox):
 
 
 def _attempt(path: str, do: Callable[[], Any]) -> tuple[Any, str | None]:
-    """Do it; what it gives, and the word for what went wrong."""
+    """Call `do`; return its value, and the word for its error."""
     if not path.startswith("/"):
         return None, "invalid_path"
     try:
@@ -288,7 +288,7 @@ def _is_text(data: bytes) -> bool:
 
 
 def _page(path: str, text: str, offset: int, limit: int) -> ReadResult:
-    """The lines that were asked for."""
+    """The requested lines."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     if not limit:
         empty = {"no_lines_requested": True} if "no_lines_requested" in _PAGED else {}
@@ -316,7 +316,7 @@ def _page(path: str, text: str, offset: int, limit: int) -> ReadResult:
 
 
 def _line_endings(old: str, new: str) -> list[tuple[str, str]]:
-    """Pairs of a text to look for and its replacement: as they are, with CRLF, with LF."""
+    """Pairs of a text to look for and its replacement: unchanged, with CRLF, with LF."""
     plain, other = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
     return [(old, new), (plain.replace("\n", "\r\n"), other.replace("\n", "\r\n")), (plain, other)]
 

@@ -41,7 +41,7 @@ class StaddleAdkEnvironment(BaseEnvironment):
 
     @property
     def working_dir(self) -> Path:
-        """Directory of the workspace."""
+        """The directory of the workspace."""
         return Path(WORKSPACE)
 
     async def initialize(self) -> None:
@@ -67,7 +67,7 @@ class StaddleAdkEnvironment(BaseEnvironment):
         return await self.sandbox.files.read_bytes(where, limit=READ_LIMIT)
 
     async def write_file(self, path: Path, content: str | bytes) -> None:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         await self.sandbox.files.write(posixpath.join(WORKSPACE, str(path)), content, parents=True)
 
 
@@ -80,7 +80,7 @@ class StaddleAdkCodeExecutor(BaseCodeExecutor):
     _interpreter: Any = PrivateAttr(default=None)
 
     def execute_code(self, invocation_context: Any, code_execution_input: Any) -> CodeExecutionResult:
-        """Run code beside its input files; new files come back."""
+        """Run code with its input files; returns new files."""
         if not self.stateful:
             with Sandbox(policy=policy_of(self.policy)) as sandbox:
                 return self._executed(sandbox, Interpreter(sandbox), code_execution_input)

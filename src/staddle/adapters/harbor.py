@@ -1,8 +1,8 @@
 """Harbor (terminal-bench): `harbor run -e staddle.adapters.harbor:StaddleHarborEnvironment`.
 
-A task's Dockerfile is followed in a sandbox as far as it is read (FROM, RUN, COPY, WORKDIR, ENV, ARG, USER);
-a stage that is copied from is built in a sandbox of its own, which is closed before the trial.
-FROM names an imported base (`staddle base import`), or "host" for the host's own system; `bases=` maps names.
+A sandbox runs the supported part of a task's Dockerfile (FROM, RUN, COPY, WORKDIR, ENV, ARG, USER). A stage
+that is copied from is built in a separate sandbox, which is closed before the trial. FROM names an imported
+base (`staddle base import`), or "host" for the host's own system; `bases=` maps names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DIRECTORIES = (
 
 
 class StaddleHarborEnvironment(BaseEnvironment):
-    """One sandbox for a trial. Commands run as root inside unless the task says otherwise.
+    """One sandbox for a trial. Commands run as root inside (default), or as the task's user.
 
     `bases` maps images to imported bases; "host" is the host's system. `policy` is a policy file.
     """
@@ -67,9 +67,9 @@ class StaddleHarborEnvironment(BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """CPU and memory are limits, as far as this host lets this user hold them.
+        """CPU and memory are limits, if this host can enforce them for this user.
 
-        Harbor's `auto` leaves out what is not held; its `limit` refuses the trial.
+        Harbor's `auto` drops limits that cannot be enforced; its `limit` refuses the trial.
         """
         return EnvironmentResourceCapabilities(cpu_limit=_held(cpu=1.0), memory_limit=_held(memory="256M"))
 
@@ -93,7 +93,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
             self._base(recipe)
 
     def _base(self, recipe: Recipe) -> str | None:
-        """The name of the base for the image of a stage; None for the host's system."""
+        """The base for the image of a stage; None for the host's system."""
         image = recipe.image
         name = self._bases.get(image, self._bases.get(image.partition(":")[0]))
         if name is None and image in ("host", "scratch"):
@@ -108,7 +108,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
     # ------------------------------------------------------------ lifetime
 
     async def start(self, force_build: bool) -> None:
-        """Open the sandbox, make the directories of Harbor, and follow the Dockerfile."""
+        """Open the sandbox, make Harbor's directories, and run the Dockerfile."""
         self._sandbox = self._opened(self._recipe)
         try:
             await self._sandbox.__aenter__()
@@ -140,7 +140,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
         return [getattr(self, "_network_policy", None) or NetworkPolicy(), *phases]
 
     def _widest(self) -> NetworkPolicy:
-        """Network that the sandbox is opened with: every host of a phase, if the phases differ."""
+        """The network to open the sandbox with: the hosts of all phases, if the phases differ."""
         policies = self._policies()
         if any(map(_is_public, policies)) or all(each == policies[0] for each in policies):
             return policies[0]
@@ -150,7 +150,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
         )
 
     async def _narrow(self, sandbox: AsyncSandbox) -> None:
-        """Allow what the first phase allows, of what the sandbox was opened with."""
+        """Restrict the network to that of the first phase."""
         wanted = _network(self.network_policy)
         if wanted != _network(self._widest()):
             await sandbox.set_network(wanted)
@@ -254,7 +254,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
         await upload(self.sandbox, source_path, target_path, "root")
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """Copy what is in a directory into the sandbox."""
+        """Copy the content of a directory into the sandbox."""
         await upload(self.sandbox, source_dir, target_dir, "root")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
@@ -262,7 +262,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
         await download(self.sandbox, source_path, target_path, "root")
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy what is in a directory out of the sandbox."""
+        """Copy the content of a directory out of the sandbox."""
         await download(self.sandbox, source_dir, target_dir, "root")
 
 
@@ -272,7 +272,7 @@ def _is_public(policy: NetworkPolicy) -> bool:
 
 @cache
 def _held(**limit: Any) -> bool:
-    """Whether a sandbox of this process can have such a limit."""
+    """Whether a sandbox of this process can enforce such a limit."""
     try:
         Sandbox.check(policy=Policy.agent().with_limits(**limit))
     except PolicyNotEnforceable:
@@ -289,13 +289,13 @@ def _network(policy: NetworkPolicy) -> Network:
 
 
 def _target(step: CopyStep, name: str, *, is_directory: bool) -> str:
-    """Target of one source: a file goes below one with a slash, the content of a directory to the target."""
+    """The target of one source: files go below a target with a slash, a directory's content to it."""
     below = step.target.endswith("/") and not is_directory
     return (posixpath.join(step.target, name) if below else step.target.rstrip("/")) or "/"
 
 
 async def _copied_over(stage: AsyncSandbox, source: str, sandbox: AsyncSandbox, step: CopyStep) -> None:
-    """Copy a file, or what is in a directory, from one sandbox to another; the host unpacks nothing."""
+    """Copy a file, or a directory's content, between two sandboxes; the host unpacks nothing."""
     files, user = stage.files.as_user("root"), step.user or "root"
     try:
         about = await files.stat(source)

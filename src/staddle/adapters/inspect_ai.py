@@ -1,8 +1,8 @@
 """inspect_ai: `sandbox="staddle"`, one sandbox for each sample.
 
-    Task(dataset=..., sandbox=("staddle", "staddle.toml"))       # a policy file, or no second part
+  Task(dataset=..., sandbox=("staddle", "staddle.toml"))       # a policy file, or no second part
 
-Found by its entry point; nothing has to be imported. `docs/adapters.md` has the details.
+inspect finds it by its entry point; no import is needed. `docs/adapters.md` has the details.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-#: As root: inspect installs its tools only below directories of root's, and users get homes, also where
-#: /home cannot be written.
+#: Run as root: inspect installs its tools only below directories owned by root, and users get homes even if
+#: /home is read-only.
 _FOR_ROOT = """chown 0:0 /tmp /var/tmp
 if ! [ -w /home ] && [ -e /etc/adduser.conf ]; then
     mkdir -p /var/home
@@ -53,7 +53,7 @@ class StaddleSandboxConfig(BaseModel):
     """Options of a sample's sandbox; in a task: `SandboxEnvironmentSpec("staddle", config)`.
 
     `policy` is a policy file, `workspace` a directory of the host that every sample sees copy-on-write.
-    With `snapshots`, a directory, the state of each sample at its end is saved there.
+    `snapshots` is a directory for the final state of each sample (default: not saved).
     """
 
     policy: str | None = None
@@ -67,7 +67,7 @@ class StaddleSandboxConfig(BaseModel):
 
 @sandboxenv(name="staddle")
 class StaddleSandboxEnvironment(SandboxEnvironment):
-    """A staddle sandbox as inspect_ai uses it: on asyncio and on trio."""
+    """A staddle sandbox for inspect_ai, on asyncio and on trio."""
 
     def __init__(self, sandbox: Any, config: StaddleSandboxConfig) -> None:
         super().__init__()
@@ -80,22 +80,22 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
 
     @classmethod
     def config_files(cls) -> list[str]:
-        """The policy file that is found beside a task."""
+        """The policy file that is looked for beside a task."""
         return ["staddle.toml"]
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """The configuration from a log."""
+        """Load the configuration from a log."""
         return StaddleSandboxConfig(**config)
 
     @classmethod
     def default_concurrency(cls) -> int | None:
-        """As many sandboxes at once as the task asks for: an idle one costs little."""
+        """No limit of its own: an idle sandbox costs little."""
         return None
 
     @classmethod
     async def task_init(cls, task_name: str, config: Any) -> None:
-        """Refuse what this host cannot enforce, before any sample starts."""
+        """Refuse a policy that this host cannot enforce, before any sample starts."""
         settings = _settings(config)
         try:
             await anyio.to_thread.run_sync(lambda: Sandbox.check(**_options(settings)))
@@ -120,7 +120,7 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool
     ) -> None:
-        """Save the state of a sample, where that was asked for, and close its sandbox."""
+        """Save the state of a sample, if configured, and close its sandbox."""
         for environment in environments.values():
             own: Self = environment.as_type(cls)
             try:
@@ -153,7 +153,7 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a program. There is no retry after a timeout: nothing here is lost on the way."""
+        """Run a program. Does not retry after a timeout: no call is lost on the way."""
         if user is not None and not self._root_is_ready:
             await self._prepare_root(user)
         limit = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
@@ -197,11 +197,11 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
     # ------------------------------------------------------------ files
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         await self.sandbox.files.write(file, contents, parents=True)
 
     async def read_file(self, file: str, text: bool = True) -> Any:
-        """Read a file whole, as UTF-8 text or as bytes."""
+        """Read a whole file, as UTF-8 text or as bytes."""
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
             data = await self.sandbox.files.read_bytes(file, limit=limit)
@@ -215,7 +215,7 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
     # ------------------------------------------------------------ the rest
 
     def default_polling_interval(self) -> float:
-        """Seconds between two looks at a file that inspect waits for."""
+        """Seconds between two polls of a file that inspect waits for."""
         return 0.2
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
@@ -246,11 +246,11 @@ class StaddleSandboxEnvironment(SandboxEnvironment):
         return opened
 
     async def snapshot(self, label: str = "") -> Snapshot:
-        """Take a snapshot, for `restore`: files of every sort, and the shell."""
+        """Take a snapshot of all files and the shell, for `restore`."""
         return await self.sandbox.snapshot(label)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Put everything back to where it was."""
+        """Restore a snapshot."""
         await self.sandbox.restore(snapshot)
 
     async def _save(self, directory: str, task_name: str) -> None:
@@ -263,7 +263,7 @@ def _save(snapshot: Snapshot, directory: str, task_name: str) -> None:
     Path(directory).mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "-", task_name) or "sample"
     number = 0
-    while True:  # samples end at the same time, in several processes perhaps
+    while True:  # samples may end at the same time, even in several processes
         path = Path(directory) / f"{name}-{number:05}.staddle"
         try:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -14,7 +14,7 @@ with framework("llama-index-core", "llama-index"):
 
 
 def code_execute_fn(sandbox: Sandbox, *, timeout: float | None = 120) -> Any:
-    """Function for CodeActAgent that runs Python in the sandbox; variables are kept."""
+    """A function for CodeActAgent that runs Python in the sandbox; variables persist."""
     interpreter = Interpreter(sandbox)
 
     async def execute(code: str) -> str:

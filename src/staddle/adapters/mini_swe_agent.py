@@ -27,7 +27,7 @@ class StaddleEnvironmentConfig(BaseModel):
 
 
 class StaddleEnvironment(LocalEnvironment):
-    """Each action has a shell of its own in one sandbox, as mini-swe-agent expects."""
+    """Each action runs in its own shell of one sandbox, as mini-swe-agent expects."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(config_class=StaddleEnvironmentConfig, **options)
@@ -41,7 +41,7 @@ class StaddleEnvironment(LocalEnvironment):
         )
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run the command of an action; its two streams are one."""
+        """Run the command of an action; merges both streams."""
         limit = timeout or self.config.timeout
         result = self.sandbox.exec(
             shell_argv(action.get("command", "")),
@@ -65,7 +65,7 @@ class StaddleEnvironment(LocalEnvironment):
         return output
 
     def get_template_vars(self, **options: Any) -> dict[str, Any]:
-        """The variables of prompts: of the sandbox, and not of the host."""
+        """The variables of prompts, from the sandbox instead of the host."""
         names = ("system", "node", "release", "version", "machine")
         words = self.sandbox.exec(["uname", "-s", "-n", "-r", "-v", "-m"]).stdout.split()
         uname = dict(zip(names, [*words[:3], " ".join(words[3:-1]), words[-1]], strict=True))

@@ -42,9 +42,9 @@ with framework("openai-agents", "openai-agents"):
     from agents.sandbox.snapshot import resolve_snapshot
     from agents.sandbox.types import ExecResult, ExposedPortEndpoint, User
 
-#: Commands of the SDK that make accounts: they are root's.
+#: Commands of the SDK that make accounts: they run as root.
 _ACCOUNTS = ("useradd", "groupadd", "usermod")
-#: Seconds a program on a terminal is heard, by default, at its start and after an input.
+#: Default seconds to read the output of a program on a terminal, at its start and after input.
 _FIRST, _NEXT, _LEAST = 10.0, 0.25, 0.25
 _OPEN = OpenSandboxes()
 
@@ -61,7 +61,7 @@ class StaddleSandboxOptions(BaseSandboxClientOptions):
 
 
 class StaddleSandboxState(SandboxSessionState):
-    """State from which a session is found again: its sandbox in this process, or its snapshot."""
+    """The state that identifies a session: its sandbox in this process, or its snapshot."""
 
     type: Literal["staddle"] = "staddle"
     sandbox_id: str = ""
@@ -100,7 +100,7 @@ class StaddleSandboxSession(BaseSandboxSession):
         await self._sandbox.files.mkdir(self.state.manifest.root, parents=True)
 
     async def running(self) -> bool:
-        """Whether commands can be run."""
+        """Whether it can run commands."""
         return self._sandbox is not None and self._sandbox.alive
 
     async def _shutdown_backend(self) -> None:
@@ -119,7 +119,7 @@ class StaddleSandboxSession(BaseSandboxSession):
         user: str | User | None = None,
     ) -> ExecResult:
         """Run a command, as any user of the sandbox."""
-        # Without the user: the SDK would put `sudo` before the command.
+        # Omit the user: the SDK would put `sudo` before the command.
         argv = self._prepare_exec_command(*command, shell=shell, user=None)
         return await self._executed(argv, timeout, _name(user))
 
@@ -149,10 +149,10 @@ class StaddleSandboxSession(BaseSandboxSession):
             raise ExecTransportError(command=argv, message="the sandbox was closed while the command ran")
         return ExecResult(stdout=result.stdout_bytes, stderr=result.stderr_bytes, exit_code=result.exit_code)
 
-    # ------------------------------------------------------------ programs that go on
+    # ------------------------------------------------------------ programs on a terminal
 
     def supports_pty(self) -> bool:
-        """It does."""
+        """Always True."""
         return True
 
     async def pty_exec_start(
@@ -165,11 +165,11 @@ class StaddleSandboxSession(BaseSandboxSession):
         yield_time_s: float | None = None,
         max_output_tokens: int | None = None,
     ) -> PtyExecUpdate:
-        """Start a program on a terminal, or with pipes, and hear it for a while."""
+        """Start a program on a terminal, or with pipes, and read its output for a while."""
         argv = self._prepare_exec_command(*command, shell=shell, user=None)
         options: dict[str, Any] = {"cwd": self.state.manifest.root, "user": _name(user)}
         variables = await self.state.manifest.environment.resolve()
-        if not tty:  # both streams in order, on a terminal that changes nothing
+        if not tty:  # both streams in order, on a terminal in raw mode
             argv = ["sh", "-c", 'stty raw -echo; exec "$@"', "sh", *argv]
         program = await self.sandbox.terminal(argv, env=variables or None, **options)
         number: int = allocate_pty_process_id(set(self._terminals))
@@ -184,7 +184,7 @@ class StaddleSandboxSession(BaseSandboxSession):
         yield_time_s: float | None = None,
         max_output_tokens: int | None = None,
     ) -> PtyExecUpdate:
-        """Type something, and hear the program for a while."""
+        """Type something, and read the program's output for a while."""
         program = self._resolve_pty_session_entry(pty_processes=self._terminals, session_id=session_id)
         if chars:
             await program.write(chars)
@@ -192,7 +192,7 @@ class StaddleSandboxSession(BaseSandboxSession):
         return await self._heard(session_id, wait, max_output_tokens)
 
     async def pty_terminate_all(self) -> None:
-        """End them all."""
+        """End all programs."""
         while self._terminals:
             await self._terminals.popitem()[1].close()
 
@@ -205,7 +205,7 @@ class StaddleSandboxSession(BaseSandboxSession):
             said += data
             if not data:
                 code = program.poll()
-                if code is None and until > time.monotonic():  # it has closed its terminal, and goes on
+                if code is None and until > time.monotonic():  # it has closed its terminal, and continues
                     code = await program.wait(max(0.01, until - time.monotonic()))
         if code is not None:
             await self._terminals.pop(number).close()
@@ -220,7 +220,7 @@ class StaddleSandboxSession(BaseSandboxSession):
     # ------------------------------------------------------------ files and ports
 
     async def read(self, path: Path, *, user: str | User | None = None) -> Any:
-        """A file, open to be read."""
+        """A file, opened for reading."""
         where = await self._validate_path_access(path)
         try:
             return await self.sandbox.files.as_user(_name(user)).open(str(where))
@@ -230,7 +230,7 @@ class StaddleSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveReadError(path=path, cause=error) from error
 
     async def write(self, path: Path, data: Any, *, user: str | User | None = None) -> None:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         where = await self._validate_path_access(path, for_write=True)
         try:
             await self.sandbox.files.as_user(_name(user)).write(str(where), data, parents=True)
@@ -262,7 +262,7 @@ class StaddleSandboxSession(BaseSandboxSession):
 
 
 class StaddleSandboxClient(BaseSandboxClient):
-    """Makes sessions. `resume` finds a sandbox of this process, or has a new one get the snapshot."""
+    """Makes sessions. `resume` finds a sandbox of this process, or restores the snapshot in a new one."""
 
     backend_id = "staddle"
     supports_default_options = True
@@ -304,7 +304,7 @@ class StaddleSandboxClient(BaseSandboxClient):
 
 
 def shell_executor(sandbox: AsyncSandbox) -> Any:
-    """Executor for `ShellTool(executor=...)`: commands run one after the other in the sandbox's session."""
+    """An executor for `ShellTool(executor=...)`: runs commands in order in the sandbox's session."""
 
     async def run(request: Any) -> ShellResult:
         action = request.data.action
@@ -332,7 +332,7 @@ def shell_executor(sandbox: AsyncSandbox) -> Any:
 
 
 class StaddlePatchEditor:
-    """Editor for `ApplyPatchTool(editor=...)`: it changes files of the sandbox, below one directory."""
+    """An editor for `ApplyPatchTool(editor=...)`: changes files of the sandbox, below one directory."""
 
     def __init__(self, sandbox: AsyncSandbox, root: str = "/workspace") -> None:
         self._sandbox, self._root = sandbox, root
@@ -345,7 +345,7 @@ class StaddlePatchEditor:
         return ApplyPatchResult(status="completed", output=f"Created {operation.path}")
 
     async def update_file(self, operation: Any) -> ApplyPatchResult:
-        """Change a file; it may get another name."""
+        """Change a file, and rename it if asked for."""
         path = await self._inside(operation.path)
         text = apply_diff(await self._sandbox.files.read(path), operation.diff or "")
         target = await self._inside(operation.move_to) if getattr(operation, "move_to", None) else path
@@ -360,7 +360,7 @@ class StaddlePatchEditor:
         return ApplyPatchResult(status="completed", output=f"Deleted {operation.path}")
 
     async def _inside(self, path: str) -> str:
-        """The path below the directory. The sandbox is the boundary; this is for the model's mistakes."""
+        """The path below the directory. The sandbox is the boundary; this catches the model's mistakes."""
         parts = Path(path).parts
         if not parts or ".." in parts or (path.startswith("/") and not path.startswith(f"{self._root}/")):
             raise ValueError(f"{path!r} is not a path below {self._root}")
@@ -372,7 +372,7 @@ def _name(user: str | User | None) -> str | None:
 
 
 def _without(packed: Any, skipped: set[str]) -> Any:
-    """The same tar without these paths."""
+    """The tar without these paths."""
     made: Any = tempfile.SpooledTemporaryFile(max_size=16 << 20)  # noqa: SIM115
     with packed, tarfile.open(fileobj=packed) as old, tarfile.open(fileobj=made, mode="w") as new:
         for member in old:

@@ -1,9 +1,9 @@
 """OpenHands: its agent server runs in a sandbox, and with it every tool of the agent.
 
-    with StaddleRemoteWorkspace(policy=policy) as workspace:
-        Conversation(agent=agent, workspace=workspace).run()
+  with StaddleRemoteWorkspace(policy=policy) as workspace:
+      Conversation(agent=agent, workspace=workspace).run()
 
-The model is called from inside: the policy's network has to allow its host. The server is the one that is
+The server calls the model from inside, so the policy's network must allow its host. The server is the one
 installed for this interpreter, which the sandbox can read.
 """
 
@@ -24,7 +24,7 @@ with framework("openhands-sdk", "openhands"):
     from openhands.sdk.workspace import RemoteWorkspace
     from pydantic import Field, PrivateAttr
 
-#: The server's port inside, and seconds that it may take to start.
+#: The server's port inside, and the seconds for its start.
 _PORT, _TO_START = 8000, 180.0
 _SERVER = {
     "OH_CONVERSATIONS_PATH": "/tmp/openhands/conversations",
@@ -32,16 +32,16 @@ _SERVER = {
     "OH_ENABLE_VNC": "0",
     "TMUX_TMPDIR": "/tmp",
     "OPENHANDS_SUPPRESS_BANNER": "1",
-    # Without a network its import would wait for a file of prices.
+    # Without a network its import would wait for a price list.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
 
 class StaddleRemoteWorkspace(RemoteWorkspace):
-    """A RemoteWorkspace whose server is in a sandbox of its own; `sandbox` is that sandbox.
+    """A RemoteWorkspace with its server in a separate sandbox; `sandbox` is that sandbox.
 
     `workspace` is a directory of the host, seen copy-on-write at /workspace. `policy` is a Policy or a file;
-    the directories of this interpreter are added to what can be read.
+    the sandbox may also read the directories of this interpreter.
     """
 
     host: str = Field(default="")
@@ -57,7 +57,7 @@ class StaddleRemoteWorkspace(RemoteWorkspace):
         policy = policy_of(self.policy).with_read(sys.prefix, sys.base_prefix)
         if policy.network == Network.deny():
             policy = policy.with_network(Network.loopback())
-        # Any user of this machine can connect to the exposed port: only who has the key is served.
+        # Any user of this machine can connect to the exposed port, so the server requires a key.
         self.api_key = secrets.token_urlsafe(32)
         variables = {**_SERVER, **self.env, "SESSION_API_KEY": self.api_key}
         self._sandbox = Sandbox(self.workspace, policy)
@@ -81,7 +81,7 @@ class StaddleRemoteWorkspace(RemoteWorkspace):
 
     @property
     def sandbox(self) -> Sandbox:
-        """The sandbox that the server runs in."""
+        """The sandbox of the server."""
         sandbox: Sandbox = self._sandbox
         return sandbox
 

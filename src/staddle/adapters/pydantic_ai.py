@@ -1,10 +1,10 @@
-"""pydantic-ai: a workspace whose commands and files are a sandbox's.
+"""pydantic-ai: a workspace with commands and files in a sandbox.
 
-    Agent(model, capabilities=[StaddleSandbox("project", policy="staddle.toml")])
-    agent.run("…", workspace=StaddleWorkspace("project"))
+  Agent(model, capabilities=[StaddleSandbox("project", policy="staddle.toml")])
+  agent.run("…", workspace=StaddleWorkspace("project"))
 
-A ref finds its sandbox again in this process. With `keep=True` the files of the sandbox stay after the
-process, and a ref finds them from another one; processes do not stay.
+A ref finds its sandbox again in this process. With `keep=True` the files of the sandbox outlive the process,
+and a ref finds them from another one; processes end.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ if TYPE_CHECKING:
     from ._common import AnyPolicy
 
 PROVIDER = "staddle"
-#: Ids of sandboxes whose files stay. Only such names are ever looked for among the kept ones.
+#: Prefix of the ids of kept sandboxes. Only such names are looked up among the kept ones.
 _KEPT = "pydantic-ai-"
 _OPEN = OpenSandboxes()
 
 
 class StaddleWorkspace:
-    """A WorkspaceBackend with commands, files and realpath. It opens its sandbox when it is first used.
+    """A WorkspaceBackend with commands, files and realpath. It opens its sandbox on first use.
 
-    With a `ref` it finds the sandbox of that ref, or raises WorkspaceUnavailableError. It is never
-    closed at the end of a run: call `destroy()`, or let the process end.
+    With a `ref` it finds the sandbox of that ref, or raises WorkspaceUnavailableError. The end of a run does
+    not close it: call `destroy()`, or let the process end.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class StaddleWorkspace:
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """Reference of the sandbox; None until it is opened."""
+        """The reference of the sandbox; None until it is opened."""
         return self._ref
 
     async def working_dir(self) -> str:
-        """Directory in which commands start."""
+        """The directory in which commands start."""
         await self._opened()
         return WORKSPACE
 
     async def destroy(self) -> None:
-        """Close the sandbox, and remove what is kept of it. Its ref finds nothing any more."""
+        """Close the sandbox, and remove its kept files. Its ref finds nothing afterwards."""
         if self._ref is None:
             return
         sandbox = _OPEN.remove(self._ref.id) or self._sandbox
@@ -151,11 +151,11 @@ class StaddleWorkspace:
         return await (await self._files(path)).read_bytes(path, limit=READ_LIMIT)
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         await (await self._files(path)).write(path, data, parents=True)
 
     async def stat(self, path: str) -> FileEntry:
-        """Facts about what is at the end of any links."""
+        """Information about a file, following links."""
         info = await (await self._files(path)).stat(path)
         return _entry(path, is_dir=info.is_dir, size=info.size)
 
@@ -172,11 +172,11 @@ class StaddleWorkspace:
         ]
 
     async def make_dir(self, path: str) -> None:
-        """Make a directory and those above it."""
+        """Make a directory and its missing parents."""
         await (await self._files(path)).mkdir(path, parents=True)
 
     async def remove(self, path: str) -> None:
-        """Remove a file, a link, or a directory with all that is in it."""
+        """Remove a file, a link, or a directory with its content."""
         files = await self._files(path)
         info = await files.stat(path, follow_symlinks=False)
         if info.kind != "symlink" and f"{WORKSPACE}/".startswith(
@@ -186,14 +186,14 @@ class StaddleWorkspace:
         await files.remove(path, recursive=True)
 
     async def exists(self, path: str) -> bool:
-        """Whether there is something at the end of any links."""
+        """Whether the path exists, following links."""
         return await (await self._files(path)).exists(path)
 
     async def realpath(self, path: str) -> str:
         """The path without links, as the sandbox resolves it."""
         try:
             return await (await self._files(path)).realpath(path)
-        except (FileNotFoundError, NotADirectoryError):  # names that do not exist are kept as written
+        except (FileNotFoundError, NotADirectoryError):  # keep names that do not exist
             return await self._resolved_by_program(path)
 
     async def _resolved_by_program(self, path: str) -> str:
@@ -214,7 +214,7 @@ class StaddleWorkspace:
 
     async def _opened(self) -> AsyncSandbox:
         if self._sandbox is None:
-            # Shielded: who is cancelled while it opens leaves a sandbox that its ref finds.
+            # Shielded: if the caller is cancelled meanwhile, the ref still finds the sandbox.
             await asyncio.shield(asyncio.ensure_future(self._open()))
         sandbox = self._sandbox
         if sandbox is None or not sandbox.alive:
@@ -252,7 +252,7 @@ class StaddleWorkspace:
 
 @dataclass
 class StaddleSandbox(AbstractCapability[Any] if TYPE_CHECKING else AbstractCapability):  # type: ignore[misc]
-    """The capability: each run works in a sandbox, a new one or that of the ref it continues with."""
+    """The capability: each run works in a new sandbox, or in the sandbox of the ref that it continues."""
 
     workspace: str | os.PathLike[str] | None = None
     _: KW_ONLY

@@ -1,4 +1,4 @@
-"""smolagents: `CodeAgent(executor=StaddlePythonExecutor())`: the agent's code runs in a sandbox."""
+"""smolagents: `CodeAgent(executor=StaddlePythonExecutor())` runs the agent's code in a sandbox."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._common import AnyPolicy
 
-#: Run inside: whether a package is there, by the name of its distribution or of its module.
+#: Runs inside: whether a package is installed, by the name of its distribution or module.
 _FIND = """
 def is_there(name):
     import importlib.metadata, importlib.util
@@ -32,9 +32,9 @@ def is_there(name):
 
 
 class StaddlePythonExecutor(RemotePythonExecutor):
-    """A Python that keeps its variables, in a sandbox. Tools run inside as well; their imports must be there.
+    """A Python in a sandbox that keeps its variables. Tools run inside, too, and need their imports there.
 
-    `python` is the interpreter inside; of a virtual environment, if the policy allows its directory.
+    `python` is the interpreter inside; it may be in a virtual environment if the policy allows its directory.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StaddlePythonExecutor(RemotePythonExecutor):
         return CodeOutput(output=result.text, logs=logs, is_final_answer=False)
 
     def install_packages(self, additional_imports: list[str]) -> list[str]:
-        """Install packages inside, if some are missing; the policy has to allow where they come from."""
+        """Install missing packages inside; the policy must allow their source."""
         wanted = [name for name in additional_imports if name]
         found = self._interpreter.run(f"{_FIND}\n[name for name in {wanted!r} if not is_there(name)]")
         missing = ast.literal_eval(found.text or "[]")

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
     from ._common import AnyPolicy
 
-#: What a terminal prints to steer it, and not to be read.
+#: Control sequences of a terminal.
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 
 
 class StaddleRuntime(AbstractRuntime):
-    """Sessions, commands and files of SWE-ReX in one sandbox, which is opened when it is first used.
+    """Sessions, commands and files of SWE-ReX in one sandbox, which is opened on first use.
 
-    An interactive program runs on a terminal of its own, beside the shell of its session: with its
+    An interactive program runs on its own terminal, beside the shell of its session, with the shell's
     directory and exported variables.
     """
 
@@ -65,13 +65,13 @@ class StaddleRuntime(AbstractRuntime):
         self._programs: dict[str, Any] = {}
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """Whether commands can be run."""
+        """Whether it can run commands."""
         return IsAliveResponse(is_alive=self.sandbox.alive)
 
     # ------------------------------------------------------------ sessions
 
     async def create_session(self, request: Any) -> CreateBashSessionResponse:
-        """A shell of its own."""
+        """Make a new shell."""
         if request.session in self._sessions:
             raise SessionExistsError(f"session {request.session} already exists")
         session = self._sessions[request.session] = await self.sandbox.session(request.session)
@@ -81,7 +81,7 @@ class StaddleRuntime(AbstractRuntime):
         return CreateBashSessionResponse(output=output)
 
     async def run_in_session(self, action: Any) -> BashObservation:
-        """Run shell text, talk to an interactive program, or interrupt what runs."""
+        """Run shell text, talk to an interactive program, or interrupt the running command."""
         session = self._session(action.session)
         if action.action_type == "bash_interrupt":
             await session.interrupt()
@@ -144,7 +144,7 @@ class StaddleRuntime(AbstractRuntime):
 
     @staticmethod
     async def _until(program: Any, expected: list[str], until: float | None) -> tuple[str, str | None]:
-        """The text before the first of these patterns, and which; None at the end or when time is up."""
+        """The text before the first match, and its pattern; None at the end or after the timeout."""
         said = b""
         while True:
             text = _CONTROL.sub("", said.decode("utf-8", "replace")).replace("\r\n", "\n")
@@ -168,7 +168,7 @@ class StaddleRuntime(AbstractRuntime):
     # ------------------------------------------------------------ commands and files
 
     async def execute(self, command: Any) -> CommandResponse:
-        """Run a program, or shell text, beside the sessions."""
+        """Run a program, or shell text, outside the sessions."""
         words = command.command
         if command.shell:
             argv = ["sh", "-c", words if isinstance(words, str) else " ".join(words)]
@@ -192,7 +192,7 @@ class StaddleRuntime(AbstractRuntime):
         return ReadFileResponse(content=data.decode(request.encoding or "utf-8", request.errors or "strict"))
 
     async def write_file(self, request: Any) -> WriteFileResponse:
-        """Write a file; directories above it are made."""
+        """Write a file; missing directories are made."""
         await self.sandbox.files.write(request.path, request.content, parents=True)
         return WriteFileResponse()
 
@@ -222,11 +222,11 @@ class StaddleDeployment(AbstractDeployment):
         self._hooks = CombinedDeploymentHook()
 
     def add_hook(self, hook: Any) -> None:
-        """Have a hook called when it starts."""
+        """Add a hook that is called at the start."""
         self._hooks.add_hook(hook)
 
     async def is_alive(self, *, timeout: float | None = None) -> IsAliveResponse:
-        """Whether commands can be run."""
+        """Whether it can run commands."""
         return await self.runtime.is_alive(timeout=timeout)
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
-"""The broker: opens a sandbox for a coding agent, and runs in it what the shim is called with.
+"""The broker: opens a sandbox for a coding agent, and runs the shim's commands in it.
 
 Requests come through a FIFO in a directory that only the user can enter and no sandbox sees. A request is a
-few numbers; what is to be run, with which variables, where and on which streams is read from /proc of the
+few numbers. The broker reads arguments, variables, directory and streams of the command from /proc of the
 shim that wrote it.
 """
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import SpawnedProcess
 
-#: Variables that a command has from the agent, if the agent's shell would have them. None is a secret.
+#: Variables that a command gets from the agent, if the agent's shell would have them. None is a secret.
 PASSED = (
     *("AI_AGENT", "CLAUDECODE", "GEMINI_CLI", "OPENCODE", "CODEX_CI", "CI", "NO_COLOR", "FORCE_COLOR"),
     *("TERM", "COLORTERM", "COLUMNS", "LINES", "PAGER", "GIT_PAGER", "GIT_EDITOR", "EDITOR", "TZ"),
 )
-#: Claude Code reads where its shell is from this file; it is written inside, and brought out.
+#: Claude Code reads its shell's directory from this file. The command writes it inside; we copy it out.
 _DIRECTORY_FILE = re.compile(r"pwd -P >\| (/tmp/claude-[0-9a-f]{4,16}-cwd)\s*$")
-#: Gemini CLI writes to this directory, which it has made outside.
+#: Gemini CLI writes to this directory, which it made outside.
 _SCRATCH = re.compile(r"(/tmp/gemini-shell-[A-Za-z0-9_-]{1,64})/")
 _MOST_COMMANDS = 256
-#: Seconds that commands get to end when the broker is closed.
+#: Seconds for commands to end when the broker is closed.
 _PATIENCE = 5.0
 _LONGEST_PATH = 4096
-#: Characters of a reason: with it, an answer is written to the pipe whole.
+#: Characters of a reason, so that one atomic write to the pipe can send the answer.
 _LONGEST_WHY = 1000
 
 
@@ -84,7 +84,7 @@ def _strings(pid: int, name: str) -> list[str]:
 
 
 class ShellBroker:
-    """Runs the commands of shims in one sandbox. `heard` is called with the number of each shim."""
+    """Runs the commands of shims in one sandbox. `heard` is called with the pid of each shim."""
 
     def __init__(
         self, sandbox: Sandbox, home: str | None = None, heard: Callable[[int], object] | None = None
@@ -94,7 +94,7 @@ class ShellBroker:
         self.home = home or tempfile.mkdtemp(prefix="agent-", dir=places.make_private(places.runtime()))
         try:
             os.mkfifo(f"{self.home}/{REQUESTS}", 0o600)
-            # For both: a broker that reads must not see the end when a shim closes it.
+            # Open for both, so that reading does not end when a shim closes its end.
             self._requests = os.open(f"{self.home}/{REQUESTS}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             if self._temporary:
                 write_shims(self.home, fixed_shim(self.home))
@@ -130,12 +130,12 @@ class ShellBroker:
                 thread.start()
 
     def _attend(self, line: bytes) -> None:
-        """Serve one shim, and answer it whatever happens: it waits for that."""
+        """Serve one shim. Always answers, because the shim waits."""
         try:
             pid, *_, number = map(int, line.split())
             reply = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError):
-            return  # the shim was killed; or it is none of ours, which waits for nothing
+            return  # the shim was killed; or it is not ours, and does not wait
         why = "this is a bug, please report it"
         try:
             self._answer(read_request(line, os.fstat(self._requests)))
@@ -193,16 +193,15 @@ class ShellBroker:
         return spawned, ([StreamFlow(streams.stdin, pipes.stdin, owns_target=True)], outputs)
 
     def _prepare(self, request: ShimRequest) -> None:
-        """Make the directory inside that an agent has made outside for its command."""
+        """Make a directory inside that the agent made outside for its command."""
         for place in set(_SCRATCH.findall(" ".join(request.argv))):
             self.sandbox.files.mkdir(place, parents=True)
 
     def _bring_out(self, request: ShimRequest) -> None:
-        """Write the file from which an agent learns where its shell is, as the command wrote it inside.
+        """Copy out the file from which an agent reads its shell's directory.
 
-        The agent's directory for temporary files is not shared with the sandbox: a link there would be
-        followed with the user's rights. So it is one file, of one name, that does not exist, with one path
-        in it.
+        The agent's temporary directory is not shared with the sandbox: a link there would be followed with
+        the user's rights. So this writes only one new file with a known name, which contains one path.
         """
         found = _DIRECTORY_FILE.search(request.argv[-1]) if request.argv else None
         if found is None:
@@ -212,7 +211,7 @@ class ShellBroker:
             content = self.sandbox.files.read_bytes(path, limit=_LONGEST_PATH)
             self.sandbox.files.remove(path)
         except (StaddleError, OSError):
-            return  # the command ended before it wrote it
+            return  # the command ended before it wrote the file
         if not content.startswith(b"/") or b"\0" in content or content.count(b"\n") > 1:
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -220,10 +219,10 @@ class ShellBroker:
             with open(os.open(path, flags, 0o600), "wb") as file:
                 file.write(content)
         except OSError:
-            return  # something has that name
+            return  # the name exists already
 
     def close(self) -> None:
-        """Take no more requests, end what runs, close the sandbox and remove the directory."""
+        """Stop taking requests, end running commands, close the sandbox and remove the directory."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         self.sandbox.close()
@@ -247,4 +246,4 @@ def _say(descriptor: int, text: str) -> None:
     try:
         os.write(descriptor, text.encode("utf-8", "replace"))
     except OSError:
-        pass  # nothing reads there any more
+        pass  # the reader is gone

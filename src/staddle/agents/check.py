@@ -1,7 +1,7 @@
 """`staddle agent NAME --check`: drive the real agent with a scripted model, and see where its commands run.
 
-The command is a canary: it reads a file that exists outside only. A shell of the host prints what is in it;
-only a sandbox answers that there is no such file.
+The command is a canary: it reads a file that exists only outside. A shell on the host prints its content; in
+a sandbox the file does not exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE = 180
 
 
 def check(agent: CodingAgent, way: str, open_sandbox: Callable[[str], Sandbox]) -> int:
-    """Print where the agent's commands run; 0 if that is a sandbox, else 1."""
+    """Print where the agent's commands run; return 0 if that is a sandbox, else 1."""
     if agent.check is None or way not in (SHELL, MCP):
         raise UsageError(
             f"{agent.title} cannot be driven by a scripted model", fix="check a command of it yourself"
@@ -47,7 +47,7 @@ def check(agent: CodingAgent, way: str, open_sandbox: Callable[[str], Sandbox]) 
         with ScriptedModel([command]) as model:
             words, variables = agent.check(model.url)
             variables |= {"PWD": workspace}
-            # Claude Code looks the tools of servers up, and does not wait for them, unless it has to.
+            # By default Claude Code loads the servers' tools late and does not wait for them.
             variables |= {"MCP_CONNECTION_NONBLOCKING": "0", "ENABLE_TOOL_SEARCH": "false"}
             before = os.getcwd()
             os.chdir(workspace)

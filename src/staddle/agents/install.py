@@ -1,7 +1,7 @@
-"""Change the settings of a coding agent so that it is confined whenever it is started, and undo that.
+"""Change the settings of a coding agent so that it is confined at every start, and undo that.
 
-Before a file is changed, what it contained is kept, in `$XDG_DATA_HOME/staddle/agents/NAME`. If nothing else
-has changed it since, `remove` puts exactly that back; else it takes only what staddle added out of it.
+Before changing a file, staddle saves its content in `$XDG_DATA_HOME/staddle/agents/NAME`. If nothing else has
+changed the file since, `remove` restores the saved content; else it removes only staddle's additions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .table import CodingAgent, SettingsEdit
 
 RECORD = "installed.json"
-#: A settings file of more bytes is none.
+#: A larger file is not a settings file.
 MOST_SETTINGS = 4 << 20
 _MISSING = object()
 
 
 class FileChange(Value):
-    """A settings file as it is and as it is to be. `before` is None if it does not exist."""
+    """A settings file before and after the change. `before` is None if it does not exist."""
 
     path: str
     before: bytes | None
@@ -48,7 +48,7 @@ class FileChange(Value):
 
 
 class InstallPlan(Value):
-    """Every change of an installation. `words` are the options with which its sandbox is opened."""
+    """All changes of an installation. `words` are the options of its sandbox."""
 
     agent: str
     way: str
@@ -57,12 +57,12 @@ class InstallPlan(Value):
 
 
 def home_of(agent: str) -> str:
-    """The directory of an agent's shims, policy options and kept settings."""
+    """The directory of an agent's shims, policy options and saved settings."""
     return f"{places.of_user('data')}/agents/{agent}"
 
 
 def brokers_of(agent: str) -> str:
-    """The directory of the brokers that run for an agent. No sandbox can reach it."""
+    """The directory of an agent's running brokers. No sandbox can reach it."""
     return f"{places.runtime()}/brokers/{agent}"
 
 
@@ -111,7 +111,7 @@ def _read(path: str) -> bytes | None:
 
 
 def _text(path: str, content: bytes | None) -> str:
-    """Settings as text; an object without members where there are none."""
+    """Settings as text; an empty object if there are none."""
     if content is None or not content.strip():
         return "{}\n"
     try:
@@ -140,7 +140,7 @@ def _value(text: str, path: Sequence[str]) -> Any:
 def _merged(
     text: str, ours: dict[str, Any], whole: Sequence[tuple[str, ...]], path: tuple[str, ...] = ()
 ) -> str:
-    """Both; objects are merged, lists added to, and other values replaced, as those of `whole` are."""
+    """Merge objects, extend lists, and replace other values and the members in `whole`."""
     for name, value in ours.items():
         here = (*path, name)
         old = _value(text, here)
@@ -162,7 +162,7 @@ def _taken_out(
     before: Any,
     path: tuple[str, ...] = (),
 ) -> str:
-    """The settings without what was merged into them, where that is still as it was; then, as `before`."""
+    """Undo a merge: restore values from `before` where the merged value is unchanged."""
     for name, value in ours.items():
         here = (*path, name)
         now, was = _value(text, here), before.get(name, _MISSING) if isinstance(before, dict) else _MISSING
@@ -180,7 +180,7 @@ def _taken_out(
 
 
 def printed(what: InstallPlan) -> str:
-    """Text of each file, for people who install by hand."""
+    """The text of each file, for people who install by hand."""
     parts = []
     for change in what.changes:
         body = change.after.decode() if change.merge is None else json.dumps(change.merge, indent=2) + "\n"
@@ -202,7 +202,7 @@ def _lines(change: FileChange) -> Iterator[str]:
 
 
 def install(what: InstallPlan) -> None:
-    """Carry the plan out: all of it, or nothing."""
+    """Carry out the whole plan, or nothing of it."""
     home = home_of(what.agent)
     os.makedirs(os.path.dirname(home), 0o700, exist_ok=True)
     with _locked(os.path.dirname(home)):
@@ -254,7 +254,7 @@ def install(what: InstallPlan) -> None:
 
 
 def _check_unchanged(change: FileChange) -> None:
-    """Refuse to write over what was not shown to the user, or is not meant to be written."""
+    """Refuse to overwrite content that the user was not shown, or a read-only file."""
     if _read(change.path) != change.before:
         raise InvalidCall(
             f"{change.path} was changed just now",
@@ -270,7 +270,7 @@ def _check_unchanged(change: FileChange) -> None:
 
 
 def remove(agent: CodingAgent) -> list[str]:
-    """Undo the installation; what was done to each file, as lines."""
+    """Undo the installation; return one line per file."""
     home = home_of(agent.name)
     if os.path.isdir(home):
         with _locked(os.path.dirname(home)):
@@ -314,7 +314,7 @@ def _removed(home: str, agent: CodingAgent) -> list[str]:
 
 @contextmanager
 def _locked(directory: str) -> Iterator[None]:
-    """Alone among installations. The lock is of the directory: no file of it is left."""
+    """Exclude other installations. Locks the directory itself, so that no lock file is left."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -324,7 +324,7 @@ def _locked(directory: str) -> Iterator[None]:
 
 
 def _missing_above(path: str) -> list[str]:
-    """The directories above a path that do not exist, the topmost first."""
+    """The missing parent directories of a path, topmost first."""
     found: list[str] = []
     while not os.path.lexists(path := os.path.dirname(path)):
         found.insert(0, path)
@@ -336,7 +336,7 @@ def _remove_empty(directories: Sequence[str]) -> None:
         try:
             os.rmdir(each)
         except OSError:
-            continue  # something else is in it
+            continue  # it is not empty
 
 
 def _digest(content: bytes) -> str:
@@ -351,10 +351,10 @@ def _put_back(path: str, before: bytes | None) -> None:
 
 
 def _write(path: str, content: bytes) -> None:
-    """Replace a file whole; its permissions and its owner stay."""
+    """Replace a file atomically; keep its permissions and owner."""
     new = f"{path}.staddle"
     try:
-        os.unlink(new)  # of one that was killed
+        os.unlink(new)  # left by a killed process
     except FileNotFoundError:
         pass
     found = os.stat(path) if os.path.exists(path) else None

@@ -1,6 +1,6 @@
-"""Edits of a JSON text that leave everything else in it as it is: comments, spaces, line ends, order.
+"""Edit a JSON text without changing anything else in it: comments, spaces, line ends, order.
 
-Editors and coding agents allow comments and a comma after the last item in their settings; so does this.
+Editors and coding agents allow comments and a trailing comma in their settings; so does this module.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 #: A comment in the rest of a line.
 _BEHIND = re.compile(r"[ \t]*(?://[^\n\r]*|/\*[^\n]*?\*/)?")
 _WORD = re.compile(r"[-+.\w]+")
-#: Objects in objects; a settings file has a few.
+#: Nesting depth; a settings file has a few levels.
 _DEEPEST = 100
 
 
 class JsonItem(Value):
-    """One value of a text: from `start` to `end`. `key` and `begin` are of the member that it is, if any."""
+    """One value in the text, from `start` to `end`. If it is a member, `key` and `begin` are the member's."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class JsonItem(Value):
 
 
 def parse(text: str) -> JsonItem:
-    """The value of a text. ValueError where it is none."""
+    """The value of a text. ValueError if it is not JSON."""
     item = _item(text, _after_space(text, 0), None, 0)
     if _after_space(text, item.end) != len(text):
         _fail(text, item.end, "more than one value")
@@ -100,7 +100,7 @@ def _at(text: str, path: Sequence[str]) -> JsonItem | None:
 
 
 def put(text: str, path: Sequence[str], value: object) -> str:
-    """The text with this value at `path`; objects on the way are made where there are none."""
+    """The text with this value at `path`; missing objects on the way are created."""
     *above, name = path
     parent = _at(text, above)
     if parent is None or not isinstance(parent.value, dict):
@@ -120,7 +120,7 @@ def append(text: str, path: Sequence[str], value: object) -> str:
 
 
 def _added(text: str, parent: JsonItem, written: str, depth: int) -> str:
-    """A text with one more item at the end of a list or object, laid out like the items before."""
+    """The text with one more item at the end of a list or object, formatted like the previous items."""
     end, line = _line_end(text), text[parent.start : parent.end]
     if "\n" not in line and parent.items:
         behind = parent.items[-1].end
@@ -133,7 +133,7 @@ def _added(text: str, parent: JsonItem, written: str, depth: int) -> str:
         comma = _after_space(text, last.end)
         has_comma = text[comma] == ","
         place = comma + 1 if has_comma else last.end
-        # A comment behind the last item stays behind it.
+        # Keep a comment after the last item in its place.
         found = _BEHIND.match(text, place)
         rest = found.end() if found else place
         comma_text = "" if has_comma else ","
@@ -156,7 +156,7 @@ def drop(text: str, path: Sequence[str], item: object = None) -> str:
                 end = comma + 1
             elif number:
                 begin = _after_space(text, parent.items[number - 1].end)
-            if number or text[comma] == ",":  # with the space before it, unless that is all there is
+            if number or text[comma] == ",":  # remove the space before it, too, unless it is the only item
                 start = parent.items[number - 1].end if number else parent.start + 1
                 while begin > start and text[begin - 1] in " \t\r\n":
                     begin -= 1

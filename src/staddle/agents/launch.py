@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .table import CodingAgent
 
 
-#: Permissions of opencode that allow nothing of its own: those of an installation, and of a check.
+#: Permissions of opencode that allow none of its own tools: after an installation, and during a check.
 _OURS = ("allow", {"*": "deny", "staddle_*": "allow"})
 
 
@@ -41,7 +41,7 @@ def program_of(agent: CodingAgent) -> str:
 
 
 def installation_of(program: str) -> list[str]:
-    """The directory that a program is installed in, if it is npm's or a virtual environment; else itself."""
+    """The npm or virtual environment directory of a program, if it is in one; else the program itself."""
     real = os.path.realpath(program)
     head, modules, _ = real.rpartition("/node_modules/")
     if modules:
@@ -52,7 +52,7 @@ def installation_of(program: str) -> list[str]:
             settings = dict(line.strip().split(" = ", 1) for line in file if " = " in line)
     except FileNotFoundError:
         return [real]
-    base = os.path.dirname(settings.get("home", "/usr/bin"))  # of the interpreter that it was made with
+    base = os.path.dirname(settings.get("home", "/usr/bin"))  # of the environment's base interpreter
     return [above] if base == "/usr" else [above, base]
 
 
@@ -64,9 +64,9 @@ def run_with_shell(
     variables: dict[str, str] | None = None,
     ended: Callable[[], object] = lambda: None,
 ) -> int:
-    """Run the agent with its shell in `sandbox`; the agent's exit status.
+    """Run the agent with its shell in `sandbox`; return the agent's exit status.
 
-    `ended` is called when it has exited, before the sandbox is closed.
+    `ended` is called after the agent exits, before the sandbox is closed.
     """
     program = program_of(agent)
     way = agent.ways[SHELL]
@@ -100,12 +100,12 @@ def run_with_mcp(
     *,
     variables: dict[str, str] | None = None,
 ) -> int:
-    """Run the agent without its own tools, with those of the server that `server` starts."""
+    """Run the agent without its own tools, with the tools of the MCP server that `server` starts."""
     program, way = program_of(agent), agent.ways[MCP]
     environment = {**os.environ, **(variables or {})}
     if agent.name == "opencode":
         refuse_other_permissions(environment)
-        # Of a project: it could allow opencode's own tools.
+        # A project's config could allow opencode's own tools.
         environment["OPENCODE_DISABLE_PROJECT_CONFIG"] = "1"
         edits = way.edits("", list(server)) if way.edits else []
         environment["OPENCODE_CONFIG_CONTENT"] = _with(environment, *(edit.merge or {} for edit in edits))
@@ -127,7 +127,7 @@ def run_with_mcp(
 
 
 def refuse_settings_of_project() -> None:
-    """Refuse tools and servers in the settings of a project for Gemini CLI: they replace the user's."""
+    """Refuse project settings of Gemini CLI with tools or servers: they would replace the user's."""
     place = os.path.abspath(".gemini/settings.json")
     for name in _settings(place).keys() & {"tools", "mcp", "mcpServers"}:
         raise InvalidCall(
@@ -140,7 +140,7 @@ def refuse_settings_of_project() -> None:
 def refuse_other_permissions(environment: Mapping[str, str]) -> None:
     """Refuse permissions in the user's settings of opencode.
 
-    It merges all settings, and the last rule that fits a tool counts: one of these could allow its own tools.
+    opencode merges all settings, and the last matching rule decides: one of these could allow its own tools.
     """
     top = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     places = [f"{top}/opencode/{name}" for name in ("config.json", "opencode.json", "opencode.jsonc")]
@@ -164,7 +164,7 @@ def _members(value: object) -> list[dict[str, Any]]:
 
 
 def _settings(path: str) -> dict[str, Any]:
-    """The settings in a JSON file; none, if there is no such file."""
+    """The settings in a JSON file; empty if the file does not exist."""
     try:
         with open(path) as file:
             found = parse(file.read()).value
@@ -178,7 +178,7 @@ def _settings(path: str) -> dict[str, Any]:
 
 
 def _with(environment: dict[str, str], *more: dict[str, object]) -> str:
-    """opencode's settings in a variable, with these besides."""
+    """opencode's settings from a variable, merged with these."""
     given = json.loads(environment.get("OPENCODE_CONFIG_CONTENT") or "{}")
     for each in more:
         given |= each
@@ -186,7 +186,7 @@ def _with(environment: dict[str, str], *more: dict[str, object]) -> str:
 
 
 class LinkedDirectory:
-    """A directory that shows another one by links, with one file of ours in it."""
+    """A directory with links to the content of another one, and one file of ours."""
 
     def __init__(self, real: str, name: str, text: str, *, below: str = "") -> None:
         self._real, self._name, self._text, self._below = os.path.expanduser(real), name, text, below
@@ -208,13 +208,13 @@ class LinkedDirectory:
             made, real = f"{self._made}/{name}", f"{self._real}/{name}"
             if name != self._name and not os.path.islink(made) and not os.path.lexists(real):
                 os.makedirs(self._real, 0o700, exist_ok=True)
-                shutil.move(made, real)  # the first login, the first conversation
+                shutil.move(made, real)  # from the first login, the first conversation
         shutil.rmtree(self._top, ignore_errors=True)
 
 
 def _attended(argv: Sequence[str], environment: dict[str, str]) -> int:
-    """Run it on our own terminal. Ctrl-C is the agent's: the terminal sends it to both."""
-    # A handler, not SIG_IGN: the agent would inherit that.
+    """Run it on our terminal. The terminal sends Ctrl-C to both; only the agent handles it."""
+    # A handler, not SIG_IGN, which the agent would inherit.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGQUIT)}
     try:
         with subprocess.Popen(argv, env=environment) as child:

@@ -44,12 +44,12 @@ class ShimStreams(Value):
 
     @property
     def on_terminal(self) -> bool:
-        """Whether the shim is used on a terminal."""
+        """Whether the shim runs on a terminal."""
         return os.isatty(self.stdin) and os.isatty(self.stdout)
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Rows and columns of the terminal; None when it has no size, or is closed."""
+        """Rows and columns of the terminal; None if it has no size, or is closed."""
         try:
             size = termios.tcgetwinsize(self.stdin)
         except termios.error:
@@ -58,7 +58,7 @@ class ShimStreams(Value):
 
     @property
     def merged(self) -> bool:
-        """Whether standard output and standard error are one and the same."""
+        """Whether standard output and standard error are the same file."""
         return self.stdout == self.stderr
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class ShimStreams(Value):
 
 
 def open_streams(pid: int, numbers: tuple[int, int, int, int]) -> ShimStreams:
-    """Open what a shim has open under these numbers. OSError if the shim has ended."""
+    """Open a shim's descriptors with these numbers. OSError if the shim has ended."""
     opened: list[int] = []
     try:
         opened.append(os.pidfd_open(pid))
@@ -96,20 +96,20 @@ def _open(path: str, mode: int, shim: int) -> int:
         mode = os.O_RDWR if path.endswith("/0") else mode
     to_file = stat.S_ISREG(kind) and mode == os.O_WRONLY
     if to_file:
-        # The agent's own descriptor, and so its position: what the agent writes next comes after our output.
+        # Share the agent's descriptor and its position, so that the agent's next output follows ours.
         try:
             return _shared(shim, path)
         except OSError:
-            pass  # the kernel lets us have no descriptor of that process: write at the end of the file
+            pass  # the kernel refuses to share it: append to the file
     try:
         appended = os.O_APPEND if to_file else 0
         return os.open(path, mode | appended | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except PermissionError:
-        return _shared(shim, path)  # a pipe that another user has made, as in `sudo -u agent … | tee log`
+        return _shared(shim, path)  # another user made the pipe, as in `sudo -u agent … | tee log`
 
 
 def _shared(shim: int, path: str) -> int:
-    """The open file itself that a process has under a number; its flags are those of the agent."""
+    """A duplicate of a process's descriptor; it shares its flags with the agent."""
     return call("pidfd_getfd", shim, int(path.rpartition("/")[2]), 0)
 
 
@@ -123,7 +123,7 @@ def _position(pid: int, number: int) -> int:
 
 
 class StreamFlow:
-    """Bytes from one descriptor to another, without waiting; no more than one piece is kept."""
+    """Copies bytes between two descriptors without blocking; buffers at most one piece."""
 
     def __init__(
         self, source: int, target: int, *, owns_source: bool = False, owns_target: bool = False
@@ -131,7 +131,7 @@ class StreamFlow:
         self.source, self.target = source, target
         self._owned = [*([source] if owns_source else ()), *([target] if owns_target else ())]
         self._rest = memoryview(b"")
-        #: A pipe that can be written has room for so much; more could wait.
+        #: A writable pipe has room for this much; writing more could block.
         self._piece = select.PIPE_BUF if os.get_blocking(target) else _PIECE
         self.open = True
 
@@ -140,7 +140,7 @@ class StreamFlow:
         return (self.target, select.POLLOUT) if self._rest else (self.source, select.POLLIN)
 
     def step(self) -> bool:
-        """Move what can be moved at once; whether something was."""
+        """Copy what can be copied without blocking; return whether anything was."""
         if not self.open:
             return False
         try:
@@ -153,26 +153,26 @@ class StreamFlow:
             self._rest = self._rest[os.write(self.target, self._rest[: self._piece]) :]
         except BlockingIOError:
             return False
-        except OSError:  # nothing reads there any more, or a terminal was closed
+        except OSError:  # the reader is gone, or the terminal was closed
             self.close()
             return False
         return True
 
     def is_idle(self) -> bool:
-        """Whether there is nothing to move at this moment."""
+        """Whether there is nothing to copy at this moment."""
         while self.step():
             pass
         return not self._rest
 
     def close(self) -> None:
-        """Close what it owns: the other side sees the end."""
+        """Close the descriptors it owns, so that the other side sees the end."""
         self.open = False
         while self._owned:
             os.close(self._owned.pop())
 
 
 class RelayedCommand:
-    """A command of a shim while it runs. `done` is called with its status before the shim is answered."""
+    """A running command of a shim. `done` is called with its status before the shim gets the answer."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class RelayedCommand:
         self._size: tuple[int, int] | None = None
 
     def attend(self) -> None:
-        """Serve it to its end, and then what it left in the background, as long as that prints."""
+        """Relay the command until its end, then its background processes while they print."""
         before = _raw(self._streams) if self._streams.on_terminal else None
         try:
             while self._status() is None or (self._outputs_open() and not self._orphaned):
@@ -250,7 +250,7 @@ class RelayedCommand:
             flow.step()
 
     def _orphan(self) -> None:
-        """End the command: who asked for it was killed."""
+        """End the command: its shim was killed."""
         self._orphaned = self._answered = True
         for number in _LADDER:
             if self._spawned.poll() is None:
@@ -265,10 +265,10 @@ class RelayedCommand:
 
 
 def _raw(streams: ShimStreams) -> list[object] | None:
-    """Make the agent's terminal pass every key on; its modes before that."""
+    """Set the agent's terminal to raw mode; return its previous modes."""
     try:
         before = termios.tcgetattr(streams.stdin)
-        tty.setraw(streams.stdin, termios.TCSADRAIN)  # keys that were typed already are kept
+        tty.setraw(streams.stdin, termios.TCSADRAIN)  # keeps keys typed already
     except termios.error:
         return None
     return before

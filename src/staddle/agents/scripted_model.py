@@ -1,7 +1,7 @@
-"""A model on loopback that asks for given commands, one after the other, and then is done.
+"""A model on loopback that asks for given commands, one after the other, and then stops.
 
-`staddle agent NAME --check` and the tests drive a real coding agent with it, without network and without a
-key: the agent calls its own tools for real. It speaks what the agents speak: Anthropic's messages, OpenAI's
+`staddle agent NAME --check` and the tests drive a real coding agent with it, without network and key: the
+agent really calls its own tools. It implements the agents' protocols: Anthropic's messages, OpenAI's
 responses and chat completions, Gemini's generateContent.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Offer = tuple[str, dict[str, Any]]
 
 MODEL = "scripted"
-#: Tools that run a shell command, by the names that agents give them.
+#: Tools that run a shell command, by the agents' names for them.
 SHELLS = (
     *(
         "mcp__staddle__bash",
@@ -37,13 +37,13 @@ _LARGEST_REQUEST = 64 << 20
 
 
 class ToolCall:
-    """Request of the model: a shell command, or a call of a tool by one of several names."""
+    """A request by the model: a shell command, or a call of a tool by one of several names."""
 
     def __init__(self, *names: str, **arguments: object) -> None:
         self.names, self.arguments = names, arguments
 
     def among(self, offers: list[Offer]) -> tuple[str, dict[str, object]] | None:
-        """The tool that is offered, and its arguments; None if none of the names is."""
+        """The first offered tool and its arguments; None if no name is offered."""
         for name in self.names:
             for offered, schema in offers:
                 if offered == name:
@@ -57,7 +57,7 @@ def shell(command: str) -> ToolCall:
 
 
 def _arguments(schema: dict[str, Any], given: dict[str, object]) -> dict[str, object]:
-    """The arguments as a tool names them: each shell tool has another word for its command."""
+    """The arguments under the tool's own names: each shell tool names its command differently."""
     known = schema.get("properties", {})
     if "command" not in given:
         return given
@@ -72,7 +72,7 @@ def _arguments(schema: dict[str, Any], given: dict[str, object]) -> dict[str, ob
 
 
 class ScriptedModel:
-    """Serves the calls of `script` in order. `results` are what the agent answered, as JSON or text."""
+    """Serves the calls of `script` in order. `results` are the agent's answers, as JSON or text."""
 
     def __init__(self, script: Sequence[ToolCall | str]) -> None:
         self.script = [shell(item) if isinstance(item, str) else item for item in script]
@@ -88,13 +88,13 @@ class ScriptedModel:
 
     @property
     def url(self) -> str:
-        """Its address, without a path."""
+        """Its URL, without a path."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def next_call(
         self, offers: list[Offer], answers: list[object]
     ) -> tuple[int, tuple[str, dict[str, object]] | None]:
-        """(number of the step, what to ask for; None: nothing more)."""
+        """(number of the step, the next call; None at the end)."""
         with self._lock:
             if offers:
                 self.offers = [name for name, _ in offers]
@@ -122,7 +122,7 @@ class ScriptedModel:
 
 
 def _text(answer: object) -> str:
-    """The words of a tool's answer."""
+    """The text of a tool's answer."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, list):
@@ -142,7 +142,7 @@ def _handler_of(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
 
 
 class ModelHandler(BaseHTTPRequestHandler):
-    """One request of an agent to its model."""
+    """One request from an agent to its model."""
 
     protocol_version = "HTTP/1.1"
     scripted: ScriptedModel
@@ -151,18 +151,18 @@ class ModelHandler(BaseHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        """Lists of models; everything else is an empty object."""
+        """Return a list of models; for other paths an empty object."""
         listed = {"object": "list", "data": [{"id": MODEL, "object": "model"}], "models": []}
         self._json(listed if self.path.partition("?")[0].endswith("/models") else {})
 
     def do_HEAD(self) -> None:
-        """That it is there."""
+        """Return an empty response with status 200."""
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def do_POST(self) -> None:
-        """Find out which protocol it is."""
+        """Choose the protocol by the path."""
         size = min(int(self.headers.get("Content-Length") or 0), _LARGEST_REQUEST)
         try:
             body = json.loads(self.rfile.read(size) or b"{}")

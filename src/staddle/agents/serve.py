@@ -1,7 +1,7 @@
 """`staddle agent NAME --serve PID`: a broker for an agent that was started without `staddle agent`.
 
-An installed shim starts it when it finds none. It is a process of its own, which ends when the agents that
-used it have exited.
+An installed shim starts it if none is running. It is a separate process, which ends when the agents that used
+it have exited.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from .table import CodingAgent
 
-#: Between an agent and its shell there may be some of these; the agent is what started them.
+#: These may run between an agent and its shell; the agent is their nearest other ancestor.
 _SHELLS = {
     "sh",
     "bash",
@@ -70,7 +70,7 @@ def serve(agent: CodingAgent, pid: int, open_sandbox: Callable[[str], Sandbox]) 
 
 
 def _detached(work: Callable[[], None]) -> None:
-    """Do it in a session of our own, without the streams of the agent. Does not return."""
+    """Run `work` in a new session, without the agent's streams. Does not return."""
     status = 1
     try:
         os.setsid()
@@ -92,7 +92,7 @@ def _serve(
     users = AgentProcesses()
     users.add(caller)
     try:
-        shutil.rmtree(home, ignore_errors=True)  # of one that was killed
+        shutil.rmtree(home, ignore_errors=True)  # left by a killed broker
         os.mkdir(home, 0o700)
         broker = ShellBroker(open_sandbox(workspace), home, lambda pid: users.add(agent_above(pid)))
     except BaseException as error:
@@ -114,13 +114,13 @@ class AgentProcesses:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
 
     def add(self, pid: int) -> None:
-        """Wait for this one, too."""
+        """Also wait for this process."""
         with self._lock:
             if pid not in self._pidfds:
                 try:
                     self._pidfds[pid] = os.pidfd_open(pid)
                 except OSError:
-                    return  # it has exited
+                    return  # already exited
                 os.eventfd_write(self._bell, 1)
 
     def wait(self) -> None:
@@ -143,7 +143,7 @@ class AgentProcesses:
 
 
 def agent_above(pid: int) -> int:
-    """The process that started this one, past shells and their like."""
+    """The nearest ancestor that is not a shell or similar."""
     found = _parent(pid)
     while found > 1:
         with open(f"/proc/{found}/comm") as file:

@@ -1,12 +1,12 @@
-"""The shim: an executable named `bash` that has its arguments run in the sandbox of a broker.
+"""The shim: an executable named `bash` that lets a broker run its arguments in a sandbox.
 
-It is bash itself, because nothing else that every host has starts as quickly. It reads nothing but its own
-request: the broker takes arguments, variables, directory and standard streams of the shim from /proc. Only
-builtins are used, and `cat` where a standard stream is a socket, which cannot be opened by name.
+It is a bash script, because nothing else on every host starts as fast. It sends only a short request: the
+broker reads arguments, variables, directory and standard streams of the shim from /proc. It uses only
+builtins, and `cat` if a standard stream is a socket, which cannot be opened by name.
 
-It runs outside, with the user's rights, beside files that a sandbox can write. So: `-p`, for which bash
-reads neither BASH_ENV nor functions of the environment; absolute paths; and nothing of its arguments is
-evaluated. If anything is wrong it exits with 125, and never runs the command itself.
+It runs outside with the user's rights, beside files that a sandbox can write. So it uses `-p`, with which
+bash reads neither BASH_ENV nor functions from the environment. It uses absolute paths and evaluates none of
+its arguments. On any error it exits with 125, and never runs the command itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The names under which the shim is called. As `bash` it takes bash's arguments, as `prefix` one line of
-#: shell.
+#: The shim's names. As `bash` it takes bash's arguments, as `prefix` one line of shell.
 BASH, PREFIX = "bash", "prefix"
-#: In the directory of a broker: where requests go, and who answers them.
+#: Files in a broker's directory: the FIFO for requests, and the broker's identity.
 REQUESTS, BROKER = "requests", "broker"
-#: What the interpreter has before the shim's own arguments in /proc/PID/cmdline.
+#: Words of the interpreter before the shim's own arguments in /proc/PID/cmdline.
 INTERPRETER_WORDS = 3
 
 _SHIM = """\
@@ -60,7 +59,7 @@ fi
 exit $status
 """
 _FIXED = "home=%(home)s\nalive || fail 'the sandbox of this shell is closed'"
-#: A broker for the directory, or for one above it; else one is started for the directory of the agent.
+#: Use the broker of the directory or a parent; else start one for the agent's directory.
 _SEARCHED = """\
 brokers=%(brokers)s
 find() {
@@ -76,12 +75,12 @@ find || { home=$(%(serve)s $$ </dev/null) && alive || fail 'no sandbox could be 
 
 
 def fixed_shim(home: str) -> str:
-    """The shim of the broker that has this directory."""
+    """The shim for the broker with this directory."""
     return _SHIM % {"find": _FIXED % {"home": shlex.quote(home)}}
 
 
 def searching_shim(brokers: str, serve: Sequence[str]) -> str:
-    """A shim that finds its broker among `brokers`, and has `serve` start one, which prints its directory."""
+    """A shim that looks for its broker in `brokers`; else `serve` starts one and prints its directory."""
     serve_line = " ".join(map(shlex.quote, serve))
     return _SHIM % {"find": _SEARCHED % {"brokers": shlex.quote(brokers), "serve": serve_line}}
 

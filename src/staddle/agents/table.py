@@ -1,10 +1,11 @@
 """Coding agents and the ways in which each can be used with staddle, as data.
 
-Three ways. `shell`: the agent runs outside, and its shell commands run in a sandbox. `mcp`: the agent runs
-outside without its own tools, and uses those of `staddle mcp`. `inside`: the whole agent runs in a sandbox.
+There are three ways. `shell`: the agent runs outside, and its shell commands run in a sandbox. `mcp`: the
+agent runs outside without its own tools, and uses those of `staddle mcp`. `inside`: the whole agent runs in a
+sandbox.
 
-What the rows contain was found out by driving each agent with a scripted model (`make test-agents`), except
-where `untried` gives a reason.
+The rows were tested by driving each agent with a scripted model (`make test-agents`), except where `untried`
+gives a reason.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ CLAUDE_TOOLS = (
 
 
 class SettingsEdit(Value):
-    """A change to a settings file of an agent: JSON that is merged into it, or the text of a new file.
+    """A change to an agent's settings file: JSON to merge into it, or the text of a new file.
 
-    `whole` are the members that are replaced, not merged: lists of what is allowed, where what the user had
-    allowed would stay allowed.
+    `whole` are the members to replace instead of merge, such as lists of permissions: in a merged list, the
+    user's permissions would stay allowed.
     """
 
     path: str  # ~ is the user's home
@@ -46,10 +47,9 @@ class SettingsEdit(Value):
 class Way(Value):
     """One way to use an agent.
 
-    `variables` and `words` are for a single start, `edits` for its settings; each is given the directory of
-    the shims, `edits` the words that start `staddle mcp` as well. `closed` is whether the agent runs no
-    command outside when the shim or server is missing or fails. `outside` is what stays outside all the
-    same.
+    `variables` and `words` are for a single start, `edits` for its settings. Each gets the directory of the
+    shims; `edits` also gets the words that start `staddle mcp`. `closed` is True if the agent runs no command
+    outside when the shim or server is missing or fails. `outside` lists what still runs outside.
     """
 
     closed: bool
@@ -61,7 +61,7 @@ class Way(Value):
 
 
 class CodingAgent(Value):
-    """One coding agent. `check` are the words and variables with which it uses a scripted model once."""
+    """One coding agent. `check` returns the words and variables for one run with a scripted model."""
 
     name: str
     title: str
@@ -71,12 +71,12 @@ class CodingAgent(Value):
 
     @property
     def default(self) -> str:
-        """The way that is used if none is named: the first."""
+        """The default way: the first."""
         return next(iter(self.ways))
 
 
 def mcp_server(workspace: str | None) -> list[str]:
-    """The words that start `staddle mcp`, also where `staddle` is not on the PATH."""
+    """The words that start `staddle mcp`, even if `staddle` is not on the PATH."""
     return [sys.executable, "-m", "staddle", "mcp", *([workspace] if workspace else ())]
 
 
@@ -98,7 +98,7 @@ def _claude_mcp(_: str, server: list[str]) -> list[SettingsEdit]:
 
 
 def codex_program() -> str | None:
-    """Codex itself: the binary that its launcher would start, which needs nothing beside it."""
+    """The Codex binary that its launcher would start; it needs no other files."""
     import glob
     import shutil
 
@@ -115,7 +115,7 @@ def codex_program() -> str | None:
 def codex_environments(home: str) -> str:
     """The text of environments.toml: Codex's commands and files go through an exec-server in the sandbox.
 
-    `include_local = false`, without which Codex would use the host when the server cannot be started.
+    Without `include_local = false` Codex would use the host if the server cannot be started.
     """
     program = shlex.quote(codex_program() or "codex")
     line = f"export CODEX_HOME=/tmp/codex-home; mkdir -p $CODEX_HOME; exec {program}"
@@ -137,7 +137,7 @@ def _opencode_mcp(server: list[str]) -> dict[str, Any]:
 
 
 def gemini_mcp(server: list[str]) -> dict[str, Any]:
-    """Settings with which Gemini CLI has a list of tasks and the tools of staddle, and no other tool."""
+    """Settings that give Gemini CLI a task list and the tools of staddle, and no other tool."""
     return {**_servers(server), "tools": {"core": ["write_todos", "mcp_staddle_*"]}}
 
 
@@ -188,7 +188,7 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                     True,
                     "the tools Read, Edit, Write, WebFetch, and hooks",
                     variables=lambda home: {"CLAUDE_CODE_SHELL_PREFIX": f"{home}/{PREFIX}"},
-                    # As well as the variable: settings of a project would replace that.
+                    # In addition to the variable, which a project's settings would replace.
                     words=lambda home, _: ["--settings", json.dumps(_claude_shell(home, [])[0].merge)],
                     edits=_claude_shell,
                 ),

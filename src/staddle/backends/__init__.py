@@ -28,14 +28,14 @@ _CLASSES = {
 }
 NAMES = tuple(_CLASSES)
 _LAYERED = "namespaces"
-#: "1": every policy of this program is nested, see `choose`.
+#: If "1", every policy of this program is nested; see `choose`.
 NESTED = "STADDLE_NESTED"
 
 _made: dict[str, Backend] = {}
 
 
 def get(name: str) -> Backend:
-    """The backend of that name. One of each per process, so that a probe is made once."""
+    """The backend of that name. There is one instance per process, so each is probed once."""
     if name not in _CLASSES:
         raise UnknownBackend(
             f"there is no backend {name!r}",
@@ -49,7 +49,7 @@ def get(name: str) -> Backend:
 
 
 def begin_probe(name: str) -> None:
-    """Have the backend that `name` would try first find out about this host without being waited for."""
+    """Start the probe of the backend that `name` would try first, without waiting for the result."""
     backend = get(candidates()[0] if name == "auto" else name)
     begin = getattr(backend, "begin_probe", None)
     if begin is not None:
@@ -57,13 +57,13 @@ def begin_probe(name: str) -> None:
 
 
 def doubt(name: str) -> bool:
-    """A start by this backend has failed: whether that is because it cannot confine. Then choose again."""
+    """True if the backend's last start failed because it cannot confine here; choose again then."""
     doubted = getattr(get(name), "doubt", None)
     return doubted is not None and doubted()
 
 
 def needs_copy(plan: Plan) -> bool:
-    """Whether Landlock's command could not write all that `plan` lets it write, as root in a container."""
+    """Whether `plan` grants writes that a Landlock command, run by root in a container, cannot make."""
     needs = getattr(get("landlock"), "needs_copy", None)
     return needs is not None and bool(needs(plan))
 
@@ -80,14 +80,13 @@ def candidates() -> tuple[str, ...]:
 def choose(
     plan: Plan, name: str = "auto", *, best_effort: bool = False, only: str = ""
 ) -> tuple[Backend, Enforcement]:
-    """The backend that will hold `plan`, and what it really enforces.
+    """Choose the backend for `plan`, and report what it enforces.
 
-    A named backend is taken with the limits it documents; whatever else it cannot hold is
-    an error. `auto` takes the strongest backend that leaves no gap at all; for a nested plan, if there is
-    none, the one with the fewest of those that leave only gaps that they document. With
-    `best_effort` gaps are recorded instead of raised, but some backend must confine. `only` is the one
-    backend that `auto` may choose, where the others lack something that is needed: who asked for `auto`
-    has named no backend, and so has accepted no gap.
+    A named backend may leave the gaps that it documents; any other gap is an error. `auto` takes the
+    strongest backend without a gap. If there is none and the plan is nested, `auto` takes the backend with
+    the fewest gaps among those whose gaps are all documented. With `best_effort` gaps are recorded instead of
+    raised, but some backend must confine. `only` names the one backend that `auto` may choose when the others
+    lack a feature. Its gaps count like those of any backend: a caller who asks for `auto` has accepted none.
     """
     if plan.world == "writable" and not best_effort:
         raise world_refused("a single command has no layers")
@@ -97,7 +96,7 @@ def choose(
     host = installation()
     is_nested = plan.nested or os.environ.get(NESTED) == "1"
     if is_nested and not plan.nested:
-        plan = plan.replace(nested=True)  # a backend may accept a gap only then
+        plan = plan.replace(nested=True)  # backends accept some gaps only for a nested plan
     if host is not NOTHING:
         _refuse(host, plan, name, best_effort or (is_nested and name == "auto"))
     if name != "auto":
@@ -154,12 +153,12 @@ def choose(
     )
 
 
-#: Why `auto` has chosen a backend.
+#: Why `auto` chose a backend.
 STRONGEST = "the strongest backend that leaves no gap for this policy"
 
 
 def world_refused(why: str) -> PolicyNotEnforceable:
-    """The error for a `/` that cannot be written because there is no layer for it."""
+    """The error for a policy with a writable `/` where no layer can take the writes."""
     fix = "open a Sandbox on the namespaces backend with mode='overlay', or leave world out"
     return PolicyNotEnforceable(
         "`/` cannot be written in this sandbox", why=why, fix=fix, gaps=(Gap("world", why, fix),)
@@ -172,7 +171,7 @@ _BY_INSTALLATION = "the policy of this installation refuses it (/etc/staddle/pol
 def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> None:
     """Raise for a backend, a network or a gap that the installation refuses."""
     for refused in host.backends:
-        if refused not in _CLASSES:  # a misspelt refusal refuses nothing, and so is an error
+        if refused not in _CLASSES:  # a misspelt name would refuse nothing
             raise UnknownBackend(
                 f"/etc/staddle/policy.toml refuses a backend {refused!r} that does not exist",
                 why=f"staddle knows {', '.join(NAMES)}",
@@ -197,7 +196,7 @@ def _refuse(host: Installation, plan: Plan, name: str, best_effort: bool) -> Non
 
 
 def _with_layers(name: str) -> str:
-    """Choose the backend for a plan with layers: the one that has them, or none, never the host instead."""
+    """Return the backend with layers, or raise: a plan with layers never runs directly on the host."""
     if name not in ("auto", _LAYERED):
         raise PolicyNotEnforceable(
             f"the {name} backend has no layers", fix=f"use {_LAYERED}", why="it shows directories as they are"
@@ -205,11 +204,11 @@ def _with_layers(name: str) -> str:
     return _LAYERED
 
 
-#: Those that show every directory at its own place: what a base has at a path is not what the host has.
+#: These show every directory at its own path, so they cannot show a base in place of the host's files.
 _IN_PLACE = ("landlock", "seatbelt", "native")
 
 
-#: Those that cannot protect a path below one that may be written.
+#: These cannot protect a path below a writable one.
 _NO_GUARDS = ("landlock",)
 
 
@@ -221,13 +220,13 @@ def _own(plan: Plan) -> str:
 
 def _named(plan: Plan, name: str, best_effort: bool) -> tuple[Backend, Enforcement]:
     backend = get(name)
-    if plan.base and name in _IN_PLACE:  # never less: the command would run on the host's own system
+    if plan.base and name in _IN_PLACE:  # even with best_effort: it would run on the host's own system
         raise PolicyNotEnforceable(
             f"the {name} backend cannot use the base {plan.base!r}",
             why="it shows every directory at its own place",
             fix="use the namespaces or bwrap backend",
         )
-    if name in _NO_GUARDS and (own := _own(plan)):  # with best_effort as well: it is no weaker protection
+    if name in _NO_GUARDS and (own := _own(plan)):  # even with best_effort: no weaker form of it exists
         raise PolicyNotEnforceable(
             f"the {name} backend cannot enforce this policy",
             why=own,
@@ -256,13 +255,13 @@ _BEST_EFFORT = "ask for less, or accept the gaps with best_effort (--best-effort
 def _way_out(usable: list[tuple[Backend, tuple[Gap, ...]]], fixes: list[str]) -> str:
     by_name = [backend.name for backend, gaps in usable if all(gap.documented for gap in gaps)]
     if by_name:
-        # The last line can be pasted: it holds for the command and for a program that uses the library.
+        # Users can paste the last line: it works for the command line and for programs that use the library.
         first = f"{fix}; or " if (fix := next((fix for fix in fixes if fix), "")) else ""
         return (
             f"{first}accept the limits that the {by_name[0]} backend documents (--backend {by_name[0]}, or "
             f"--nested, Policy.agent(nested=True); `staddle doctor` lists them):\nexport {NESTED}=1"
         )
-    # A setting that lets a stronger backend work is nearer than another kernel.
+    # Changing a setting so that a stronger backend works is easier than changing the kernel.
     fix = next((fix for fix in fixes if "sysctl" in fix), "")
     fix = fix or next((gap.fix for _, gaps in usable for gap in gaps if gap.fix and not gap.documented), "")
     return fix or _BEST_EFFORT

@@ -1,15 +1,15 @@
-"""The contract between a plan and whatever enforces it.
+"""The contract between a plan and the backend that enforces it.
 
-A backend answers four questions and does one thing:
+A backend answers four questions:
 
-    probe()            can it confine anything on this host, by really trying?
-    gaps(plan)         what of this plan, or of its own promises, can it not hold here?
-    steps(plan)        what will it do, line by line? (printed by `staddle explain`)
-    prepare(plan, ..)  the command that, once started, is confined or does not run
+  probe()            can it confine anything on this host? It tries to.
+  gaps(plan)         which parts of this plan, or of its own promises, can it not enforce here?
+  steps(plan)        which setup steps will it take? (printed by `staddle explain`)
+  prepare(plan, ..)  which command, once started, is confined or does not run?
 
 `prepare` starts nothing. A caller that starts `Launch.argv` with exactly `Launch.env` and
-`Launch.pass_fds` gets the confined command; any failure on the way ends in a non-zero
-exit before the command's first instruction.
+`Launch.pass_fds` gets the confined command. Any failure on the way ends in a non-zero exit before the
+command's first instruction.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Backend(Protocol):
     name: str
 
     def probe(self) -> Probe:
-        """Try it in a child process. Never raises; the answer says why not and how to fix it."""
+        """Try to confine a child process. Never raises; the result has the reason and the fix."""
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps: what this backend cannot hold of `plan` on this host. Starts nothing."""
+        """The parts of `plan` that this backend cannot enforce on this host. Starts nothing."""
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """Everything `prepare` would set up, in order, printable."""
+        """Everything that `prepare` would set up, in order, as printable steps."""
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The confined command. Raises rather than weaken anything."""
+        """The confined command. Raises instead of weakening anything."""

@@ -1,7 +1,7 @@
-"""The self-test: a harmless command in a real sandbox that tells what it finds around it.
+"""The self-test: a harmless command in a real sandbox prints what it sees.
 
-A launcher that runs nothing, runs the command as it is, or leaves out any part of the
-confinement is found out by what the command reads of itself.
+Its output shows a launcher that runs nothing, runs the command unconfined, or leaves out a part of the
+confinement.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..launch.contract import Launch
 
-_SIGKILL, _SIGPIPE = 9, 13  # the signal module costs as much as half an interpreter
+_SIGKILL, _SIGPIPE = 9, 13  # importing signal costs as much as half an interpreter start
 _READ = ("status", "uid_map", "net/dev", "mountinfo", "environ")
 _CAPABILITIES = (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")
 _NONCE = "STADDLE_CANARY"
-#: Seconds to wait for a self-test, and for another one if the machine was too busy for the first.
+#: Seconds to wait for a self-test, then for a second one if the machine was too busy for the first.
 PATIENCE = (10.0, 20.0)
 _ORIGIN = "self-test"
 
 
 def plan(nonce: str) -> Plan:
-    """The smallest sandbox that a program of the system runs in."""
+    """The smallest sandbox that can run a system program."""
     grants = [Grant("/usr", "read", True, _ORIGIN)]
     links = []
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
@@ -55,14 +55,14 @@ def plan(nonce: str) -> Plan:
 
 
 def command() -> tuple[str, ...]:
-    """The command of the self-test: it prints what it finds around it."""
+    """The command of the self-test: it prints facts about its environment."""
     return ("/bin/cat", "/proc/sys/kernel/hostname", *(f"/proc/self/{name}" for name in _READ))
 
 
 def wrong(said: bytes, nonce: str, *, named: bool = True) -> str:
-    """The protections that are missing by the output of the self-test; empty when there is none.
+    """The protections that are missing according to the self-test's output; empty if all are there.
 
-    `named`: it was given a host name of its own.
+    `named`: the sandbox was given its own host name.
     """
     lines = said.split(b"\n")
     fields = dict(line.split(b":\t", 1) for line in lines if b":\t" in line)
@@ -86,28 +86,28 @@ def wrong(said: bytes, nonce: str, *, named: bool = True) -> str:
 
 
 def _number(fields: dict[bytes, bytes]) -> int:
-    """The number of the process in its own pid namespace; /proc may be that of one around it."""
+    """The process number in the command's own pid namespace; /proc may show an outer one."""
     return int(fields.get(b"NSpid", fields.get(b"Pid", b"999999")).split()[-1])
 
 
 class SelfTest:
-    """A self-test under way: it runs beside us, and is asked for later."""
+    """A self-test that runs in the background; `outcome` waits for it."""
 
     def __init__(
         self, launch: Launch, nonce: str, *, named: bool = True, patience: float | None = None
     ) -> None:
         self._named, self._patience = named, PATIENCE[0] if patience is None else patience
-        #: Whether it was killed because it had not ended in time: that is not known to be the host's answer.
+        #: True if it was killed because it took too long; that says nothing about the host.
         self.timed_out = False
         self._status, self._failure = launch.status, launch.failure
-        #: Why the command was not started, once there is an outcome: what the launcher said about it.
+        #: After `outcome`: the launcher's reason why the command was not started.
         self.not_started = ""
         self._nonce = nonce
         self._output, out = os.pipe2(os.O_CLOEXEC)
         self._errors, err = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         actions = [(os.POSIX_SPAWN_DUP2, source, to) for source, to in ((null, 0), (out, 1), (err, 2))]
-        # Onto itself: open in the child, and in no other that a thread may be starting now.
+        # dup2 onto itself: open in this child only, not in one that another thread starts now.
         actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in launch.pass_fds]
         self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
@@ -132,12 +132,12 @@ class SelfTest:
                 os.close(fd)
 
     def outcome(self) -> tuple[str, str]:
-        """(what is wrong with the sandbox, the launcher's own message). Both empty when all is well."""
+        """(the sandbox's problem, the launcher's message). Both are empty if the sandbox confines."""
         said, message = self._listen()
         try:
             _, status = os.waitpid(self._pid, 0)
         except ChildProcessError:
-            status = 0  # the program around us reaps every child itself
+            status = 0  # the host program reaps every child itself
         self._let_go()
         told = b""
         if self._status is not None:

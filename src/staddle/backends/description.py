@@ -1,6 +1,6 @@
 """Steps and gaps that several backends share, in the same words, for `staddle explain` and for errors.
 
-A backend picks from these and adds those that only it has. `who` is the backend's name in a sentence.
+A backend picks from these and adds its own. `who` is the backend's name in a sentence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def view(layout: Layout, as_root: bool) -> Iterator[Step]:
     """The operations that make the view."""
-    from ..mounts.host import needs_translation  # not on a system without mounts
+    from ..mounts.host import needs_translation  # not importable on a system without mounts
     from ..mounts.operations import Bind
     from .launching import needed
 
@@ -31,12 +31,12 @@ def view(layout: Layout, as_root: bool) -> Iterator[Step]:
 
 
 def become(uid: int, ours: str) -> Step:
-    """That root's sandbox takes an id of its own."""
+    """The step by which root's sandbox becomes an unused id."""
     return Step(f"become uid and gid {uid}, which no account has: root's sandbox is not root", ours)
 
 
 def last(plan: Plan, ours: str) -> Iterator[Step]:
-    """The last steps of the command's own process, but for Landlock and the filter."""
+    """The last steps of the command's own process, except Landlock and the filter."""
     from ..display import shown
     from .launching import rlimits
 
@@ -50,7 +50,7 @@ def last(plan: Plan, ours: str) -> Iterator[Step]:
 
 
 def filter_steps(profile: str) -> Iterator[Step]:
-    """The filter `profile`, call by call, with the reason for each."""
+    """The system call filter `profile`, call by call, with the reason for each."""
     from ..linux.seccomp import describe
 
     for row in describe(profile):
@@ -58,19 +58,19 @@ def filter_steps(profile: str) -> Iterator[Step]:
         yield Step(f"filter {profile}: {', '.join(row.calls)}{when}: {row.answer}", row.why)
 
 
-#: Limits that take control groups, or a file system of its own size.
+#: Limits that need control groups, or a file system with its own size.
 NEED_MORE = ("memory", "cpu", "processes", "disk")
-#: The first Landlock that can tell whose an abstract socket is.
+#: The first Landlock ABI that knows who made an abstract socket.
 _SCOPES_SINCE = 6
 
 
 def of_a_fresh_root(
     plan: Plan, layout: Layout, unprivileged_uid: int | None, scopes: Callable[[], bool]
 ) -> Iterator[Gap]:
-    """The gaps of a sandbox with a root and a network namespace of its own, and nothing else.
+    """The gaps common to all backends with a fresh root and a network namespace.
 
-    `unprivileged_uid` is the id that root's sandbox runs as; `scopes` says whether Landlock is put on
-    against abstract sockets where the network is shared.
+    `unprivileged_uid` is the id that root's sandbox runs as. `scopes` returns whether Landlock blocks
+    abstract sockets when the network is shared.
     """
     yield from unheld(layout)
     yield from gateways.gaps(plan)
@@ -89,7 +89,7 @@ def of_a_fresh_root(
 
 
 def unheld(layout: Layout) -> Iterator[Gap]:
-    """Denied names that nothing keeps from being created."""
+    """Denied paths that do not exist yet and can be created inside."""
     for hidden in layout.unheld:
         yield Gap(
             "deny",
@@ -99,7 +99,7 @@ def unheld(layout: Layout) -> Iterator[Gap]:
 
 
 def identity(who: str, plan: Plan, *, documented: bool = False) -> Iterator[Gap]:
-    """Names and numbers that `who` cannot give to a command."""
+    """The gap of a backend that cannot set user and host names."""
     if not plan.identity.is_usual:
         yield Gap(
             "identity",
@@ -110,14 +110,14 @@ def identity(who: str, plan: Plan, *, documented: bool = False) -> Iterator[Gap]
 
 
 def scopes_sockets() -> bool:
-    """Whether Landlock can keep a command from the abstract sockets of others here."""
-    from ..linux import landlock  # only where it matters
+    """Whether Landlock can block other processes' abstract sockets on this kernel."""
+    from ..linux import landlock  # lazily: few plans need it
 
     return landlock.abi() >= _SCOPES_SINCE
 
 
 def limits(who: str, plan: Plan, names: Iterable[str] = NEED_MORE) -> Iterator[Gap]:
-    """Limits that `who` has no means for."""
+    """The limits that `who` cannot enforce."""
     for name in names:
         if getattr(plan.limits, name) is not None:
             yield Gap(f"limits.{name}", f"{who} cannot limit {name}", f"leave limits.{name} out")

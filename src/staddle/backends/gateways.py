@@ -1,6 +1,6 @@
-"""The network gateway of a launch, for every backend with a network namespace: its socket, and what it needs.
+"""The network gateway of a launch, for every backend with a network namespace.
 
-Nothing of the network is loaded for a policy that reaches nothing, or everything.
+A policy that allows no host, or every host, imports nothing of the network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reaches_out(plan: Plan) -> bool:
-    """Whether there is a gateway: something outside can be reached, or on_connect may allow it."""
+    """Whether the plan needs a gateway: it allows some hosts, or on_connect may allow them."""
     if plan.asks:
         return True
     if plan.network.mode in ("deny", "open"):
@@ -34,10 +34,10 @@ def reaches_out(plan: Plan) -> bool:
 def open_socket(
     plan: Plan, give: Descriptors, command: Sequence[str], *, lasting: bool = False, copies: bool = False
 ) -> tuple[GatewayLog | None, tuple[int, ...]]:
-    """Open the socket pair of a gateway that the launcher will start: (the log on our end, both ends).
+    """Open the socket pair of the gateway that the launcher will start: (its log, the ends to pass).
 
-    `lasting` is for a launcher that does not hold on to our end: see `gateway_process.new_socket`. With
-    `copies` the launcher sends the gateway's sockets to us as well, by a third end; the log keeps them.
+    `lasting` is for a launcher that does not keep our end open; see `gateway_process.new_socket`. With
+    `copies` the launcher also sends the gateway's sockets to us through a third end, and the log keeps them.
     """
     if not reaches_out(plan):
         return None, ()
@@ -53,20 +53,20 @@ def open_socket(
 
 
 def rows(plan: Plan) -> tuple[NetworkRow, ...]:
-    """The part of the network that is made in the sandbox's network namespace."""
+    """The network setup inside the sandbox's network namespace."""
     from ..ipc.namespace_spec import encoded
 
     return encoded(_arrangement(plan))
 
 
 def started(who: str, plan: Plan) -> Iterator[Step]:
-    """That it is started, in words."""
+    """The step that starts the gateway."""
     if reaches_out(plan):
         yield Step("start the network gateway on the host: confined, it dials what the policy allows", who)
 
 
 def reached(plan: Plan) -> Iterator[Step]:
-    """The steps in words: what is made in the sandbox's network and given to the gateway."""
+    """The steps that set up the sandbox's network and give it to the gateway."""
     if not reaches_out(plan):
         return
     from ..network.namespace.from_policy import RESOLVER
@@ -84,11 +84,11 @@ def reached(plan: Plan) -> Iterator[Step]:
         yield Step(f"{'refuse' if rule.deny else 'route to the gateway'}: {str(rule).lstrip('!')}", "plan")
 
 
-_redirects: list[bool] = []  # whether this kernel does, once it was asked
+_redirects: list[bool] = []  # whether this kernel redirects ports, once probed
 
 
 def gaps(plan: Plan) -> Iterator[Gap]:
-    """The gaps of a gateway where the kernel does not deliver every port to it."""
+    """The gap of a gateway on a kernel that does not redirect every port to it."""
     if not reaches_out(plan):
         return
     unheld = _arrangement(plan).unheld
@@ -108,7 +108,7 @@ def gaps(plan: Plan) -> Iterator[Gap]:
 
 
 def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
-    """That `who`, which has no gateway, cannot have anything decided."""
+    """The gap of a backend without a gateway: it never calls on_connect."""
     if plan.asks:
         yield Gap(
             "network",
@@ -126,14 +126,14 @@ def _arrangement(plan: Plan) -> NetworkSpec:
 # The HTTP proxy of a launch, for backends whose sandboxes have no network of their own.
 
 
-#: What fits into a pipe at once, on every system.
+#: Every system can buffer this much in a pipe.
 _LONGEST_SETTINGS = 8192
 
 
 class LaunchProxy:
-    """The proxy of a launch, which its launcher will start: where it listens, and what it is told.
+    """The HTTP proxy that the launcher will start: its port, password and settings.
 
-    `variables` lead programs to it. See `network.gateway.http_proxy`.
+    `variables` make programs use it. See `network.gateway.http_proxy`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -166,7 +166,7 @@ class LaunchProxy:
         self.variables = {spelling: address for name in names for spelling in (name, name.lower())}
 
     def close(self) -> None:
-        """Let go of our copies."""
+        """Close our copies."""
         descriptors, self.descriptors = self.descriptors, ()
         for fd in descriptors:
             try:

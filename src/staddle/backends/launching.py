@@ -1,7 +1,7 @@
-"""The parts that every launcher hands over: the last steps of the command's own process, and descriptors.
+"""The parts that every launcher passes on: the last steps of the command's own process, and descriptors.
 
-A descriptor cannot be swapped for something else between the check and the start, and what
-it holds is on no command line. The launcher closes every one of these before the command begins.
+Nobody can swap a descriptor between check and start, and its content is on no command line. The launcher
+closes all of them before the command starts.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def instructions(
     *,
     keeps_processors: bool = False,
 ) -> ExecSpec:
-    """Limits, and `more` of them as `rlimits` has them; Landlock's `scopes`, the filter, exec.
+    """The spec of the last steps: limits, Landlock's `scopes`, the filter, exec.
 
-    `keeps_processors`: see `seccomp.program`.
+    `more` are further limits, in the form of `rlimits`. `keeps_processors`: see `seccomp.program`.
     """
     return ExecSpec(
         argv=tuple(os.fsencode(word) for word in command),
         environment=tuple(os.fsencode(f"{name}={value}") for name, value in plan.environment().items()),
         directory=os.fsencode(plan.cwd),
         rlimits=tuple((resource, most, most) for _, resource, most in (*rlimits(plan.limits), *more)),
-        # Nothing outside can be named from inside; these hold where the network is shared.
+        # Processes inside cannot name anything outside, except where the network is shared.
         scoped=landlock.bits(scopes, "scope"),
         filter=program(filter_profile(plan), keeps_processors=keeps_processors),
         umask=process.umask(),
@@ -51,8 +51,8 @@ def instructions(
 
 def rlimits(limits: Limits) -> Iterator[tuple[str, int, int]]:
     """Name, number and value of every resource limit: those of any sandbox, then the policy's."""
-    # One byte of core is the only value that also stops a core handler, which the kernel runs as
-    # root on the host; nothing real-time, no higher priority, little pinned memory.
+    # A core limit of one byte is the only value that also stops a core handler, which the kernel runs as root
+    # on the host. No real-time, no higher priority, little pinned memory.
     yield "core", process.RLIMIT_CORE, 1
     yield "rtprio", process.RLIMIT_RTPRIO, 0
     yield "nice", process.RLIMIT_NICE, 0
@@ -64,19 +64,19 @@ def rlimits(limits: Limits) -> Iterator[tuple[str, int, int]]:
 
 
 def needed(layout: Layout) -> list[Operation]:
-    """The operations for our own builder, whose /proc does not show the first process: nothing covers it."""
+    """The operations for our builder. Its /proc does not show process 1, so it need not cover /proc/1."""
     return [operation for operation in layout.operations if operation.path != "/proc/1"]
 
 
 def filter_profile(plan: Plan) -> str:
-    """For a sandbox of namespaces: no setuid files where the host's directories can be written."""
+    """The filter of a sandbox in namespaces: no setuid files where the command can write to the host."""
     return "namespaces-nosuid" if any(grant.access == "write" for grant in plan.grants) else "namespaces"
 
 
 def landlock_profile(plan: Plan) -> str:
-    """The same without namespaces: sockets are decided about too."""
+    """The filter for Landlock, which also restricts sockets."""
     profile = {"open": "landlock-open", "deny": "landlock"}.get(plan.network.mode, "landlock-tcp")
-    # Where the host's directories can be written, no setuid file may be left there.
+    # Where the command can write to the host's directories, it may leave no setuid file.
     return profile + ("-nosuid" if any(grant.access == "write" for grant in plan.grants) else "")
 
 
@@ -87,7 +87,7 @@ class Descriptors:
         self._open: list[int] = []
 
     def keep(self, descriptor: int) -> int:
-        """Close this one too. Never one of the standard three, should our caller have closed those."""
+        """Add a descriptor. Moves it above 2, in case the caller closed its standard streams."""
         if descriptor <= 2:
             low, descriptor = descriptor, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
             os.close(low)
@@ -95,13 +95,13 @@ class Descriptors:
         return descriptor
 
     def holding(self, data: bytes) -> int:
-        """A nameless file in memory with `data`, to be read from its start."""
+        """An unnamed file in memory with `data`, positioned at its start."""
         descriptor = self.keep(memory_file(data))
         os.lseek(descriptor, 0, os.SEEK_SET)
         return descriptor
 
     def naming(self, path: str) -> int:
-        """The file or directory at `path`, in which no component may be a link."""
+        """The file or directory at `path`, opened without following links."""
         return self.keep(open_named(path))
 
     def all(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Descriptors:
         return tuple(self._open)
 
     def close(self) -> None:
-        """Close them all. Never raises, and a second time does nothing."""
+        """Close them all. Never raises; a second call does nothing."""
         while self._open:
             try:
                 os.close(self._open.pop())

@@ -1,13 +1,12 @@
-"""Namespaces of our own: a fresh root with only what the plan names, made by our helper.
+"""Our own namespaces: the helper makes a fresh root with only the plan's paths.
 
-No program but the interpreter is needed, and no right: an ordinary user gets a user namespace,
-and root becomes an id that no account has. The helper does every step itself and starts nothing
-when one fails.
+It needs no program but the interpreter, and no privilege. An ordinary user gets a user namespace; root
+becomes an id that no account has. If a step fails, the helper starts nothing.
 
-What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
-be connected to, read-only or not; a name of the policy's that appears on the host after the start is
-not seen; the mount table inside shows the paths of what was granted; the groups of the user stay, so
-that what a group may read in a granted directory can be read.
+Limits of this backend: a command can connect to a UNIX socket that appears in a granted directory after
+the start, even if the directory is read-only. It does not see a path of the policy that appears on the
+host after the start. Its mount table shows the host paths of the grants. It keeps the user's groups, and
+so can read what a group may read in a granted directory.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from ..network.host.gateway_log import GatewayLog
     from ..policy.plan import Plan
 
-#: By their names in /proc. Those of the user, the processes and the mounts come with every sandbox.
+#: By their names in /proc. Every sandbox also has user, pid and mount namespaces.
 NAMESPACES = {
     "net": userns.CLONE_NEWNET,
     "ipc": userns.CLONE_NEWIPC,
@@ -64,9 +63,9 @@ class Namespaces:
     # The contract.
 
     def begin_probe(self) -> None:
-        """Let the start of the command tell: it looks around before it starts anything, and says if it fails.
+        """Assume that it works: the helper checks before it starts the command, and reports a failure.
 
-        For our command line, which asks `doubt` then.
+        For our command line, which then calls `doubt`.
         """
         who = os.geteuid()
         found = unprivileged_uid()
@@ -75,26 +74,27 @@ class Namespaces:
                 _known[who] = self._unusable(found) if isinstance(found, Obstacle) else self._to_be_seen()
 
     def probe(self) -> Probe:
-        """Whether a real sandbox confines as it must: a harmless command in it tells.
+        """Whether a real sandbox confines its command, according to a self-test.
 
-        Tried once; once more some seconds later if it failed, which it may on a machine that is overloaded.
+        Tried once. After a failure, which can come from an overloaded machine, it is tried again after some
+        seconds.
         """
         who = os.geteuid()
-        with _probing:  # a second caller waits for the first one's answer
+        with _probing:  # a second caller waits for the first one's result
             now = time.monotonic()
             if who not in _known or now > _tried_again.get(who, now):
                 from ..interrupts import uninterrupted
 
-                found = _known[who] = uninterrupted(self._try)  # an interrupt would leave its processes
+                found = _known[who] = uninterrupted(self._try)  # an interrupt would leave processes behind
                 _tried_again.pop(who, None)
                 if not found.usable:
                     _tried_again[who] = time.monotonic() + _FAILURE_HOLDS
             return _known[who]
 
     def doubt(self) -> bool:
-        """A start has failed: whether that is because of this host, now that it is tried.
+        """After a failed start: run the self-test, and return whether this host is the cause.
 
-        Either nothing can be confined here, or it can with a gap.
+        True if nothing can be confined here, or only with a gap.
         """
         who = os.geteuid()
         with _probing:
@@ -104,7 +104,7 @@ class Namespaces:
             return False
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps of `plan` here."""
+        """The gaps of `plan` on this host."""
         from ..mounts.from_plan import layout_of
 
         return tuple(gaps(plan, layout_of(plan), _who()))
@@ -116,14 +116,14 @@ class Namespaces:
         return tuple(steps(plan, layout_of(plan), _who(), _groups(plan)))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The helper that makes the sandbox and stands for the command."""
+        """The helper, which makes the sandbox and passes on signals and the exit status of the command."""
         from ..mounts.from_plan import forget, layout_of
 
         layout = layout_of(plan)
         forget(plan)
         return launch(plan, layout, _who(), command)
 
-    # How.
+    # Internals.
 
     def _try(self) -> Probe:
         found = unprivileged_uid()
@@ -149,13 +149,13 @@ class Namespaces:
             without.discard(who)
         try:
             problem, message = outcome()
-            if problem and "sethostname" in message:  # refused by the filters of some container engines
+            if problem and "sethostname" in message:  # some container engines' filters refuse it
                 _nameless.add(who)
                 problem, message = outcome()
             if problem and _proc_is_covered():
                 _with_outer_processes.add(who)
                 if outcome()[0]:
-                    _with_outer_processes.discard(who)  # there is more in the way: the first reason is told
+                    _with_outer_processes.discard(who)  # there is another obstacle: report the first reason
                 else:
                     problem = message = ""
         except (OSError, StaddleError) as error:
@@ -185,28 +185,28 @@ class Namespaces:
 
 
 def _names_hosts() -> bool:
-    """Whether a sandbox of this user has a host name of its own, as the probe found."""
+    """Whether a sandbox of this user gets its own host name, according to the probe."""
     return os.geteuid() not in _nameless
 
 
 def outer_processes() -> bool:
-    """Whether a sandbox of this user has the /proc of the container around it, as the probe found."""
+    """Whether a sandbox of this user gets the /proc of the outer container, according to the probe."""
     return os.geteuid() in _with_outer_processes
 
 
 def _proc_is_covered() -> bool:
-    """Whether a new /proc is refused, because parts of this one are covered, and nothing else."""
+    """Whether the kernel refuses a new /proc only because parts of this one are covered."""
     found = userns.observe(_who())
     return found.stage == "proc" and bool(found.covered)
 
 
 def host_name(plan: Plan) -> bytes:
-    """The host name of the sandbox; empty: that of the container, whose filter refuses another."""
+    """The sandbox's host name; empty (the container's) if a filter refuses to set it."""
     return os.fsencode(plan.identity.host) if _names_hosts() else b""
 
 
 def _who() -> int | None:
-    """The id of root's sandbox; None for an ordinary user."""
+    """The user id of root's sandbox; None for an ordinary user."""
     found = unprivileged_uid()
     if isinstance(found, Obstacle):
         raise BackendUnavailable("namespaces cannot confine anything here", why=found.why, fix=found.fix)
@@ -214,7 +214,7 @@ def _who() -> int | None:
 
 
 class Unit(Value):
-    """A unit of systemd for the launcher and the sandbox; its fields are those of `NamespaceSpec`."""
+    """A systemd unit for the launcher and the sandbox; the fields are those of `NamespaceSpec`."""
 
     unit: bytes
     starter: tuple[bytes, ...]
@@ -229,7 +229,7 @@ def launch(
     command: Sequence[str],
     unit: Unit | None = None,
 ) -> Launch:
-    """The helper, ready to be started once. With a `unit`, the unit limits memory, cpu and processes."""
+    """The helper, ready for one start. With a `unit`, the unit limits memory, cpu and processes."""
     give = Descriptors()
     read = -1
     limited: CommandLimits | None = None
@@ -284,7 +284,7 @@ def _view(plan: Plan, layout: Layout) -> list[Operation]:
 
 
 def _limited(plan: Plan) -> CommandLimits | None:
-    """The limits on the sandbox as a whole, where there are some; its first process is under them as well."""
+    """The limits of the whole sandbox, including its first process; None if there are none."""
     limits = plan.limits
     if limits.memory is None and limits.cpu is None and limits.processes is None and not limits.defaults:
         return None
@@ -327,7 +327,7 @@ def spec(
     limited: CommandLimits | None = None,
     unit: Unit | None = None,
 ) -> namespace_spec.NamespaceSpec:
-    """The namespace specification: everything that the helper needs to know."""
+    """The namespace specification: everything that the helper needs."""
     who = plan.identity
     return namespace_spec.NamespaceSpec(
         status=status,
@@ -369,7 +369,7 @@ def _processors(plan: Plan) -> int:
 
 
 def _keeps_processors(plan: Plan) -> bool:
-    """Whether the processors that it is on stand in for a control group."""
+    """Whether CPU affinity enforces the cpu limit in place of a control group."""
     if plan.limits.cpu is None:
         return False
     from ..limits.enforced import keeps_processors, usable
@@ -378,12 +378,12 @@ def _keeps_processors(plan: Plan) -> bool:
 
 
 def namespaces(plan: Plan) -> tuple[str, ...]:
-    """The names of those to make besides: an open network is the host's."""
+    """The further namespaces to make; an open network is the host's."""
     return tuple(name for name in NAMESPACES if name != "net" or plan.network.mode != "open")
 
 
 def scopes(plan: Plan) -> tuple[str, ...]:
-    """Landlock's scopes: abstract sockets, which belong to a network namespace, where that is shared."""
+    """Landlock's scopes: if the network namespace is shared, the abstract sockets in it."""
     shared = plan.network.mode == "open" and scopes_sockets()
     return ("abstract_unix_socket",) if shared else ()
 
@@ -392,7 +392,7 @@ _OURS = "namespaces"
 
 
 def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None, limits: Iterable[Step]) -> Iterator[Step]:
-    """Each thing that is set up, in the order in which it is; `limits` are the steps that set limits."""
+    """Every setup step, in order; `limits` are the steps that set limits."""
     yield from gateways.started(_OURS, plan)
     yield from limits
     if unprivileged_uid is None:
@@ -417,7 +417,7 @@ def steps(plan: Plan, layout: Layout, unprivileged_uid: int | None, limits: Iter
 
 
 def _groups(plan: Plan) -> Iterator[Step]:
-    """The control groups that the first process enters, where limits ask for some and they can be had."""
+    """The control groups that the first process enters, if limits need them and the host allows them."""
     asked = {name: getattr(plan.limits, name) for name in ("memory", "cpu", "processes")}
     if not any(asked.values()):
         return
@@ -456,17 +456,17 @@ def gaps(plan: Plan, layout: Layout, unprivileged_uid: int | None) -> Iterator[G
 
 def _limits(plan: Plan) -> Iterator[Gap]:
     if all(getattr(plan.limits, name) is None for name in common.NEED_MORE):
-        return  # nothing is asked for: what this host has need not be looked up
+        return  # no limit asked for: skip looking at the host
     from ..limits.enforced import enforced_limits, usable
 
     yield from enforced_limits(plan.limits, usable(), inside=True, layer="none")[1]
 
 
-#: What was found out, by who asked. Per process.
+#: Probe results by user. Per process.
 _known: dict[int, Probe] = {}
-#: How long a failure is believed, in seconds, and until when those that there were.
+#: Seconds for which a failure is reused, and the end of that time by user.
 _FAILURE_HOLDS = 5.0
 _tried_again: dict[int, float] = {}
-#: The users whose sandboxes can have no host name of their own, and those whose can have no /proc.
+#: Users whose sandboxes cannot have their own host name, and users whose cannot have their own /proc.
 _nameless: set[int] = set()
 _with_outer_processes: set[int] = set()

@@ -1,8 +1,7 @@
 """No confinement at all: the command runs with every right of its caller.
 
-It exists so that a program can offer "no sandbox" as a visible choice. It is taken only by
-this name, never by `auto`. What stays is tidiness, not protection: the environment is the
-plan's and nothing else, and only declared descriptors are open.
+It lets a program offer "no sandbox" as a visible choice. Callers must name it; `auto` never chooses it.
+It still passes only the plan's environment and only declared descriptors: tidiness, not protection.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LIMITS = ("memory", "cpu", "processes", "file_size", "disk", "open_files")
 
 
 class Native:
-    """Runs the command as it is."""
+    """Runs the command unconfined."""
 
     name = "native"
 
@@ -33,7 +32,7 @@ class Native:
         return Probe(self.name, usable=True, why="it confines nothing")
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """Every protection, all documented: naming this backend is asking for none of them."""
+        """Every protection, all documented: a caller who names this backend asks for none of them."""
         promises = [
             (name, f"native does not confine: {promise} is not enforced")
             for name, promise in PROTECTIONS.items()
@@ -57,7 +56,7 @@ class Native:
         )
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The command itself, where the caller is when the plan's own places exist only inside."""
+        """The command itself. If the plan's directories exist only inside, it gets the caller's."""
         environment = plan.environment()
         if not os.path.isdir(environment.get("HOME", "/")):
             environment["HOME"] = os.path.expanduser("~")
@@ -66,7 +65,7 @@ class Native:
 
 
 def _found(program: str, environment: dict[str, str]) -> str:
-    """The program on the PATH of the inside; a name that is nowhere fails when it is started."""
+    """The program on the plan's PATH; an unknown name fails at the start."""
     if "/" in program:
         return program
     places = (os.path.join(place, program) for place in environment.get("PATH", "").split(":") if place)

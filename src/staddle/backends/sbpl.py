@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     Item = str | bytes | tuple["Item", ...]
     Rule = tuple[Item, ...]
 
-#: /var, /tmp and /etc are links into /private: the kernel compares the path behind the link,
-#: some checks compare the link itself, so every rule names both.
+#: /var, /tmp and /etc are links into /private. The kernel compares the target, some checks compare the link
+#: itself, so every rule names both.
 _ALIASED = ("/var", "/tmp", "/etc")
 #: The same directory seen through the writable system volume.
 _DATA_VOLUME = "/System/Volumes/Data"
 
-#: What the loader and the C library read before `main`, on every program. Not one user's file.
+#: The loader and the C library read these before `main`, in every program. They contain no user's file.
 RUNTIME_READS = (
     "/System/Library",
     "/System/Volumes/Preboot/Cryptexes",
@@ -42,14 +42,14 @@ RUNTIME_READS = (
     "/private/var/db/timezone",
     "/private/etc/localtime",
 )
-#: Devices without state. No terminal: a private one is handed out through /dev/ptmx.
+#: Devices without state. No terminal: /dev/ptmx gives out a private one.
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-#: The only services of the host that can be looked up, and why.
+#: The only host services that a command can look up, and why.
 MACH_SERVICES = {
     "com.apple.system.opendirectoryd.libinfo": "getpwuid() and getgrgid(): every shell asks for its own name",
     "com.apple.system.notification_center": "the C library learns of a changed time zone",
 }
-#: Those added when the network is open.
+#: Added when the network is open.
 NETWORK_SERVICES = {
     "com.apple.SystemConfiguration.configd": "which resolvers and proxies are configured",
     "com.apple.SystemConfiguration.DNSConfiguration": "the same, for getaddrinfo()",
@@ -85,7 +85,7 @@ _WRITE = ("file-write*",)
 
 
 def write(item: Item) -> str:
-    """One expression as text. Raises ValueError for a symbol that is none."""
+    """One expression as text. Raises ValueError for an invalid symbol."""
     if isinstance(item, tuple):
         return "(" + " ".join(write(part) for part in item) + ")"
     if isinstance(item, bytes):
@@ -124,15 +124,15 @@ def spellings(path: str) -> tuple[str, ...]:
 
 
 def profile(plan: Plan, private: str, proxy: int = 0) -> str:
-    """The whole profile: what `plan` grants, and the directory `private` that is this run's own.
+    """The whole profile: the plan's grants, and this run's own directory `private`.
 
-    `proxy` is the port of its proxy, for a list of hosts.
+    `proxy` is the port of the HTTP proxy for a list of hosts.
     """
     return "".join(write(rule) + "\n" for rule in rules(plan, private, proxy))
 
 
 def rules(plan: Plan, private: str, proxy: int = 0) -> tuple[Rule, ...]:
-    """The profile as data, in the order in which it is written."""
+    """The profile as data, in output order."""
     made: list[Rule] = [
         *_base(),
         *_traversal(plan, private),
@@ -141,12 +141,12 @@ def rules(plan: Plan, private: str, proxy: int = 0) -> tuple[Rule, ...]:
         *_network(plan, proxy),
         *_sockets(plan, private),
     ]
-    # From here on only denials: whatever is added above cannot open one of these again.
+    # Only denials from here on, so that no rule above can allow these again.
     hidden = [item.path for item in plan.hidden]
     held = (*hidden, *(guard.path for guard in plan.guards))
     pinned = sorted({above for path in held for above in _ancestors(path)} - {"/"})
     if pinned:
-        # A renamed parent would carry a guarded name to where no rule knows it.
+        # Renaming a parent would move a guarded name to a path without a rule.
         made.append(("deny", "file-write-unlink", *_literals(pinned)))
     if hidden:
         made.append(("deny", *_READ, *_WRITE, "network-outbound", "network-bind", *_subpaths(hidden)))
@@ -165,8 +165,8 @@ def _base() -> Iterator[Rule]:
         *(("sysctl-name-prefix", prefix.encode()) for prefix in SYSCTL_PREFIXES),
     )
     yield ("allow", "mach-lookup", *(("global-name", name.encode()) for name in MACH_SERVICES))
-    yield ("allow", "ipc-posix-sem")  # multiprocessing locks; they are named, and shared with the host
-    # The loader reads the root directory itself, and aborts without a word when it cannot.
+    yield ("allow", "ipc-posix-sem")  # multiprocessing locks; they have names, and the host shares them
+    # The loader reads the root directory itself, and aborts silently if it cannot.
     yield ("allow", "file-read*", ("literal", b"/"))
     yield ("allow", *_READ, *_subpaths(RUNTIME_READS))
     yield ("allow", "file-read*", "file-write-data", "file-ioctl", *_literals(DEVICES))
@@ -185,25 +185,24 @@ def _base() -> Iterator[Rule]:
 def _traversal(plan: Plan, private: str) -> Iterator[Rule]:
     paths = [item.path for items in (plan.grants, plan.sockets, plan.links) for item in items]
     above = {up for path in (*paths, *RUNTIME_READS, private) for up in _ancestors(path)}
-    # Links may be looked at, not read: behind the name could be a file by now.
+    # Links get metadata only: by now a file could have replaced the link.
     above |= {*_ALIASED, *(link.path for link in plan.links)}
     yield ("allow", "file-read-metadata", *_literals(sorted(above)))
 
 
 def _grants(plan: Plan) -> Iterator[Rule]:
-    """Grants, guards and the private directories that cover them, outermost first, the deeper one deciding.
+    """Grants, guards and the private directories that cover them, outermost first; the deepest decides.
 
-    A private directory cannot be placed over a path of the host here, so what it covers is
-    refused; grants at or below it show through. A write grant inside a guarded directory
-    was given for itself, and opens it again.
+    macOS cannot mount a private directory over a host path, so the rules refuse the covered path; grants at
+    or below it remain. A write grant inside a guarded directory opens it again, because the policy names it
+    explicitly.
     """
     order = sorted(
         [(len(item.path), 0, "cover", item.path) for item in plan.scratch]
         + [(len(guard.path), 1, "guard", guard.path) for guard in plan.guards]
         + [(len(grant.path), 2, grant.access, grant.path) for grant in plan.grants]
     )
-    # The writable volume is mounted below /System, with every home on it: a grant of /System
-    # does not mean that.
+    # The writable volume is mounted below /System, with every home on it. A grant of /System excludes it.
     first = sum(path in ("/", "/System") for _, _, _, path in order)
     order.sort(key=lambda item: item[3] not in ("/", "/System"))
     order.insert(first, (0, 0, "cover", _DATA_VOLUME))
@@ -225,7 +224,7 @@ _GRANT_RULE: dict[str, Rule] = {
 }
 
 
-#: A policy that names all of them means the whole loopback.
+#: A policy that lists every port means the whole loopback.
 _EVERY_PORT = 65535
 
 
@@ -237,7 +236,7 @@ def _network(plan: Plan, proxy: int) -> Iterator[Rule]:
         yield ("allow", "network-outbound", *_literals([RESOLVER_SOCKET]))
         yield ("allow", "mach-lookup", *(("global-name", name.encode()) for name in NETWORK_SERVICES))
         return
-    # The loopback is the host's: what is not named there cannot be connected to, own servers included.
+    # The loopback is the host's: the command cannot connect to unlisted ports, including its own servers.
     named = (proxy,) if plan.network.mode == "allow" and proxy else plan.network.ports
     if len(named) == _EVERY_PORT:
         yield ("allow", "network-outbound", ("remote", "ip", b"localhost:*"))
@@ -249,7 +248,7 @@ def _network(plan: Plan, proxy: int) -> Iterator[Rule]:
 
 
 def _sockets(plan: Plan, private: str) -> Iterator[Rule]:
-    """UNIX sockets: the declared ones, and those made below a directory the command may write."""
+    """UNIX sockets: the declared ones, and those below a directory the command may write."""
     own = [private] + [grant.path for grant in plan.grants if grant.access == "write"]
     yield ("allow", "system-socket", ("socket-domain", "AF_UNIX"))
     yield ("allow", "network-bind", "network-outbound", *_subpaths(own))
@@ -257,7 +256,7 @@ def _sockets(plan: Plan, private: str) -> Iterator[Rule]:
         yield ("deny", "network-outbound", *_literals([socket.path for socket in plan.closed]))
     if plan.sockets:
         yield ("allow", "network-outbound", *_literals([socket.path for socket in plan.sockets]))
-    # One that is not there yet may be the command's to serve.
+    # The command may serve a declared socket that does not exist yet.
     served = [socket.path for socket in plan.sockets if not socket.present]
     served = [path for path in served if not any(covers(item.path, path) for item in plan.hidden)]
     if served:

@@ -1,18 +1,16 @@
 """macOS: the command runs under `sandbox-exec` with a profile made from the plan.
 
-**Nothing in this file has been run on macOS by us.** It was written from the behaviour of
-other projects' profiles; what is tested is the text of the profile, rule by rule, against
-the plan, and the launcher with a stand-in for `sandbox-exec`. `probe` tries the real thing
-where it exists, and says so when it does not hold.
+**We have run nothing in this file on macOS.** It follows the profiles of other projects. Tests compare
+the text of the profile with the plan, rule by rule, and run the launcher with a stand-in for
+`sandbox-exec`. On macOS, `probe` tries the real program and reports if it does not confine.
 
-The profile goes on the command line (`-p`). A descriptor (`-f /dev/fd/N`) would stay open
-in the command, and a file would be one more thing to leave behind. Other users of the
-machine can see a command line, so the profile holds paths and fixed rules only: no
-variable, no value of one, nothing secret.
+The profile is passed on the command line (`-p`). A descriptor (`-f /dev/fd/N`) would stay open in the
+command, and a file could be left behind. Other users of the machine can read a command line, so the
+profile contains only paths and fixed rules: no variables and no secrets.
 
-macOS has no private mounts. The private directories of the plan (home, /tmp) become
-directories below one that belongs to this run, HOME and TMPDIR point there, and the host's
-own are refused. There is no fallback: without `sandbox-exec` nothing runs.
+macOS has no private mounts. The private directories of the plan (home, /tmp) become directories below one
+that belongs to this run, HOME and TMPDIR point there, and the host's own are refused. There is no
+fallback: without `sandbox-exec` nothing runs.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: By its full name: a program of that name elsewhere on the PATH is not it.
+#: The full path: a program of that name elsewhere on the PATH must not be used.
 SANDBOX_EXEC = "/usr/bin/sandbox-exec"
 LAUNCHER = os.path.join(os.path.dirname(__file__), "seatbelt_launcher.py")
 PROXY = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "network", "gateway", "http_proxy.py"))
-#: What fits into a pipe before it is read; and what stands for a port that is chosen at the start.
+#: A placeholder in `steps`: the real port is chosen at the start.
 _EXAMPLE_PORT = 1
-#: A command line may hold a mebibyte on macOS, the environment included.
+#: A command line may have one mebibyte on macOS, including the environment.
 PROFILE_LIMIT = 768 * 1024
 
 _DOCUMENTED = {
@@ -55,12 +53,12 @@ _DOCUMENTED = {
 
 
 class Seatbelt:
-    """Confines by a generated SBPL profile. macOS only, and not run by us."""
+    """Confines with a generated SBPL profile. macOS only; we have not run it there."""
 
     name = "seatbelt"
 
     def probe(self) -> Probe:
-        """Read a file that the profile does not grant, and one that it does, under the real thing."""
+        """Under the real `sandbox-exec`, read a granted file and one that is not granted."""
         if sys.platform != "darwin":
             return Probe(
                 self.name,
@@ -73,7 +71,7 @@ class Seatbelt:
         return _try_it()
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps of macOS; all are documented but those that this plan adds."""
+        """The gaps of macOS; all are documented except those that this plan adds."""
         found = [Gap(name, why, documented=True) for name, why in _DOCUMENTED.items()]
         found += _network_gaps(plan)
         if os.geteuid() == 0:
@@ -116,7 +114,7 @@ class Seatbelt:
 
 
 def _network_gaps(plan: Plan) -> Iterator[Gap]:
-    """The gaps of the network. More than the policy says is never reached."""
+    """The gaps of the network. The command never reaches more than the policy allows."""
     yield from nobody_asks("seatbelt", plan)
     if plan.network.mode not in ("loopback", "allow"):
         return
@@ -131,7 +129,7 @@ def _network_gaps(plan: Plan) -> Iterator[Gap]:
 
 
 def launch(plan: Plan, command: Sequence[str], private: str, sandbox: str = SANDBOX_EXEC) -> Launch:
-    """The launch for a private directory of that name, which does not exist yet."""
+    """The launch with the private directory `private`, which does not exist yet."""
     proxy = LaunchProxy(plan)
     try:
         return _launch(plan, command, private, sandbox, proxy)
@@ -177,7 +175,7 @@ def _launch(plan: Plan, command: Sequence[str], private: str, sandbox: str, prox
 
 
 def _moved(plan: Plan, private: str, value: str) -> str:
-    """A value that names a private directory of the plan, or something in one, names the real one."""
+    """Replace the path of a private directory of the plan, or a path in one, with the real path."""
     return private + value if any(sbpl.covers(item.path, value) for item in plan.scratch) else value
 
 

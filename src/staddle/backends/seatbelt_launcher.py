@@ -1,12 +1,12 @@
 """Started by the seatbelt backend: makes the private directories, runs the command, removes them.
 
-    launcher.py STATUS_FD PRIVATE CWD FILE_SIZE OPEN_FILES LISTENER SETTINGS PROXY COUNT MODE:PATH...
-        COMMAND...
+  launcher.py STATUS_FD PRIVATE CWD FILE_SIZE OPEN_FILES LISTENER SETTINGS PROXY COUNT MODE:PATH...
+    COMMAND...
 
-Runs outside the sandbox with the rights of the user, and reads nothing that comes from
-inside. It is a file of its own, started with `-I -S`, so that it needs no import of ours.
-What it cannot set up it says on STATUS_FD, and then the command does not start. PROXY is a program that
-is given the descriptors LISTENER and SETTINGS, and ends with this one; `-` where there is none.
+Runs outside the sandbox with the user's rights, and reads nothing from inside. It is a separate file, started
+with `-I -S`, so that it imports nothing of ours. If a setup step fails, it writes the reason to STATUS_FD and
+does not start the command. PROXY is a program that gets the descriptors LISTENER and SETTINGS and ends with
+the launcher; `-` means no proxy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 def main(argv: list[str]) -> int:
     """Run the command to its end and return its exit status."""
     parent = os.getppid()
-    # Until someone can receive them: a signal now must not leave the directory behind.
+    # Block signals until a handler is set: a signal now would leave the directory behind.
     signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     status, private, cwd, file_size, open_files = int(argv[0]), *argv[1:5]
     proxy, count = argv[5:8], int(argv[8])
     directories, command = argv[9 : 9 + count], argv[9 + count :]
     try:
-        os.mkdir(private, 0o700)  # fails when the name exists: then it was not made for us
+        os.mkdir(private, 0o700)  # fails if it exists: then it is not ours
     except OSError as error:
         return _failed(status, f"the private directory could not be made: {error.strerror}")
     try:
@@ -63,27 +63,27 @@ def _run(status: int, command: list[str], limits: tuple[str, str], parent: int) 
     while True:
         done, how = os.waitpid(child, os.WNOHANG)
         if done:
-            _signal_group(child, signal.SIGKILL)  # what stayed behind in its process group
+            _signal_group(child, signal.SIGKILL)  # end the rest of its process group
             return os.WEXITSTATUS(how) if os.WIFEXITED(how) else 128 + os.WTERMSIG(how)
         if os.getppid() != parent:
             _signal_group(child, signal.SIGKILL)
-        # Twice a second is often enough to notice that our starter is gone.
+        # Twice a second is enough to notice that the parent process is gone.
         if select.select([woken], [], [], 0.5)[0]:
             os.read(woken, 512)
 
 
 def _start_proxy(listener: str, settings: str, program: str) -> None:
-    """Start the proxy, which ends when the pipe does whose other end only we hold: with us."""
+    """Start the proxy. It ends with us, because only we have the other end of its pipe."""
     if program == "-":
         return
     lifeline, _ours = os.pipe()
     given = [int(listener), int(settings), lifeline]
     if os.fork() == 0:
         try:
-            os.setsid()  # Ctrl-C is for the command, not for its network
+            os.setsid()  # Ctrl-C must not end the proxy
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             null = os.open(os.devnull, os.O_RDWR)
-            for stream in range(3):  # they are the command's: their readers wait for its end only
+            for stream in range(3):  # the command's streams: their readers wait for the command only
                 os.dup2(null, stream)
             for fd in given:
                 os.set_inheritable(fd, True)
@@ -103,10 +103,10 @@ def _become(status: int, command: list[str], limits: tuple[str, str]) -> None:
         for which, value in zip((resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE), limits, strict=True):
             if value != "-":
                 resource.setrlimit(which, (int(value), int(value)))
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would keep that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec keeps that
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.set_inheritable(status, False)  # every other descriptor of ours closes on exec as it is
+        os.set_inheritable(status, False)  # Python closes all other descriptors on exec
         os.execv(command[0], command)  # noqa: S606 - no shell, on purpose
     except BaseException as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
@@ -126,7 +126,7 @@ def _failed(status: int, sentence: str) -> int:
 
 
 def _remove(private: str) -> None:
-    """Remove what the command left, by descriptor: a link that it planted is removed, never followed."""
+    """Remove the command's files by descriptor: links are removed, never followed."""
     parent = os.open(os.path.dirname(private), os.O_RDONLY | os.O_DIRECTORY)
     try:
         _remove_at(parent, os.path.basename(private))
@@ -140,10 +140,10 @@ def _remove_at(parent: int, name: str) -> None:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except OSError:
-        os.unlink(name, dir_fd=parent)  # not a directory, or one that cannot be opened
+        os.unlink(name, dir_fd=parent)  # not a directory, or it cannot be opened
         return
     try:
-        os.fchmod(fd, 0o700)  # a directory left read-only (Go's module cache) is ours to open
+        os.fchmod(fd, 0o700)  # make a read-only directory (Go's module cache) removable
         for entry in os.listdir(fd):
             _remove_at(fd, entry)
     finally:

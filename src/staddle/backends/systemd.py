@@ -1,11 +1,11 @@
-"""systemd: the launcher of the namespaces backend, in a transient unit of the user's or the system's manager.
+"""systemd: the launcher of the namespaces backend, in a transient unit of the user or system manager.
 
-The unit is a scope: the launcher asks the manager for it, and is moved into it before it makes the sandbox.
-The manager limits memory, cpu and processes of the scope, and lists it by a name. Everything else is done as
-on `namespaces`. The scope ends when the launcher and the sandbox have ended.
+The unit is a scope: the launcher asks the manager for it, and the manager moves the launcher into it before
+the launcher makes the sandbox. The manager limits memory, cpu and processes of the scope, and lists it by
+name. Everything else works as on `namespaces`. The scope ends when the launcher and the sandbox have ended.
 
-The message to the manager contains the number of the launcher and the limits. It contains no path, variable
-or argument of the policy or the command: every user who may list the units may read the properties of a unit.
+The message to the manager contains only the launcher's process number and the limits. It contains no path,
+variable or argument: any user who may list units can read a unit's properties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..policy.limits import Limits
     from ..policy.plan import Plan
 
-#: The oldest version that staddle supports. Run with 252.
+#: The oldest version that staddle supports. Tested with 252.
 OLDEST = 248
 
 
@@ -47,13 +47,13 @@ class Systemd:
         self._probe: Probe | None = None
 
     def probe(self) -> Probe:
-        """Whether a sandbox in a unit confines as it must: a harmless command in it tells. Tried once."""
+        """Whether a sandbox in a unit confines its command, according to a self-test. Tried once."""
         if self._probe is None:
             self._probe = self._try()
         return self._probe
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps of `plan` here."""
+        """The gaps of `plan` on this host."""
         from ..mounts.from_plan import layout_of
 
         return tuple(gaps(plan, layout_of(plan), self._manager()))
@@ -65,7 +65,7 @@ class Systemd:
         return tuple(steps(plan, layout_of(plan), self._manager()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The launcher, which enters a unit, makes the sandbox and stands for the command."""
+        """The launcher, which enters a unit, makes the sandbox and passes on signals and exit status."""
         from ..mounts.from_plan import forget, layout_of
 
         layout = layout_of(plan)
@@ -93,7 +93,7 @@ class Systemd:
         return Probe(self.name, usable=True, version=str(version))
 
     def _canary(self) -> str:
-        """Run the self-test in a real unit; the problem in words, empty when all is well."""
+        """Run the self-test in a real unit; return the problem in words, or an empty string."""
         from ..launch.running import complete
         from . import canary
 
@@ -114,13 +114,13 @@ class Systemd:
         return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix, version=version)
 
 
-#: Our own processes in the unit, which count as any other there.
+#: Our own processes in the unit; the manager counts them too.
 _OUR_PROCESSES = 2
 _LIMITS = {"memory": "memory", "cpu": "cpu", "pids": "processes"}
 
 
 class Bound(Value):
-    """A limit that the manager sets: properties of the unit, and the most that a file of its group allows."""
+    """A limit that the manager sets: the unit's properties, and the largest value of a file in its cgroup."""
 
     properties: tuple[tuple[str, int], ...]
     file: str
@@ -128,7 +128,7 @@ class Bound(Value):
 
 
 def bounds(limits: Limits) -> dict[str, Bound]:
-    """The limits that the control group of the unit can hold, by the name of the controller."""
+    """The limits that the unit's control group can enforce, by controller."""
     found = {}
     if limits.memory is not None:
         memory = (("MemoryMax", limits.memory), ("MemorySwapMax", 0))
@@ -143,17 +143,17 @@ def bounds(limits: Limits) -> dict[str, Bound]:
 
 
 def properties(limits: Limits) -> tuple[tuple[str, str, str], ...]:
-    """The unit's properties: name, type and value, as D-Bus has them."""
+    """The unit's properties: name, D-Bus type and value."""
     return (
         ("Description", "s", "a command confined by staddle"),
-        ("CollectMode", "s", "inactive-or-failed"),  # nothing of it stays, however it ends
+        ("CollectMode", "s", "inactive-or-failed"),  # remove the unit however it ends
         ("TimeoutStopUSec", "t", "5000000"),
         *((name, "t", str(value)) for bound in bounds(limits).values() for name, value in bound.properties),
     )
 
 
 def unit(limits: Limits, found: Manager) -> Unit:
-    """A unit with these limits, and the command that asks for it."""
+    """A unit with these limits, and the command that asks the manager for it."""
     name = f"staddle-{os.urandom(8).hex()}.scope"
     asked = properties(limits)
     manager = "org.freedesktop.systemd1"
@@ -181,7 +181,7 @@ def unit(limits: Limits, found: Manager) -> Unit:
 
 
 def steps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Step]:
-    """Each thing that is set up, in the order in which it is."""
+    """Every setup step, in order."""
     yield from namespaces.steps(plan, layout, _who(found), _unit_steps(plan, found))
 
 
@@ -209,5 +209,5 @@ def gaps(plan: Plan, layout: Layout, found: Manager) -> Iterator[Gap]:
 
 
 def _who(found: Manager) -> int | None:
-    """The id of root's sandbox; None for an ordinary user."""
+    """The user id of root's sandbox; None for an ordinary user."""
     return found.unprivileged_uid if found.unprivileged_uid >= 0 else None

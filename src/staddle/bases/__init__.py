@@ -1,9 +1,8 @@
-"""Imported bases: root file systems that sandboxes have in the place of the host's own system.
+"""Imported bases: root file systems that sandboxes use in place of the host's own system.
 
-    store         where they lie, by name
-    image         what an archive of an image says that it holds: an OCI layout, or `docker save`
-    layer         one layer of it applied to a directory
-    import_image  an archive made into a base, whole or not at all
+  store         the stored bases by name, and the import of an archive, whole or not at all
+  image         reads an archive of an image: an OCI layout, or `docker save`
+  layer         applies one layer of an image to a directory
 
-`policy.base` says what of one is seen inside.
+`policy.base` decides which parts of a base are visible inside.
 """

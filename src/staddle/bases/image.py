@@ -1,8 +1,8 @@
 """Read an archive of an image: an OCI image layout, or the output of `docker save`.
 
-The archive is a stranger's. It is a tar that is read by place, never unpacked as it is; its
-JSON is bounded and checked; every blob is compared with the digest that led to it. zstd is decompressed with
-the standard library from Python 3.14 on, with backports.zstd, or with the program.
+The archive is untrusted. It is a tar that is read by position, never unpacked directly. Its JSON is limited
+and checked; every blob is compared with the digest that refers to it. zstd is decompressed by the standard
+library (Python 3.14), backports.zstd, or the program.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from typing import IO, Any
 
-#: Never looked for where another user could have put it.
+#: Fixed paths: another user cannot have put the program there.
 _PROGRAMS = ("/usr/bin/zstd", "/bin/zstd", "/usr/local/bin/zstd", "/opt/homebrew/bin/zstd")
 _CHUNK = 1 << 18
 
 
 def decompressing(source: ClosableReader) -> ClosableReader:
-    """The bytes of `source`, decompressed. To be closed, if it has a `close`."""
+    """The bytes of `source`, decompressed. Close it, if it has a `close`."""
     from ..layers.archive import zstd_module
 
     module = zstd_module()
@@ -68,7 +68,7 @@ class ZstdProgram:
         self._feeder.start()
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes; EOFError when the end is not one."""
+        """At most `size` bytes; EOFError if the data is invalid or incomplete."""
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         data = self._process.stdout.read(size)
         if not data and size:
@@ -78,7 +78,7 @@ class ZstdProgram:
         return data
 
     def close(self) -> None:
-        """End it, wherever it is."""
+        """End the program."""
         self._process.kill()
         self._process.wait()
         self._feeder.join()
@@ -97,20 +97,20 @@ class ZstdProgram:
                 pipe.write(data)
             pipe.close()
         except (BrokenPipeError, ValueError):
-            pass  # it has ended, and says so by its status
+            pass  # it has ended; its exit status shows that
 
 
-#: Of the archive's own members, and of one of its descriptions.
+#: Most members of the archive, and most bytes of one of its JSON files.
 MOST_MEMBERS, LARGEST_JSON = 100_000, 8 << 20
 MOST_LAYERS = 512
-#: An index may point to another one; no tool nests them deeper.
+#: An index may refer to another index; no tool nests them deeper.
 MOST_INDEXES = 4
 _DIGITS = frozenset("0123456789abcdef")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Blob(Value):
-    """Position of some bytes in the archive. `digest` is the SHA-256 that they must have, if it was given."""
+    """Position of some bytes in the archive. `digest` is the SHA-256 that they must have, if given."""
 
     path: str
     offset: int
@@ -119,7 +119,7 @@ class Blob(Value):
 
 
 class Image(Value):
-    """The parts of an image: its layers, the lowest first, and their digests uncompressed."""
+    """The parts of an image: its layers, the lowest first, and the digests of their uncompressed content."""
 
     name: str
     layers: tuple[Blob, ...]
@@ -127,7 +127,7 @@ class Image(Value):
 
 
 class Archive:
-    """An image in a tar that can be read by place."""
+    """An image in a tar that is read by position."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -141,12 +141,12 @@ class Archive:
             if member.kind == "file":
                 self._files[path] = (file.tell(), member.size)
             elif member.kind in ("symlink", "link"):
-                # docker save wrote a layer that two images share as a link to the first one.
+                # docker save writes a layer that two images share as a link to the first one.
                 start = os.path.dirname(path) if member.kind == "symlink" else ""
                 self._links[path] = os.path.normpath(os.path.join(start, member.target))
 
     def image(self) -> Image:
-        """The one image that is in it, for this machine. ArchiveRefused when there is none, or several."""
+        """The single image in it for this machine. ArchiveRefused if there is none, or several."""
         if "index.json" in self._files:
             return self._oci()
         if "manifest.json" in self._files:
@@ -248,7 +248,7 @@ class FileSlice:
 
 
 def refused(why: str, fix: str = "") -> ArchiveRefused:
-    """Error for an image that is not imported."""
+    """The error for an image that is refused."""
     return ArchiveRefused(
         "the image is refused",
         why=why,
@@ -257,9 +257,9 @@ def refused(why: str, fix: str = "") -> ArchiveRefused:
 
 
 def _chosen(manifests: list[Any]) -> dict[str, Any]:
-    """The one for this machine. One alone is taken as it is: who runs it will see."""
+    """The manifest for this machine. A single one is accepted for any machine."""
     usable = [item for item in manifests if isinstance(item, dict)]
-    # What tools attach to an image is in its index, too, for a machine that is none.
+    # Indexes also list attachments to an image, with an "unknown" architecture.
     images = [item for item in usable if _platform(item, "architecture") != "unknown"]
     if len(images) > 1:
         here = _ARCHITECTURES.get(os.uname().machine, os.uname().machine)
@@ -281,7 +281,7 @@ def _platform(descriptor: dict[str, Any], key: str) -> str:
 
 
 def _contents(config: Any, count: int) -> tuple[str, ...]:
-    """The digests of the layers as they are uncompressed, one for each."""
+    """The digests of the uncompressed layers, in order."""
     rootfs = config.get("rootfs") if isinstance(config, dict) else None
     digests = [str(item).removeprefix("sha256:") for item in _list(rootfs or {}, "diff_ids")]
     if len(digests) != count or any(len(item) != 64 or not _DIGITS.issuperset(item) for item in digests):

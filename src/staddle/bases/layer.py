@@ -1,12 +1,12 @@
-"""One layer of an image applied to a directory: what it holds is put there, what it takes away goes.
+"""Apply one layer of an image to a directory: add its entries, remove what it deletes.
 
-The directory is ours, in the making, and no other process uses it. Its links are the images': a
-directory is found as one sees it who has ours as the root (openat2, RESOLVE_IN_ROOT), so none leads
-out; the last name of a path is never followed. Set-user-id bits and capabilities are dropped,
-devices, pipes and sockets are left out, and everything belongs to the importing user.
+The directory is ours, under construction, and no other process uses it. Its links come from the images.
+Directories are opened as if ours were the root (openat2, RESOLVE_IN_ROOT), so no link leads out; the last
+name of a path is never followed. Set-user-id bits and capabilities are dropped, devices, pipes and sockets
+are left out, and everything belongs to the importing user.
 
-The result is a plain tree in which later layers replace what earlier ones made, not a layer of overlayfs: so
-there is no `layers/merge.py` here.
+The result is a plain tree in which later layers replace entries of earlier ones, not a layer of overlayfs, so
+`layers/merge.py` is not used here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..files.tar import ByteReader, Content, Member
 
-#: A name with this in front takes the rest of it away; the second one everything that was in its directory.
+#: The first prefix deletes the name that follows it; the second name deletes everything in its directory.
 WHITEOUT, OPAQUE = ".wh.", ".wh..wh..opq"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -33,24 +33,24 @@ _CHUNK = 1 << 18
 
 
 class Layers:
-    """Applies layers, the lowest first, to the empty directory `root`. What is written is counted."""
+    """Applies layers, the lowest first, to the empty directory `root`. Counts what it writes."""
 
     def __init__(self, root: str, bounds: UnpackBounds) -> None:
         self._path = root
         self._root = os.open(root, _DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._bounds = bounds
         self.bytes = self.entries = 0
-        self._made: set[str] = set()  # by the layer that is being applied
+        self._made: set[str] = set()  # paths made by the current layer
         self._serial = 0
 
     def apply(self, source: ByteReader) -> None:
-        """One layer, a tar that is not compressed any more."""
+        """Apply one layer, an uncompressed tar."""
         self._made = set()
         for member, content in members(source, devices=True):
             self._add(member, content)
 
     def close(self) -> None:
-        """Done, one way or the other."""
+        """Close the directory."""
         os.close(self._root)
 
     def _add(self, member: Member, content: Content) -> None:
@@ -71,7 +71,7 @@ class Layers:
             if name == OPAQUE:
                 self._clear(here, parts[:-1])
             elif name.startswith(f"{WHITEOUT}{WHITEOUT}"):
-                pass  # what an old file system of Docker's kept for itself
+                pass  # internal files of an old Docker file system
             elif name.startswith(WHITEOUT):
                 self._take_away(here, parts[:-1], name.removeprefix(WHITEOUT))
             else:
@@ -85,7 +85,7 @@ class Layers:
             os.close(here)
 
     def _directory(self, parts: list[str]) -> int:
-        """The directory that something is in, made where the layer does not say so itself."""
+        """Open the parent directory; make it if the layer does not contain it."""
         path = "/".join(parts)
         try:
             return open_in_root(self._root, path or ".", _DIRECTORY)
@@ -116,7 +116,7 @@ class Layers:
             if there is None or not stat.S_ISDIR(there.st_mode):
                 self._drop(name, here)
                 os.mkdir(name, 0o700, dir_fd=here)
-            # The importing user must be able to look into it, and to remove it.
+            # The importing user must be able to read and remove it.
             os.chmod(name, member.mode & 0o777 | 0o700, dir_fd=here)
             return
         if member.kind == "link":
@@ -141,7 +141,7 @@ class Layers:
             os.close(fd)
 
     def _link(self, member: Member, name: str, here: int) -> None:
-        """A second name for a file of this layer, or of one below."""
+        """Make a hard link to a file of this layer, or of one below."""
         parts = _parts(member.target)
         if not parts:
             raise refused(f"the link {member.path!r} is to nothing that is in it")
@@ -161,7 +161,7 @@ class Layers:
         finally:
             os.close(there)
 
-    # What goes.
+    # Deletions.
 
     def _remember(self, parts: list[str]) -> None:
         path = "/".join(parts)
@@ -175,7 +175,7 @@ class Layers:
         self._drop(name, here)
 
     def _clear(self, here: int, parts: list[str]) -> None:
-        """Everything goes that layers below have put into a directory."""
+        """Delete everything that lower layers put into a directory."""
         for name in os.listdir(here):
             path = [*parts, os.fsdecode(name)]
             if "/".join(path) not in self._made:
@@ -190,13 +190,13 @@ class Layers:
                     os.close(below)
 
     def _drop(self, name: str, here: int) -> None:
-        """Remove what has this name, with all that is in it, if it exists."""
+        """Remove the entry of this name with its content, if it exists."""
         try:
             os.unlink(name, dir_fd=here)
         except FileNotFoundError:
             return
         except (IsADirectoryError, PermissionError):
-            # Moved beside the root first: that is instant, and needs no path that a link could be in.
+            # Move it beside the root first: that is instant, and needs no path that could contain a link.
             self._serial += 1
             gone = f"{os.path.dirname(self._path)}/gone-{self._serial}"
             os.rename(name, gone, src_dir_fd=here)

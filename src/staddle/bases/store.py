@@ -1,12 +1,11 @@
-"""Imported bases: where they lie, and an archive of an image made into one.
+"""Imported bases: their directory, and the import of an image archive.
 
-    <data>/staddle/bases/<name>/root          the root file system
-                               /about.json    what it was made of
-                        /.<random>/...        one in the making, or one that is going
+  <data>/staddle/bases/<name>/root          the root file system
+                             /about.json    its origin
+                      /.<random>/...        a base being imported or removed
 
-A base appears under its name by one rename, when it is whole. Until then it is put together in a directory
-without a name that anybody looks for, on which we hold a lock. What a killed import has left there is found
-by the next one, and removed.
+A base appears under its name by one rename, when it is complete. Until then it is built in a hidden directory
+that we lock. The next import removes what a killed import left there.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class ImportedBase(Value):
-    """One imported base. `source` is what the archive called itself, `size` the bytes in its files."""
+    """One imported base. `source` is the archive's own name, `size` the bytes in its files."""
 
     name: str
     root: str
@@ -44,7 +43,7 @@ class ImportedBase(Value):
 
 
 def listed() -> Iterator[ImportedBase]:
-    """All of them, by name. One whose record cannot be read is there, with nothing known about it."""
+    """All bases, by name. A base with an unreadable record is listed without its facts."""
     import json
 
     try:
@@ -71,7 +70,7 @@ def listed() -> Iterator[ImportedBase]:
 
 
 def remove(name: str) -> None:
-    """Let a base go. Sandboxes that have it now keep what they have seen of it open, and lose the rest."""
+    """Remove a base. Sandboxes that use it keep its open files, and lose the rest."""
     checked_name(name)
     here = directory()
     if not os.path.isdir(f"{here}/{name}"):
@@ -86,7 +85,7 @@ def remove(name: str) -> None:
 
 
 def delete(path: str) -> None:
-    """Remove a tree of ours, with directories in it that cannot be entered."""
+    """Remove a tree of ours, even if its directories cannot be entered."""
     from ..files.remove_tree import remove as remove_tree
 
     remove_tree((os.fsencode(path),))
@@ -94,7 +93,7 @@ def delete(path: str) -> None:
 
 _CHUNK = 1 << 18
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-#: How much more than its files a tar may be: a header and a rest for every entry.
+#: How much larger than its files a tar may be: a header and padding for every entry.
 _PER_ENTRY = 4096
 
 
@@ -105,10 +104,10 @@ def import_image(
     bounds: UnpackBounds | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> ImportedBase:
-    """Make a base of the image in the file `archive`, called `name` or as the file is.
+    """Make a base from the image in the file `archive`, named `name` (default: from the file name).
 
-    ArchiveRefused for an archive that is damaged, means harm or becomes too large; BaseError
-    when there is a base of that name. `progress` is told which layer is being unpacked.
+    ArchiveRefused for an archive that is damaged, malicious or too large; BaseError if a base of that name
+    exists. `progress` is called with the layer that is being unpacked.
     """
     name = base.checked_name(name if name is not None else _name_of(archive))
     here = base.directory()
@@ -135,7 +134,7 @@ def import_image(
 
 
 def sweep() -> None:
-    """Remove what imports that were killed have left."""
+    """Remove the leftovers of killed imports."""
     here = base.directory()
     for name in os.listdir(here):
         if not name.startswith("."):
@@ -148,7 +147,7 @@ def sweep() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             delete(f"{here}/{name}")
         except BlockingIOError:
-            pass  # another process is at work there
+            pass  # another process uses it
         finally:
             os.close(lock)
 
@@ -206,7 +205,7 @@ def _apply(layers: Layers, layer: _ImageLayer) -> None:
 
 
 def _opened(archive: str, place: str, bounds: UnpackBounds) -> IO[bytes]:
-    """The archive as a file that can be read by place; a compressed one is unpacked beside the base."""
+    """The archive as a seekable file; a compressed one is decompressed beside the base."""
     try:
         file = open(archive, "rb")  # noqa: SIM115 - the caller closes it
     except OSError as error:
@@ -245,7 +244,7 @@ def _opened(archive: str, place: str, bounds: UnpackBounds) -> IO[bytes]:
 
 
 class _ImageLayer:
-    """The bytes of a layer, uncompressed; both digests are held against what they should be at the end."""
+    """The uncompressed bytes of a layer; `finish` checks both digests."""
 
     def __init__(self, blob: ClosableReader, digest: str, content: str, bounds: UnpackBounds) -> None:
         self._compressed = _DigestReader(blob, digest)
@@ -266,20 +265,20 @@ class _ImageLayer:
         return data
 
     def finish(self) -> None:
-        """The rest, and whether it was the layer that was meant."""
+        """Read the rest, and check that both digests match."""
         while self.read(_CHUNK):
             pass
         if self._content.hexdigest() != self._expected or not self._compressed.is_whole():
             raise refused("a layer does not match its digest")
 
     def close(self) -> None:
-        """Done, one way or the other."""
+        """Close the decompressor."""
         if self._source is not self._compressed:
             self._source.close()
 
 
 class _DigestReader:
-    """Bytes that pass by, with their digest."""
+    """A reader that computes the digest of its bytes."""
 
     def __init__(self, source: ClosableReader, digest: str) -> None:
         self._source, self._digest = source, digest
@@ -322,7 +321,7 @@ def _decompressing(source: ClosableReader, head: bytes) -> ClosableReader:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """Errors that the decompressors raise for bytes that are not in their format."""
+    """Errors that the decompressors raise for invalid data."""
     import gzip
     import zlib
 

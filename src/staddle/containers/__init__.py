@@ -1,1 +1,1 @@
-"""Find out, by evidence, which container this is, and with which options it would enforce everything."""
+"""Detect this container by evidence, and the options with which it would enforce everything."""

@@ -1,7 +1,7 @@
-"""From what stands in the way in this container to the options that it should be started with.
+"""From the obstacles in this container to the options to start it with.
 
 The decision is pure: `needs` are facts, `options` are lines to paste. Every option weakens the container for
-all its programs: each is named only where something needs it.
+all its programs, so each is listed only if something needs it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
     from ..linux.userns import UsernsFacts
 
-#: The profile's name in the examples: a file on the machine of the engine.
+#: The profile's name in the examples: a file on the engine's machine.
 PROFILE = "staddle.json"
 _LEAST_SHM = 1 << 30
 
 
 class Needs(Value):
-    """Needs of sandboxes that are not met here. All False: none."""
+    """Unmet needs of sandboxes in this container. All False: none."""
 
     #: The system call filter refuses namespaces, mounts or a host name.
     filter: bool = False
-    #: Parts of /proc are covered, so that no new one can be mounted.
+    #: Parts of /proc are covered, so that no new /proc can be mounted.
     processes: bool = False
-    #: There is no place for layers but a small /dev/shm.
+    #: Only a small /dev/shm can store layers.
     memory: bool = False
     #: Root may not mount, and so cannot give a sandbox its files.
     user: bool = False
 
     @property
     def nothing(self) -> bool:
-        """Whether the container is as it should be."""
+        """Whether all needs are met."""
         return not (self.filter or self.processes or self.memory or self.user)
 
 
 def needs() -> Needs:
-    """Look at this container. Starts a child that tries to make namespaces."""
+    """Examine this container. Starts a child that tries to make namespaces."""
     from ..layers.store import PLACES
     from ..linux.process import capabilities
     from ..linux.userns import observe
@@ -58,12 +58,12 @@ def needs() -> Needs:
 
 
 def _allows_namespaces(facts: UsernsFacts) -> bool:
-    """Whether the filter lets namespaces be made and mounts in them. A covered /proc is another obstacle."""
+    """Whether the filter allows namespaces and mounts in them. A covered /proc is another obstacle."""
     return not facts.stage or (facts.stage == "proc" and bool(facts.covered))
 
 
 def _can_be_named() -> bool:
-    """Whether a sandbox has a host name of its own, as the self-test of the namespaces backend found."""
+    """Whether a sandbox gets its own host name, according to the self-test of the namespaces backend."""
     from .. import backends
     from ..policy import Policy
     from ..policy.compiler import compile
@@ -85,9 +85,9 @@ def _holds_layers(place: str) -> bool:
 
 
 def options(found: Iterable[Evidence], needed: Needs, uid: int) -> list[str]:
-    """Lines to paste, by the kinds of host that were found; empty where nothing is needed.
+    """Lines to paste for the detected kinds of host; empty if nothing is needed.
 
-    `uid` is who runs this container: the next one is not root's.
+    `uid` is the user of this container: the next one should not run as root.
     """
     kinds = {item.kind for item in found}
     if "gvisor" in kinds:
@@ -139,18 +139,17 @@ def _pod(needed: Needs, uid: int) -> list[str]:
 
 
 def profile() -> str:
-    """The system call filter for containers in which sandboxes run, in the format of the engines."""
+    """The system call filter for containers in which sandboxes run, in the engines' format."""
     with open(os.path.join(os.path.dirname(__file__), "seccomp.json"), encoding="ascii") as file:
         return file.read()
 
 
 # Evidence of the kind of this machine: a container and its engine, a virtual kernel, a CI runner.
-#
-# Reads a few files and variables. Each answer names what it was found by; where nothing is found it may
-# still be a container: nothing obliges an engine to leave a trace.
+# Reads a few files and variables. Each answer names its evidence. Without evidence it may still be a
+# container: no engine has to leave a trace.
 
 
-#: Kinds, and how they are called.
+#: Kinds, and their names in text.
 NAMES = {
     "docker": "Docker",
     "podman": "Podman",
@@ -165,7 +164,7 @@ NAMES = {
     "devcontainer": "a dev container",
     "container": "a container",
 }
-#: Its kernel says this of itself, always.
+#: gVisor's kernel always reports this version.
 _GVISOR = "Sun Jan 10 15:06:54 PST 2016"
 _VARIABLES = {
     "KUBERNETES_SERVICE_HOST": "kubernetes",
@@ -182,12 +181,12 @@ _FILES = {
     "/dev/lxd/sock": "lxc",
     "/dev/incus/sock": "lxc",
 }
-#: As systemd's file says it.
+#: The names in systemd's file.
 _MANAGED = {"lxc": "lxc", "systemd-nspawn": "nspawn", "docker": "docker", "podman": "podman", "wsl": "wsl"}
 
 
 class Evidence(Value):
-    """One kind of host, and what it was found by."""
+    """One kind of host, and its evidence."""
 
     kind: str
     by: str
@@ -198,12 +197,12 @@ def found(
     read: Callable[[str], str] | None = None,
     exists: Callable[[str], bool] = os.path.exists,
 ) -> tuple[Evidence, ...]:
-    """Collect the evidence for each kind, each kind once."""
+    """Collect the evidence, once for each kind."""
     known: dict[str, Evidence] = {}
     for item in _all(environment, read or _content, exists):
         known.setdefault(item.kind, item)
     if len(known) > 1:
-        known.pop("container", None)  # something says which
+        known.pop("container", None)  # a more specific kind is known
     return tuple(known.values())
 
 
@@ -239,22 +238,22 @@ def _content(path: str) -> str:
         return ""
 
 
-# Settings of a host that refuse user namespaces, and the files that allow them. By root, after being shown.
-#
-# `fixes` is pure. `apply` writes one file and runs the one program that makes it hold now.
+# Settings of a host that refuse user namespaces, and the files that allow them. Root applies them after a
+# review.
+# `fixes` is pure. `apply` writes one file and runs the one program that activates it.
 
 
 _SYSCTL = "/etc/sysctl.d/60-staddle.conf"
 _APPARMOR = "/etc/apparmor.d/staddle"
 _PARSER = "apparmor_parser"
-#: Where programs of root's are, also for an ordinary user who asks what root would do.
+#: Directories of root's programs, even if an ordinary user asks what root would do.
 _PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 class Fix(Value):
-    """One change of the host: `path` gets `content`, `command` makes it hold.
+    """One change of the host: `path` gets `content`, `command` activates it.
 
-    `why` is what it lifts, `whom` the programs that have user namespaces then.
+    `why` is the restriction that it removes, `whom` the programs that may then make user namespaces.
     """
 
     why: str
@@ -267,8 +266,8 @@ class Fix(Value):
 def fixes(facts: UsernsFacts, interpreter: str, *, has_parser: bool = True) -> tuple[Fix, ...]:
     """The changes that would let ordinary users make user namespaces here, if settings refuse them.
 
-    `interpreter` is the program that staddle runs in: AppArmor knows programs by their path. Without
-    AppArmor's parser no profile can be loaded, and what it refuses is allowed for every program.
+    `interpreter` is the program that runs staddle: AppArmor identifies programs by path. Without AppArmor's
+    parser no profile can be loaded, so its restriction is lifted for every program.
     """
     found = []
     settings, why = {}, []
@@ -306,7 +305,7 @@ def fixes(facts: UsernsFacts, interpreter: str, *, has_parser: bool = True) -> t
 
 
 def _profile(interpreter: str) -> str:
-    """Every program that this interpreter runs may make user namespaces; nothing else is changed for it."""
+    """Allow user namespaces for every program that this interpreter runs; change nothing else."""
     return (
         "# User namespaces for staddle: for every program that this interpreter runs.\n"
         "abi <abi/4.0>,\n"
@@ -331,7 +330,7 @@ def here() -> tuple[Fix, ...]:
 
 
 def apply(fix: Fix) -> str:
-    """Carry it out; empty, or what went wrong. The file is replaced as a whole."""
+    """Apply it; return an empty string or the error. The file is replaced atomically."""
     import subprocess
 
     half = f"{fix.path}.staddle-{os.getpid()}"

@@ -1,1 +1,1 @@
-"""Files beneath a descriptor: open, walk, copy, pack, unpack and remove them; globs say which."""
+"""Files beneath a descriptor: open, walk, copy, pack, unpack and remove them; globs select them."""

@@ -1,13 +1,12 @@
 """Files beneath an open directory: read, write, remove, make, list, and never anywhere else.
 
-Everything here runs with our own rights in a tree that an agent can change while we look at
-it. So no link is followed where something is opened, and what is written appears by a rename beside its
-name, in a directory that we hold open. A reader can ask which file a link names (`real_name`), and opens
-that file by its own name. The kernel refuses what leads out (openat2); its refusals become errors in
-`translated`, the one place for that.
+All this runs with our own rights in a tree that an agent can change meanwhile. So opening a file follows no
+link, and a written file appears by a rename in a directory that we hold open. A reader can ask which file a
+link names (`real_name`), and opens that file by its own name. The kernel refuses paths that lead out
+(openat2); only `translated` turns its refusals into errors.
 
-`open_for_write`, `safe_mkdir_all` and `safe_remove` take the name of an anchor, for code that holds no
-descriptor of it. The anchor itself is the caller's word and may be a link; nothing beneath it may.
+`open_for_write`, `safe_mkdir_all` and `safe_remove` take the path of an anchor, for code without a descriptor
+of it. The caller vouches for the anchor, which may be a link; nothing beneath it may.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
-#: As many links as the kernel follows in one path.
+#: The kernel follows as many links in one path.
 _MOST_LINKS = 40
 
 
 def relative(path: AnyPath) -> str:
-    """`path` in its one spelling. PathEscape for what is absolute or climbs, before any look at the disk."""
+    """The normal form of `path`. PathEscape for an absolute path or one with `..`; does not read the disk."""
     text = os.fsdecode(path)
     if text.startswith("/"):
         raise PathEscape(
@@ -99,17 +98,17 @@ def open_checked(root: int, path: str, flags: int) -> int:
 
 
 def real_name(root: int, path: str) -> str:
-    """The name, without links, of what `path` names beneath `root`. PathEscape when a link leads out.
+    """The name, without links, of the file at `path` beneath `root`. PathEscape if a link leads out.
 
-    An absolute link leads out, whatever it names. The tree may be another one a moment later: check the name
-    that is returned, and open it by a function that follows no link.
+    An absolute link always leads out. The tree may change a moment later: check the returned name, and open
+    it with a function that follows no link.
     """
     try:
         os.close(open_beneath(root, path, os.O_PATH))
         return path
     except OSError as error:
         if error.errno != errno.ELOOP:
-            return path  # opening it tells why
+            return path  # opening it will report the reason
     todo, found, links = path.split("/"), list[str](), 0
     try:
         while todo:
@@ -137,7 +136,7 @@ def real_name(root: int, path: str) -> str:
 
 
 def _target(root: int, directory: str, name: str) -> str | None:
-    """The text of the link `name` in `directory`, whose own path has none; None if it is no link."""
+    """The target of the link `name` in `directory`, a path without links; None if it is not a link."""
     here = open_beneath(root, directory or ".", _DIRECTORY)
     try:
         return os.readlink(name, dir_fd=here)
@@ -152,9 +151,9 @@ def _target(root: int, directory: str, name: str) -> str | None:
 
 
 def open_file(root: int, path: str) -> int:
-    """A regular file, opened for reading; the caller's to close."""
+    """A regular file, opened for reading; the caller closes it."""
     _regular(root, path)
-    # It may be another thing by now: not blocking on it, and asking again what it is.
+    # Something else may have replaced the file: open without blocking, and check its type again.
     fd = open_checked(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _refuse_special(os.fstat(fd).st_mode, path)
@@ -174,7 +173,7 @@ def read(root: int, path: str, limit: int) -> bytes:
 
 
 def make_directories(root: int, path: str, mode: int = 0o755) -> int:
-    """Make `path` and what is missing above it; a descriptor of it (O_PATH), the caller's to close."""
+    """Make `path` and its missing parents; return a descriptor (O_PATH), which the caller closes."""
     try:
         return open_beneath(root, path or ".", _DIRECTORY)
     except OSError as error:
@@ -189,7 +188,7 @@ def make_directories(root: int, path: str, mode: int = 0o755) -> int:
                 try:
                     os.mkdir(name, mode, dir_fd=here)
                 except FileExistsError:
-                    pass  # another process was quicker; the next line sees what it made
+                    pass  # another process was faster; the next line opens its directory
                 below = open_beneath(here, name, _DIRECTORY)
             above, here = here, below
             os.close(above)
@@ -200,7 +199,7 @@ def make_directories(root: int, path: str, mode: int = 0o755) -> int:
 
 
 def remove(root: int, path: str) -> None:
-    """Remove a file, or a link itself. What a link leads to is never touched."""
+    """Remove a file, or a link itself. The target of a link is never touched."""
     parent, _, name = path.rpartition("/")
     directory = open_checked(root, parent or ".", _DIRECTORY)
     try:
@@ -212,10 +211,10 @@ def remove(root: int, path: str) -> None:
 
 
 class PendingFile:
-    """A file being written. It takes its name, whole, when it is closed, or never.
+    """A file being written. Closing it makes the whole file appear under its name.
 
-    As a context manager it is dropped when the block raises. Other hard links of what had
-    the name before keep their old content.
+    As a context manager it is discarded if the block raises. Other hard links to the previous file keep their
+    old content.
     """
 
     def __init__(
@@ -228,7 +227,7 @@ class PendingFile:
         *,
         new: bool = False,
     ) -> None:
-        """With `new`, nothing may have the name by then: FileExistsError."""
+        """With `new`, close() raises FileExistsError if the name exists by then."""
         self._directory, self._name, self._path, self._is_new = directory, name, path, new
         self._temporary = f".staddle-{os.urandom(8).hex()}.tmp"
         try:
@@ -257,7 +256,7 @@ class PendingFile:
         return self._fd
 
     def close(self) -> None:
-        """Give it its name. After `discard` or a second time, nothing."""
+        """Put the file under its name. Does nothing after `discard` or a second time."""
         if self._fd < 0:
             return
         try:
@@ -266,9 +265,9 @@ class PendingFile:
                 here = f"/proc/self/fd/{self._fd}"
                 os.link(here, self._temporary, dst_dir_fd=self._directory, follow_symlinks=True)
             fd, self._fd = self._fd, -1
-            os.close(fd)  # first: some file systems report here that the disk was full
+            os.close(fd)  # first: some file systems report a full disk here
             if self._is_new:
-                # A link to a name that is taken is refused, where a rename would replace it.
+                # link() refuses an existing name; rename() would replace it.
                 at = self._directory
                 os.link(self._temporary, self._name, src_dir_fd=at, dst_dir_fd=at)
                 os.unlink(self._temporary, dir_fd=self._directory)
@@ -283,7 +282,7 @@ class PendingFile:
         os.close(self._directory)
 
     def discard(self) -> None:
-        """Forget what was written."""
+        """Drop the written data."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -312,24 +311,24 @@ class PendingFile:
 
 
 def _unnamed(directory: int, name: str, mode: int) -> tuple[int, bool]:
-    """(a new file, whether it had to have the name). Without one it is gone when we are killed."""
+    """(a new file, whether it needs the name). An unnamed file disappears if we are killed."""
     flags = os.O_WRONLY | os.O_CLOEXEC
     try:
         return os.open(".", flags | os.O_TMPFILE, mode, dir_fd=directory), False
     except OSError:
-        pass  # not every file system has these; if there is another reason, a named one will tell
+        pass  # some file systems lack it; a named file will report any other reason
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=directory), True
 
 
 def pending(root: int, path: str, mode: int = 0o644) -> PendingFile:
-    """A file to be written at `path`; directories above it are made. What stands there must be a file."""
+    """A file to write at `path`; makes missing parents. An existing file there must be regular."""
     before = _writable_target(root, path)
     parent, _, name = path.rpartition("/")
     return PendingFile(make_directories(root, parent), name, path, mode, before)
 
 
 def _writable_target(root: int, path: str) -> os.stat_result | None:
-    """The status of an existing regular file that we may write, None if it is missing. Others are refused."""
+    """The status of an existing, writable regular file; None if it is missing. Refuses anything else."""
     try:
         _regular(root, path)
         fd = open_checked(root, path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -344,7 +343,7 @@ def _writable_target(root: int, path: str) -> os.stat_result | None:
 
 
 def _regular(root: int, path: str) -> None:
-    """Look without opening: a device may act, and a pipe may wait, when it is opened."""
+    """Check without opening: opening a device may act, and opening a pipe may block."""
     fd = open_checked(root, path, os.O_PATH)
     try:
         _refuse_special(os.fstat(fd).st_mode, path)
@@ -362,7 +361,7 @@ def _refuse_special(mode: int, path: str) -> None:
 
 
 def _take_over(fd: int, before: os.stat_result) -> None:
-    """The new file has the permissions, and as far as we may give it away the owner, of the old one."""
+    """Give the new file the permissions and, if allowed, the owner of the old one."""
     ours = os.fstat(fd)
     if (before.st_uid, before.st_gid) != (ours.st_uid, ours.st_gid):
         try:
@@ -378,11 +377,10 @@ def _take_over(fd: int, before: os.stat_result) -> None:
 def walk(
     root: int, start: str, enter: Callable[[str], bool], *, special: bool = False
 ) -> Iterator[tuple[str, bool]]:
-    """(path, is a directory) for files, links and directories below `start`, one directory open at a time.
+    """(path, is a directory) for files, links and directories below `start`; one directory is open at a time.
 
-    No link is followed. Special files are left out, as nothing here would open them, unless `special` asks
-    for them. A directory that is gone, replaced or closed to us when its turn
-    comes holds nothing.
+    Follows no link. Special files are left out unless `special` is set, because nothing here would open them.
+    A directory that is gone, replaced or inaccessible by then counts as empty.
     """
     todo = [start]
     while todo:
@@ -414,7 +412,7 @@ def _is_plain(entry: os.DirEntry[str]) -> bool:
 
 
 def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> PendingFile:
-    """A file beneath `anchor` to write to; it takes its place, whole, when it is closed."""
+    """A file to write beneath `anchor`; closing it makes the whole file appear."""
     path = relative(rel_path)
     root = _opened(anchor, path)
     try:
@@ -424,7 +422,7 @@ def open_for_write(anchor: AnyPath, rel_path: AnyPath, perm: int = 0o644) -> Pen
 
 
 def safe_mkdir_all(anchor: AnyPath, rel_dir: AnyPath, perm: int = 0o755) -> None:
-    """Make the directory `rel_dir` and what is missing above it, beneath `anchor`."""
+    """Make the directory `rel_dir` and its missing parents beneath `anchor`."""
     path = relative(os.fsdecode(rel_dir).rstrip("/") or os.fsdecode(rel_dir))
     root = _opened(anchor, path)
     try:
@@ -444,8 +442,8 @@ def safe_remove(anchor: AnyPath, rel_path: AnyPath) -> None:
 
 
 def _opened(anchor: AnyPath, path: str) -> int:
-    """The directory `anchor`, open, for a change at `path` beneath it: not to one of staddle's own places."""
-    from .. import places  # not in a sandbox, which has this module as well
+    """Open the directory `anchor` for a change at `path` beneath it. Refuses staddle's own directories."""
+    from .. import places  # not in a sandbox, where this module runs, too
 
     places.refuse(os.path.realpath(os.fsdecode(anchor)), path)
     return os.open(anchor, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,23 +1,23 @@
-"""The grammar of writable_paths, and sets of such globs that stay quick when they are many.
+"""The grammar of writable_paths, and sets of such globs that stay fast when there are many.
 
-    out.md            that file
-    *.md  a/?[0-9]    wildcards within one segment
-    docs/**           docs and all below it
-    **/notes.txt      at any depth
-    docs/**/*.md      below docs, at any depth
+  out.md            that file
+  *.md  a/?[0-9]    wildcards within one segment
+  docs/**           docs and all below it
+  **/notes.txt      at any depth
+  docs/**/*.md      below docs, at any depth
 
-What could point out of the working directory is a PathEscape, what has no meaning a plain
-PolicyError; nothing is ever repaired into something wider.
+A glob that could point out of the working directory raises PathEscape, a malformed one PolicyError. No glob
+is ever repaired into a wider one.
 
-A `Segment` matches one path segment without backtracking over what came before. Going back to the
-last `*` is enough: an earlier one can never need to grow once a later one has been reached. The cost
-is at most the length of the name times that of the pattern.
+A `Segment` matches one path segment and backtracks only to the last `*`. That is enough: once a later `*` is
+reached, an earlier one never needs to grow. The cost is at most the length of the name times that of the
+pattern.
 
-An `Automaton` matches many patterns at once. All patterns are states of one machine, a bit each: reading
-a character moves every one of them by the same few operations on a large integer. A `*` is a state that
-may stay where it is. Nothing is ever tried twice, so no pattern and no text is worse than another. The
-names come from inside a sandbox: against a thousand globs with 60 stars each, a name of 250 characters
-takes 3 us here and 67 ms with `Segment.matches` for each glob.
+An `Automaton` matches many patterns at once. The states of all patterns are bits of one large integer:
+reading a character moves all of them with the same few operations. A `*` is a state that may stay in place.
+Nothing is tried twice, so no pattern and no text is worse than another. The names come from inside a sandbox:
+against a thousand globs with 60 stars each, a name of 250 characters takes 3 us here and 67 ms with
+`Segment.matches` for each glob.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANY: Final = "?"
 
 
 class Class:
-    """`[abc]`, `[a-z]`, and with `!` or `^` in front everything else."""
+    """`[abc]`, `[a-z]`; with a leading `!` or `^`, every other character."""
 
     __slots__ = ("negated", "ranges")
 
@@ -42,12 +42,12 @@ class Class:
         self.negated, self.ranges = negated, ranges
 
     def holds(self, char: str) -> bool:
-        """Whether `char` is one of these."""
+        """Whether `char` is in the class."""
         return any(low <= char <= high for low, high in self.ranges) is not self.negated
 
 
 class Segment:
-    """A parsed segment. `literal` is its one spelling when it has no wildcard, else None."""
+    """A parsed segment. `literal` is the name that it matches if it has no wildcard, else None."""
 
     __slots__ = ("literal", "text", "tokens")
 
@@ -58,7 +58,7 @@ class Segment:
         self.literal = None if None in plain else "".join(char or "" for char in plain)
 
     def matches(self, name: str) -> bool:
-        """Whether the whole of `name` is spelled by this segment."""
+        """Whether this segment matches the whole of `name`."""
         if self.literal is not None:
             return name == self.literal
         tokens = self.tokens
@@ -86,7 +86,7 @@ def _fits(token: object, char: str) -> bool:
 
 
 def _tokens(text: str) -> list[object]:
-    """("=", char) for a character that stands for itself, STAR, ANY, or a Class."""
+    """("=", char) for a literal character, STAR, ANY, or a Class."""
     found: list[object] = []
     at = 0
     while at < len(text):
@@ -142,12 +142,12 @@ def _member(text: str, at: int) -> tuple[str, int]:
     return text[at], at + 1
 
 
-#: Characters whose answer is remembered. Names come from inside, and could use them all.
+#: Most characters to cache. Names come from inside, and could use all of Unicode.
 _REMEMBERED = 512
 
 
 class Automaton:
-    """Patterns as tokens of `Segment`; a `/` is matched by nothing but a `/`."""
+    """Patterns as tokens of `Segment`; only a `/` matches a `/`."""
 
     def __init__(self, patterns: Iterable[Sequence[object]]) -> None:
         first: list[int] = []
@@ -181,7 +181,7 @@ class Automaton:
         self._known: dict[str, int] = {}
 
     def matches(self, text: str) -> bool:
-        """Whether any of the patterns spells the whole of `text`."""
+        """Whether any pattern matches the whole of `text`."""
         states, stays = self._first, self._stays
         for char in text:
             moved = (states << 1) & self._reached_by(char)
@@ -191,7 +191,7 @@ class Automaton:
         return states & self._last != 0
 
     def _reached_by(self, char: str) -> int:
-        """The states that are entered with `char`."""
+        """The states that `char` can enter."""
         found = self._known.get(char)
         if found is None:
             found = self._literal.get(char, 0)
@@ -207,7 +207,7 @@ class Automaton:
 
 
 def _bits(places: list[int], size: int) -> int:
-    """The integer with exactly these bits, made in one go: one by one would copy it each time."""
+    """The integer with exactly these bits, made in one step: setting them singly would copy it each time."""
     data = bytearray(size // 8 + 1)
     for place in places:
         data[place >> 3] |= 1 << (place & 7)
@@ -244,13 +244,13 @@ class Glob:
 
     @property
     def literal(self) -> str | None:
-        """The one path it names, if it has no wildcard."""
+        """The single path that it matches, if it has no wildcard."""
         names = [segment.literal for segment in self.head]
         return None if self.deep or None in names else "/".join(name or "" for name in names)
 
     @property
     def prefix(self) -> str:
-        """The directory that holds everything it can match; empty for the working directory itself."""
+        """The directory of everything that it can match; empty for the working directory itself."""
         names: list[str] = []
         for segment in self.head if self.deep else self.head[:-1]:
             if segment.literal is None:
@@ -259,7 +259,7 @@ class Glob:
         return "/".join(names)
 
     def matches(self, path: str) -> bool:
-        """Whether it names the normalised relative `path`."""
+        """Whether it matches the normalised relative `path`."""
         names = path.split("/")
         if not self.deep:
             return len(names) == len(self.head) and _fit(self.head, names)
@@ -275,7 +275,7 @@ def _fit(segments: Iterable[Segment], names: Iterable[str]) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """The segments of a well-formed glob. `.` and doubled slashes mean nothing and are dropped."""
+    """The segments of a well-formed glob, without `.` and empty segments."""
     if not isinstance(text, str):
         raise PolicyError(
             f"{text!r} is not a glob", why="it is not a string", fix="write it as text, as in 'src/**'"
@@ -319,7 +319,7 @@ def _escape(text: str, why: str) -> PathEscape:
 
 
 class GlobSet:
-    """Many globs, asked at once: the cost grows with the path, and hardly with their number."""
+    """Many globs, matched at once: the cost grows with the path, hardly with their number."""
 
     def __init__(self, globs: Iterable[Glob]) -> None:
         self.globs = tuple(globs)
@@ -333,7 +333,7 @@ class GlobSet:
         self.literals = frozenset(glob.literal for glob in self.globs if glob.literal is not None)
 
     def matches(self, path: str) -> bool:
-        """Whether any of them names the normalised relative `path`."""
+        """Whether any of them matches the normalised relative `path`."""
         if path in self.literals:
             return True
         names = path.split("/")
@@ -348,14 +348,14 @@ class GlobSet:
 
 
 class _GlobGroup:
-    """Globs with the same number of segments. Those with the same literal ends share one automaton."""
+    """Globs with the same number of segments. Globs with the same literal ends share one automaton."""
 
     __slots__ = ("fronts", "literals", "machines")
 
     def __init__(self) -> None:
         self.literals: set[str] = set()
         self.machines: dict[str, dict[str, _LazyAutomaton]] = {}
-        #: How long what they begin with can be, and for each beginning the same of the end.
+        #: The possible lengths of literal beginnings, and for each beginning those of the ends.
         self.fronts: dict[int, dict[str, set[int]]] = {}
 
     def add(self, segments: tuple[Segment, ...]) -> None:

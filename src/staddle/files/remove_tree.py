@@ -1,4 +1,4 @@
-"""Private directories: made before the command starts, gone after it, whatever it left in them."""
+"""Private directories: made before the command starts and removed after it; and copies of files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATTEMPTS = 10
 
 
 def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
-    """Make these, each private to its owner. The first must be new: its name is a secret until now."""
+    """Make these directories, private to their owner. The first must be new: its name is secret until now."""
     for directory in directories:
         try:
             os.mkdir(directory, 0o700)
@@ -29,18 +29,19 @@ def make(directories: Sequence[bytes], uid: int = -1, gid: int = -1) -> None:
             raise
 
 
-#: The file that is removed after all others in a directory.
+#: Removed after all other files of a directory.
 LOCK = "lock"
 
 
 def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = None) -> None:
-    """Remove the first of them with everything below. Never raises; never follows a link.
+    """Remove the first directory with everything below. Never raises; never follows a link.
 
-    `rest` is called now and then, by who is in no hurry. What cannot be removed stays, and the rest goes.
+    `rest` is called now and then, so that background callers can pause. Entries that cannot be removed stay;
+    everything else is removed.
 
-    What is inside was made by the command: names, depth, number and modes are its choice.
-    Nothing is done by path below the top, and no directory is entered from another one:
-    each is moved up to the top first, so that depth costs neither stack nor descriptors.
+    The command chose names, depth, number and modes of the entries. So nothing below the top is removed by
+    path, and no directory is entered from another one. Each is moved up to the top first, so that depth costs
+    neither stack nor descriptors.
     """
     if not directories:
         return
@@ -54,8 +55,8 @@ def remove(directories: Sequence[bytes], rest: Callable[[], object] | None = Non
             os.rmdir(directories[0])
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                continue  # the kernel, or a process that still runs, put something into it
-        return  # or gone already, or a file system that lets nothing be removed any more
+                continue  # the kernel, or a process that still runs, added an entry
+        return  # success, already gone, or a file system that refuses removal
 
 
 def _go_on() -> None:
@@ -63,10 +64,11 @@ def _go_on() -> None:
 
 
 def _empty(top: int, rest: Callable[[], object]) -> None:
-    # Names that the command cannot have taken: it is dead by now.
+    # Names that the command cannot have used: it has ended.
     prefix, serial = os.urandom(8).hex(), 0
     stuck: dict[str, OSError] = {}
-    # The lock of a store goes last: without it, what is left when we are killed now looks like a new store.
+    # Remove the lock of a store last: without it, a partly removed store looks like a new one if we are
+    # killed.
     while names := [name for name in os.listdir(top) if name not in stuck and name != LOCK] or (
         [LOCK] if not stuck and LOCK in os.listdir(top) else []
     ):
@@ -80,14 +82,14 @@ def _empty(top: int, rest: Callable[[], object]) -> None:
                     for inner in os.listdir(directory):
                         rest()
                         if not _unlink(directory, inner):
-                            os.close(_open_directory(inner, directory))  # moving it takes rights on it
+                            os.close(_open_directory(inner, directory))  # moving it requires rights on it
                             serial += 1
                             os.rename(inner, f"{prefix}-{serial}", src_dir_fd=directory, dst_dir_fd=top)
                 finally:
                     os.close(directory)
                 os.rmdir(name, dir_fd=top)
             except FileNotFoundError:
-                continue  # another one who removes it was quicker
+                continue  # removed by somebody else meanwhile
             except OSError as error:
                 stuck[name] = error
     if stuck:
@@ -95,7 +97,7 @@ def _empty(top: int, rest: Callable[[], object]) -> None:
 
 
 def _unlink(directory: int, name: str) -> bool:
-    """Remove a file or an empty directory; False when it is a directory with something in it."""
+    """Remove a file or an empty directory; False for a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=directory)
         return True
@@ -109,7 +111,7 @@ def _unlink(directory: int, name: str) -> bool:
 
 
 def _open_directory(name: str | bytes, parent: int | None = None) -> int:
-    """Open a directory of ours, giving ourselves back the rights that the command took away."""
+    """Open a directory of ours, restoring the rights that the command removed."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(name, os.O_PATH | flags, dir_fd=parent)
     try:
@@ -120,21 +122,20 @@ def _open_directory(name: str | bytes, parent: int | None = None) -> int:
     return os.open(name, os.O_RDONLY | flags, dir_fd=parent)
 
 
-# One file copied to another, with its holes, and by reference where the file system can.
-#
-# Everything is by descriptor: the caller has opened both ends safely.
+# Copy one file to another, with its holes, and by reference if the file system can.
+# Everything works by descriptor: the caller has opened both ends safely.
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FICLONE = 0x40049409
 _CHUNK = 1 << 20
 _SMALL = 1 << 16
-#: Attributes that a copy has too. Never security.* (capabilities, labels) nor trusted.*.
+#: Attributes to copy. Never security.* (capabilities, labels) nor trusted.*.
 _CARRIED = "user."
 
 
 def copy_content(source: int, destination: int, status: os.stat_result) -> None:
-    """All bytes of `source`, as `status` describes it, into the empty `destination`. Stops at its end."""
+    """Copy all bytes of `source`, according to `status`, into the empty `destination`. Stops at its end."""
     size = status.st_size
     if size <= _SMALL:
         write_all(destination, os.read(source, size) if size else b"")
@@ -151,7 +152,7 @@ def copy_content(source: int, destination: int, status: os.stat_result) -> None:
 
 
 def copy_file(source: int, here: int, name: str, status: os.stat_result) -> None:
-    """`source`, as `status` describes it, as the new file `name` in `here`: content, mode and times."""
+    """Copy `source`, according to `status`, to the new file `name` in `here`: content, mode and times."""
     copy = os.open(name, _NEW, 0o600, dir_fd=here)
     try:
         copy_content(source, copy, status)
@@ -162,18 +163,18 @@ def copy_file(source: int, here: int, name: str, status: os.stat_result) -> None
 
 
 def copy_attributes(source: int, destination: int, *, leave_out: str = "\0") -> None:
-    """The user.* attributes, but for those that begin with `leave_out`."""
+    """Copy the user.* attributes, except those that begin with `leave_out`."""
     try:
         names = os.listxattr(source)
     except OSError:
-        return  # a file system without any
+        return  # a file system without attributes
     for name in names:
         if name.startswith(_CARRIED) and not name.startswith(leave_out):
             os.setxattr(destination, name, os.getxattr(source, name))
 
 
 def unchanged(before: os.stat_result, source: int) -> None:
-    """LayerError when the file was written, or replaced, since `before`."""
+    """Raise LayerError if the file was written or replaced since `before`."""
     now = os.fstat(source)
     if (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns):
         raise LayerError(

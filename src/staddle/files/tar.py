@@ -1,8 +1,8 @@
-"""Tar, as strictly as it can be read: POSIX headers with extended (pax) records, and nothing clever.
+"""A strict reader and writer of tar: POSIX headers with extended (pax) records only.
 
-A tar is the agent's, or a stranger's: every size in it is a claim. A header that does not add
-up, a kind we do not know, a record that is too long or an end that is missing is refused. The
-reader never seeks and never trusts a size further than the next block.
+The agent or a stranger made the tar: every size in it is only a claim. It is refused if a header is
+inconsistent, a kind unknown, a record too long or the end missing. The reader never seeks and never trusts a
+size beyond the next block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 BLOCK = 512
-#: The records of one member: names and attributes, which cannot be much longer in a file system.
+#: For the records of one member: names and attributes, which a file system limits similarly.
 MOST_RECORD_BYTES = 1 << 18
 _TYPES: dict[Kind, bytes] = {
     "file": b"0",
@@ -40,13 +40,13 @@ _TYPES: dict[Kind, bytes] = {
     "directory": b"5",
 }
 _KINDS: dict[bytes, Kind] = {code: kind for kind, code in _TYPES.items()} | {b"\0": "file"}
-#: Character and block devices, pipes: who asks for them sees that they are there, and nothing else.
+#: Character and block devices, pipes: reported as such if asked for, never made.
 _DEVICES = (b"3", b"4", b"6")
 _XATTR = b"SCHILY.xattr."
 
 
 class Member(Value):
-    """One entry. `size` is how many bytes of content follow; `attributes` are extended ones, by name."""
+    """One entry. `size` is the length of the content that follows; `attributes` are extended, by name."""
 
     kind: Kind
     path: str
@@ -55,24 +55,24 @@ class Member(Value):
     size: int = 0
     target: str = ""
     attributes: tuple[tuple[str, bytes], ...] = ()
-    #: Records that are not tar's own.
+    #: Records that are not part of tar.
     notes: tuple[tuple[str, str], ...] = ()
 
 
 class Content:
-    """The content of the member that was read last. What is not read is passed over."""
+    """The content of the current member. Unread content is skipped."""
 
     def __init__(self, source: ByteReader, size: int) -> None:
         self._source, self._left, self._padding = source, size, -size % BLOCK
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; nothing at the end of the member."""
+        """At most `size` bytes; empty at the end of the member."""
         data = _exactly(self._source, min(size, self._left))
         self._left -= len(data)
         return data
 
     def finish(self) -> None:
-        """Pass over the rest."""
+        """Skip the rest."""
         while self._left:
             self.read(1 << 20)
         _exactly(self._source, self._padding)
@@ -80,9 +80,9 @@ class Content:
 
 
 def members(source: ByteReader, *, devices: bool = False) -> Iterator[tuple[Member, Content]]:
-    """Each member in turn. ArchiveRefused for what is no tar, or none of this kind, or ends early.
+    """Each member in turn. ArchiveRefused for another format, an unsupported kind, or an early end.
 
-    With `devices`, those are members, too, of that kind; without, only a whiteout is one.
+    With `devices`, devices are members of that kind; else only a whiteout is one.
     """
     while True:
         records: dict[bytes, bytes] = {}
@@ -95,7 +95,7 @@ def members(source: ByteReader, *, devices: bool = False) -> Iterator[tuple[Memb
             data = _extension(header, source)
             if header[156:157] == b"x":
                 records.update(_records(data))
-            else:  # how GNU tar writes a long name
+            else:  # GNU tar's format for a long name
                 records[b"path" if header[156:157] == b"L" else b"linkpath"] = data.rstrip(b"\0")
             header = _exactly(source, BLOCK)
         if header == bytes(BLOCK):
@@ -112,7 +112,7 @@ def members(source: ByteReader, *, devices: bool = False) -> Iterator[tuple[Memb
 
 
 def write(member: Member, write_out: Callable[[bytes], object]) -> None:
-    """The header of `member`. Its content follows, `member.size` bytes, then `padding` of that size."""
+    """Write the header of `member`. Its content must follow, `member.size` bytes, then `padding`."""
     path, target = os.fsencode(member.path), os.fsencode(member.target)
     records = {_XATTR + os.fsencode(name): value for name, value in member.attributes}
     records |= {name.encode(): value.encode() for name, value in member.notes}
@@ -181,7 +181,7 @@ def _member(header: bytes, records: dict[bytes, bytes], devices: bool) -> Member
         prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
         path = (prefix + b"/" if prefix else b"") + _text(header[:100])
     if kind == "file" and path.endswith(b"/"):
-        kind = "directory"  # the oldest way to write one
+        kind = "directory"  # the oldest format of a directory
     size = _decimal(records[b"size"]) if b"size" in records else _number(header[124:136])
     if kind == "whiteout" and (_number(header[329:337]), _number(header[337:345])) != (0, 0):
         raise _refused("it contains a device")
@@ -217,7 +217,7 @@ def _checked(header: bytes) -> None:
 
 
 def _number(field: bytes) -> int:
-    """An octal number; never a negative or a binary one, which no file of ours needs."""
+    """An octal number. Refuses negative and binary ones, which none of our files needs."""
     digits = field.strip(b"\0 ")
     if not digits:
         return 0
@@ -283,22 +283,19 @@ def _refused(why: str) -> ArchiveRefused:
     return ArchiveRefused("the archive is refused", why=why, fix="nothing was changed; make it again")
 
 
-# The members of a tar made into files below one directory, and nowhere else.
-#
-# Names are looked at before they are used: relative, without `..`, `.` or empty parts. Every directory on
-# the way must have been made by the same archive and is opened without following links, so a link that an
-# earlier member made leads nowhere. Nothing is made twice. What is written is counted, not what a header
-# claims.
-#
-# `layers/merge.py` copies from a tree that is trusted; this reads a stream that is not, also inside a
-# sandbox, where that room is not loaded.
+# Unpack the members of a tar below one directory, and nowhere else.
+# Paths are checked before use: relative, without `..`, `.` or empty parts. Every parent directory must come
+# from the same archive and is opened without following links, so a link made by an earlier member is never
+# followed. Nothing is made twice. Limits apply to the bytes written, not to the sizes in headers.
+# `layers/merge.py` copies from a trusted tree. This reads an untrusted stream, even inside a sandbox, where
+# that package is not loaded.
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 18
-#: Errors that say something about a name, or about the size of a file.
+#: Errors caused by a name, or by the size of a file.
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ, errno.EISDIR, errno.ENOTDIR, errno.EFBIG)
-#: What file systems give out at a time, and about what an entry takes without its content.
+#: Allocation unit of file systems, and approximate size of an entry without its content.
 _BLOCK, _INODE = 4096, 1024
 
 
@@ -311,10 +308,10 @@ class UnpackBounds(Value):
 
 
 class Unpacker:
-    """Makes members below `destination`, an empty directory of ours. `owner` gets them, when we are root.
+    """Unpacks members below `destination`, an empty directory of ours. As root, `owner` gets the files.
 
-    `taking` is called with the bytes that the file system needs for the next entry or content, before that
-    is written, and may refuse.
+    `taking` is called with the bytes that the next entry or content needs on disk, before it is written, and
+    may refuse.
     """
 
     def __init__(
@@ -328,13 +325,13 @@ class Unpacker:
     ) -> None:
         self._root = os.open(destination, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._bounds, self._owner, self._taking = bounds, owner, taking
-        #: Whether whiteouts and opaque directories mean something here.
+        #: Whether whiteouts and opaque directories have a meaning here.
         self._layer = layer
         self._bytes = self._entries = 0
         self._modes: list[tuple[str, int, float]] = []
 
     def add(self, member: Member, path: str, content: Content) -> None:
-        """Make `member` at `path`. ArchiveRefused when it may not be."""
+        """Make `member` at `path`. ArchiveRefused if that is not allowed."""
         self._entries += 1
         if self._entries > self._bounds.entries:
             raise _refused_unpack(f"it contains more than {self._bounds.entries:,} entries")
@@ -364,7 +361,7 @@ class Unpacker:
             os.close(here)
 
     def finish(self) -> None:
-        """Permissions and times of directories, when everything is in them."""
+        """Set permissions and times of directories, after all entries are made."""
         for path, mode, mtime in reversed(self._modes):
             fd = open_deep(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
             try:
@@ -374,7 +371,7 @@ class Unpacker:
                 os.close(fd)
 
     def close(self) -> None:
-        """Done, one way or the other."""
+        """Close the directory."""
         os.close(self._root)
 
     def _make(self, member: Member, path: str, name: str, here: int, content: Content) -> None:
@@ -443,7 +440,7 @@ class Unpacker:
             raise _refused_unpack(f"the link {path!r} is to nothing that is in it") from None
 
     def _attributes(self, member: Member, fd: int) -> None:
-        """user.* only; of the kernel's marks the one that a layer needs, where it can be."""
+        """Set user.* attributes; of the kernel's marks only the one that a layer needs."""
         for name, value in member.attributes:
             if name == OPAQUE:
                 if self._layer and member.kind == "directory" and value == b"y":
@@ -456,7 +453,7 @@ class Unpacker:
 
 
 def extents(member: Member) -> list[tuple[int, int]]:
-    """Extents of a file's content: (offset, length), rising, within its size, as long as the member."""
+    """Extents of a file's content: (offset, length), ascending, within its size, as long as the member."""
     notes = dict(member.notes)
     if "STADDLE.size" not in notes:
         return [(0, member.size)]

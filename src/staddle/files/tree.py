@@ -1,8 +1,8 @@
-"""One layer, opened. Everything in it is reached by descriptor, and no link is followed.
+"""One layer, opened. Every entry is accessed by descriptor, and no link is followed.
 
-A layer was written by a sandbox that may still be running: names, depth, kinds and modes are
-its choice, and can change between two looks. So a directory is opened beneath the layer's
-root (openat2), and what is in it by single names that must not be links.
+The sandbox that wrote a layer may still be running: it chooses names, depth, kinds and modes, and can change
+them at any time. So a directory is opened beneath the layer's root (openat2), and its entries by single names
+that must not be links.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 OPAQUE = "user.overlay.opaque"
 _WHITEOUT = "user.overlay.whiteout"
-#: Marks of the kernel's in a layer. They mean nothing, or something else, anywhere else.
+#: The kernel's marks in a layer. Elsewhere they mean nothing, or something else.
 MARKS = "user.overlay."
 
 _PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-#: A path is at most 4096 bytes for the kernel; a character is at most four.
+#: The kernel accepts paths of 4096 bytes; a character has at most four.
 _LONGEST = 1000
 
 
 def _told_if_full(opens: Callable[P, T]) -> Callable[P, T]:
-    """Decorate what opens a file of a layer: TooManyOpenFiles when this process has as many as it may.
+    """Decorate a function that opens a file of a layer: TooManyOpenFiles if this process is at its limit.
 
-    An OSError is mostly taken for a file that is gone.
+    Callers treat most OSErrors as a missing file.
     """
 
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        from ..linux.file_room import is_room_made  # not in a sandbox, which has this module as well
+        from ..linux.file_room import is_room_made  # not in a sandbox, where this module runs, too
 
         while True:
             try:
@@ -54,7 +54,7 @@ def _told_if_full(opens: Callable[P, T]) -> Callable[P, T]:
 
 
 def open_deep(root: int, path: str, flags: int) -> int:
-    """open_beneath for a `path` of any length: a sandbox can nest directories deeper than a path can say."""
+    """open_beneath for a `path` of any length: sandboxes can nest directories deeper than a path allows."""
     if len(path) <= _LONGEST:
         return open_beneath(root, path or ".", flags)
     here = os.dup(root)
@@ -70,7 +70,7 @@ def open_deep(root: int, path: str, flags: int) -> int:
 
 
 class LastDirectory:
-    """The directory that was used last, kept open: paths mostly come in order."""
+    """Keeps the last used directory open: paths mostly come in order."""
 
     def __init__(self, root: int, flags: int = os.O_PATH | os.O_DIRECTORY) -> None:
         self._root, self._flags = root, flags
@@ -79,7 +79,7 @@ class LastDirectory:
 
     @_told_if_full
     def at(self, path: str) -> int:
-        """The directory at `path` below the root. Ours to close."""
+        """The directory at `path` below the root. The caller must not close it."""
         if path != self._path:
             self.close()
             self._fd = open_deep(self._root, path, self._flags)
@@ -87,23 +87,23 @@ class LastDirectory:
         return self._fd
 
     def status(self, path: str) -> os.stat_result:
-        """The status of `path`; of a link, its own."""
+        """The status of `path`, without following a link."""
         parent, _, name = path.rpartition("/")
         return os.stat(name, dir_fd=self.at(parent), follow_symlinks=False)
 
     def close(self) -> None:
-        """A second time does nothing."""
+        """Close the directory. A second call does nothing."""
         path, self._path = self._path, None
         if path is not None:
             os.close(self._fd)
 
 
 class Tree:
-    """The layer at `path`. `ours` says that we may lend ourselves rights in it.
+    """The layer at `path`. With `ours` we may temporarily add rights for ourselves in it.
 
-    A sandbox can make a file that its owner may not read. The owner is us, where we are an
-    ordinary user, so we would not see it either: the missing right is given for the time of
-    the look, and taken back in `give_back`. The host's own files are never touched so.
+    A sandbox can make a file that its owner may not read. For an ordinary user that owner is us, so we could
+    not read it either. The missing right is added while we read, and removed in `give_back`. The host's own
+    files are never changed like this.
     """
 
     @_told_if_full
@@ -115,7 +115,7 @@ class Tree:
 
     @_told_if_full
     def directory(self, path: str) -> int:
-        """The directory at `path`, opened for reading; the caller's to close."""
+        """The directory at `path`, opened for reading; the caller closes it."""
         if not self._lends:
             return open_deep(self.root, path, _DIRECTORY)
         try:
@@ -132,7 +132,7 @@ class Tree:
 
     @_told_if_full
     def file(self, directory: int, name: str) -> int:
-        """The file `name` in a `directory` of this layer, opened for reading. It may be no regular file."""
+        """The file `name` in a `directory` of this layer, opened for reading. It may be a special file."""
         try:
             return os.open(name, _READ, dir_fd=directory)
         except PermissionError:
@@ -153,7 +153,7 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            if error.errno == 40:  # ELOOP: a link stands where a directory would have to be
+            if error.errno == 40:  # ELOOP: a link in place of a directory
                 return None
             raise
         try:
@@ -164,7 +164,7 @@ class Tree:
             os.close(directory)
 
     def names(self, path: str) -> list[str]:
-        """The names in the directory at `path` in this layer alone; none when there is no such directory."""
+        """The names in the directory at `path` in this layer alone; empty if there is no such directory."""
         try:
             directory = self.directory(path)
         except OSError:
@@ -177,7 +177,7 @@ class Tree:
             os.close(directory)
 
     def give_back(self) -> None:
-        """Take back every right that was lent."""
+        """Remove every added right."""
         while self._lent:
             handle, mode = self._lent.pop()
             try:
@@ -186,7 +186,7 @@ class Tree:
                 os.close(handle)
 
     def close(self) -> None:
-        """Give back, and close. A second time does nothing."""
+        """Remove added rights, and close. A second call does nothing."""
         if self.root >= 0:
             self.give_back()
             fd, self.root = self.root, -1
@@ -204,7 +204,7 @@ class Tree:
         refuse_if_full(error)
 
     def _directory_by_steps(self, path: str) -> int:
-        """Each directory on the way may be closed to its owner: lend on the way down."""
+        """Open one directory at a time, adding rights on the way: each may be closed to its owner."""
         here = open_beneath(self.root, ".", os.O_PATH | os.O_DIRECTORY)
         try:
             for name in path.split("/") if path else ():
@@ -218,16 +218,16 @@ class Tree:
             os.close(here)
 
     def _lend(self, handle: int, bits: int) -> None:
-        """Takes over `handle`. EPERM when the file is not ours."""
+        """Add rights to the file of `handle`, which this takes over. EPERM if the file is not ours."""
         mode = stat.S_IMODE(os.fstat(handle).st_mode)
         self._lent.append((handle, mode))
         os.chmod(f"/proc/self/fd/{handle}", mode | bits)
 
 
 def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Everything in it, or below `top`, with its path from there, directories before what is in them.
+    """Everything in it, or below `top`, with its path from there, directories before their content.
 
-    One is open at a time.
+    Only one directory is open at a time.
     """
     todo = [""]
     while todo:
@@ -235,7 +235,7 @@ def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
         try:
             fd = tree.directory("/".join(part for part in (top, path) if part))
         except OSError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
@@ -259,7 +259,7 @@ def listed(directory: int) -> list[str]:
 
 
 def opacity(directory: int) -> bytes:
-    """b"y": nothing below shows through. b"x": some entries are whiteouts by attribute. Else nothing."""
+    """b"y": hides everything below. b"x": some entries are whiteouts by attribute. Else empty."""
     try:
         return os.getxattr(directory, OPAQUE)
     except OSError:
@@ -267,10 +267,10 @@ def opacity(directory: int) -> bytes:
 
 
 def is_whiteout(status: os.stat_result, marked: int, name: str) -> bool:
-    """Whether the entry `name` says: nothing is here, whatever lies below.
+    """Whether the entry `name` marks a deletion that hides the layers below.
 
-    `marked` is its directory when that holds whiteouts by attribute, else -1. A sandbox can
-    make neither kind: overlayfs refuses the device 0:0, and puts such attributes out of the way.
+    `marked` is its directory if that contains whiteouts by attribute, else -1. A sandbox can make neither
+    kind: overlayfs refuses the device 0:0, and escapes such attributes.
     """
     if stat.S_ISCHR(status.st_mode):
         return status.st_rdev == 0

@@ -1,11 +1,11 @@
 """Sandboxes on many machines, on Ray: `Fleet`, and `AsyncFleet` for asyncio. Needs the extra `ray`.
 
-    with Fleet(workspace="project") as fleet:
-        for done in fleet.map("pytest -q $ITEM", ["tests/a.py", "tests/b.py"]):
-            print(done.item, done.get().exit_code)
+  with Fleet(workspace="project") as fleet:
+      for done in fleet.map("pytest -q $ITEM", ["tests/a.py", "tests/b.py"]):
+          print(done.item, done.get().exit_code)
 
-One keeper, a Ray actor, runs on each node and owns the sandboxes there. The driver decides where a sandbox
-goes (`placement.py`) and which task is tried again (`task_map.py`), and sends workspaces and snapshots.
+On each node one keeper, a Ray actor, owns the sandboxes. The driver decides where a sandbox goes
+(`placement.py`) and which tasks to retry (`task_map.py`), and sends workspaces and snapshots.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The direct way from the driver to a keeper: TCP connections, one command at a time on each.
+"""Direct TCP connections from the driver to a keeper, with one command at a time on each.
 
-A call of a Ray actor that does nothing takes longer than a short command, and half of that is CPU time of the
-driver. Ray has no faster way for small messages to an actor that does other work as well, so commands take
-this one; everything else, and everything when a connection cannot be had, is a call of the actor.
+An empty call of a Ray actor takes longer than a short command, and half of that is CPU time of the driver.
+Ray has no faster way to send small messages to a busy actor, so commands use these connections. Everything
+else is an actor call, as are commands if there is no connection.
 
-A keeper listens on its node's address. The token that both sides prove to have is new for each keeper, and is
-told to the driver by Ray. Nothing that a peer sends is used before it has proved that. A message is its
-length in four bytes, and that many bytes; it is executed whole or not at all.
+A keeper listens on its node's address. Each keeper has a new token, which Ray passes to the driver. Both
+sides prove that they have it before either uses any message of the other. A message is its length in four
+bytes and the content. It is executed whole or not at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import threading
 import time
 from collections.abc import Callable
 
-#: Most connections between a driver and one keeper: with more commands at a time, the others go through Ray.
+#: Most connections between a driver and one keeper; further concurrent commands go through Ray.
 MOST_CONNECTIONS = 64
-#: Most bytes of a request; a larger one is better in Ray's object store.
+#: Most bytes of a request; Ray's object store is better for larger ones.
 MOST_REQUEST = 1 << 20
-#: Seconds to connect and to prove the token, and until it is tried again where that failed.
+#: Seconds to connect and prove the token, and to wait before the next try after a failure.
 _TO_GREET, _NOT_AGAIN = 5.0, 30.0
-#: Seconds that a server in a sandbox has to take a connection.
+#: Seconds for a server in a sandbox to accept a connection.
 _TO_TUNNEL = 30.0
 _NONCE, _PROOF = 32, 32
 _LENGTH = struct.Struct("!I")
@@ -38,7 +38,7 @@ class ChannelBroken(Exception):
 
 
 class Acceptor:
-    """A listening socket; each connection is served in a thread of its own, at most `most` at a time."""
+    """A listening socket; a thread serves each connection, at most `most` at a time."""
 
     def __init__(self, listening: socket.socket, serve: Callable[[socket.socket], None], most: int) -> None:
         self._listening, self._serve = listening, serve
@@ -47,11 +47,11 @@ class Acceptor:
         threading.Thread(target=self._accept, name="staddle-fleet-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections. Those that are open end with their peer, or with this process."""
+        """Accept no more connections. Open ones end with their peer, or with this process."""
         try:
-            self._listening.shutdown(socket.SHUT_RDWR)  # the thread that waits is told
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         except OSError:
-            pass  # closed already
+            pass  # already closed
         self._listening.close()
 
     def _accept(self) -> None:
@@ -61,7 +61,7 @@ class Acceptor:
             except OSError:
                 if self._listening.fileno() < 0:
                     return
-                time.sleep(0.1)  # out of descriptors, for a moment
+                time.sleep(0.1)  # temporarily out of descriptors
                 continue
             if not self._places.acquire(blocking=False):
                 peer.close()
@@ -83,7 +83,7 @@ class Acceptor:
 
 
 class CommandServer:
-    """The keeper's side: it listens, and answers each connection in a thread of its own."""
+    """The keeper's side: listens, and serves each connection in its own thread."""
 
     def __init__(self, host: str, answer: Callable[[bytes], tuple[bytes, socket.socket | None]]) -> None:
         self.token = secrets.token_bytes(32)
@@ -94,7 +94,7 @@ class CommandServer:
         self.address: tuple[str, int] = (host, self._acceptor.port)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._acceptor.close()
 
     def _serve(self, peer: socket.socket) -> None:
@@ -111,10 +111,10 @@ class CommandServer:
                     return
                 peer.sendall(framed(reply))
         except OSError:
-            pass  # the driver is gone, or has given this call up
+            pass  # the driver is gone, or gave up this call
 
     def _is_ours(self, peer: socket.socket) -> bool:
-        """Whether the peer has the token; it is told that we have it."""
+        """Whether the peer has the token; then prove that we have it, too."""
         end = time.monotonic() + _TO_GREET
         nonce = os.urandom(_NONCE)
         peer.settimeout(_TO_GREET)
@@ -130,7 +130,7 @@ class CommandServer:
 
 
 class CommandChannel:
-    """The driver's side: connections to one keeper that are idle, and all that are open."""
+    """The driver's side: the idle and the open connections to one keeper."""
 
     def __init__(self, address: tuple[str, int], token: bytes) -> None:
         self._address, self._token = address, token
@@ -141,19 +141,19 @@ class CommandChannel:
         self._not_before = 0.0
 
     def idle(self) -> socket.socket | None:
-        """A connection that is open and not in use, if there is one."""
+        """Take an idle connection, if there is one."""
         with self._lock:
             return self._idle.pop() if self._idle else None
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may be opened now."""
+        """Whether another connection may be opened now."""
         return (
             not self._closed and len(self._open) < MOST_CONNECTIONS and time.monotonic() >= self._not_before
         )
 
     def connected(self) -> socket.socket | None:
-        """A new connection; None where that cannot be had now. Takes as long as the network does."""
+        """A new connection; None if there can be none now. Blocks for the network."""
         if not self.has_room:
             return None
         try:
@@ -171,7 +171,7 @@ class CommandChannel:
         return None
 
     async def _connected_awaited(self) -> socket.socket | None:
-        """The same on an event loop. When that is cancelled, the connection is for others."""
+        """`connected` on an event loop. After cancellation, other calls can use the connection."""
 
         def keep(done: asyncio.Future[socket.socket | None]) -> None:
             if not done.cancelled() and (made := done.result()) is not None:
@@ -204,7 +204,7 @@ class CommandChannel:
         return None
 
     def give_back(self, connection: socket.socket) -> None:
-        """It is idle again: a whole reply was read from it."""
+        """Return a connection after its whole reply was read."""
         with self._lock:
             if not self._closed:
                 self._idle.append(connection)
@@ -212,13 +212,13 @@ class CommandChannel:
         connection.close()
 
     def drop(self, connection: socket.socket) -> None:
-        """Close a connection whose next bytes are not known to begin a reply."""
+        """Close a connection whose next bytes may not start a reply."""
         with self._lock:
             self._open.discard(connection)
         connection.close()
 
     def close(self) -> None:
-        """End all connections; a call that waits on one raises ChannelBroken."""
+        """End all connections; calls that wait on one raise ChannelBroken."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -229,10 +229,10 @@ class CommandChannel:
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it has ended already
+                pass  # already ended
 
     def exchange(self, request: bytes) -> bytes | None:
-        """Send a request and wait for its reply; None: it was not sent, and a call of Ray has to do."""
+        """Send a request and wait for its reply. None if it was not sent; then use Ray."""
         connection = self.idle() or self.connected()
         if connection is None:
             return None
@@ -242,7 +242,7 @@ class CommandChannel:
                 connection.sendall(framed(request))
             except OSError:
                 self.drop(connection)
-                return None  # no whole message has arrived
+                return None  # the peer got no complete message
             found = received(connection)
         except BaseException as error:
             self.drop(connection)
@@ -256,7 +256,7 @@ class CommandChannel:
         return found
 
     def tunnel(self, request: bytes) -> tuple[socket.socket, bytes] | None:
-        """A connection of its own with a request, and the reply; it belongs to the caller from then on."""
+        """A new connection with a request, and its reply. The connection then belongs to the caller."""
         connection = self.connected()
         if connection is None:
             return None
@@ -280,7 +280,7 @@ class CommandChannel:
         return connection, found
 
     async def exchange_awaited(self, request: bytes) -> bytes | None:
-        """The same on an event loop. Cancelling it ends the connection."""
+        """`exchange` on an event loop. Cancelling it ends the connection."""
         connection = self.idle()
         if connection is None and self.has_room:
             connection = await self._connected_awaited()
@@ -313,12 +313,12 @@ class CommandChannel:
 
 
 def proof(token: bytes, side: bytes, *nonces: bytes) -> bytes:
-    """The proof of one side that it has the token, for this connection alone."""
+    """One side's proof that it has the token, valid for this connection only."""
     return hmac.digest(token, side + b"".join(nonces), "sha256")
 
 
 def framed(message: bytes) -> bytes:
-    """A message as it is sent."""
+    """A message with its length, ready to send."""
     return _LENGTH.pack(len(message)) + message
 
 
@@ -343,7 +343,7 @@ def received(peer: socket.socket) -> bytes | None:
 
 
 def exactly(peer: socket.socket, size: int, end: float) -> bytes | None:
-    """So many bytes, before that moment; None if they do not come."""
+    """Exactly `size` bytes before the time `end`; None if they do not arrive."""
     found = b""
     while len(found) < size:
         left = end - time.monotonic()
@@ -358,19 +358,19 @@ def exactly(peer: socket.socket, size: int, end: float) -> bytes | None:
 
 
 def relay(one: socket.socket, other: socket.socket) -> None:
-    """Copy what each sends to the other, until both have ended."""
+    """Copy bytes in both directions until both sides have ended."""
 
     def copy(source: socket.socket, target: socket.socket) -> None:
         try:
             while data := source.recv(1 << 16):
                 target.sendall(data)
         except OSError:
-            pass  # one of them was reset: so the other one is told
+            pass  # one side was reset; shut down the other
         for each, how in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
             try:
                 each.shutdown(how)
             except OSError:
-                pass  # it has ended already
+                pass  # already ended
 
     back = threading.Thread(target=copy, args=(other, one), daemon=True)
     back.start()

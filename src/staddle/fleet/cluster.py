@@ -1,7 +1,7 @@
-"""The driver's side of a cluster: a keeper on each node, their leases, and what is known of their health.
+"""The driver's side of a cluster: a keeper on each node, their leases and their health.
 
-One thread looks once a second: it starts keepers on nodes that have joined, renews leases, and notices what
-is lost. Another one notices when the first gets no answer any more: then the head of the cluster is dead.
+One thread checks the cluster once a second: it starts keepers on new nodes, renews leases, and notices
+losses. If that thread gets no answer any more, a second one concludes that the head of the cluster is dead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .placement import FleetLimits, Placement
 
 
 class Losable(Protocol):
-    """A sandbox, as far as its loss is concerned."""
+    """A sandbox that can be lost."""
 
     name: str
 
@@ -32,23 +32,23 @@ class Losable(Protocol):
 
 
 NAMESPACE = "staddle"
-#: A resource of Ray nodes: how many sandboxes a node may have, for all fleets together.
+#: A resource of Ray nodes: the most sandboxes on a node, for all fleets together.
 RESOURCE = "staddle_sandboxes"
-#: Where a node does not say: so many for each CPU, and so much memory for each.
+#: Defaults for nodes without that resource: sandboxes per CPU, and memory per sandbox.
 _PER_CPU, _MEMORY_EACH = 128, 32 << 20
-#: Seconds between two looks, and after which a keeper that died is replaced at the earliest.
+#: Seconds between two checks, and before a dead keeper is replaced.
 _TICK, _AFTER_DEATH = 1.0, 2.0
-#: Seconds that keepers have to answer a survey.
+#: Seconds for keepers to answer a survey.
 _SURVEY_PATIENCE = 30
-#: Seconds that a keeper has to say hello, and that the first one has.
+#: Seconds for a keeper to answer `hello`, including the first one.
 _TO_START = 300.0
-#: Seconds that keepers have to close everything.
+#: Seconds for keepers to close everything.
 _TO_STOP = 30.0
 
 
 @dataclass(frozen=True)
 class FleetEvent:
-    """One thing that happened to a fleet: `kind`, the node, the sandbox if it is about one, a sentence."""
+    """One event of a fleet: `kind`, the node, the sandbox if it is about one, a sentence."""
 
     time: float
     kind: str
@@ -75,7 +75,7 @@ class FleetSettings:
 
 
 class KeeperHandle:
-    """A keeper as the driver knows it. `lost` is why it is of no use any more; empty while it is."""
+    """A keeper as the driver knows it. `lost` is the reason why it is lost; empty while it works."""
 
     def __init__(self, node: str, actor: Any, capacity: int, hello: Any) -> None:
         self.node, self.actor, self.capacity = node, actor, capacity
@@ -85,17 +85,17 @@ class KeeperHandle:
         self.facts: dict[str, Any] = {}
         self.sandboxes: weakref.WeakValueDictionary[str, Losable] = weakref.WeakValueDictionary()
         self.renewal: Any = None
-        #: The direct way, while it is of use.
+        #: The direct connections, while they are usable.
         self.channel: CommandChannel | None = None
 
     def welcome(self, facts: dict[str, Any]) -> None:
-        """It has said hello."""
+        """Record its answer to `hello`."""
         if (direct := facts.pop("direct", None)) is not None:
             self.channel = CommandChannel(*direct)
         self.ready, self.facts = True, facts
 
     def hang_up(self) -> None:
-        """End every connection; calls that wait for an answer are told so."""
+        """Close every connection; calls that wait on one raise."""
         if self.channel is not None:
             self.channel.close()
 
@@ -142,24 +142,24 @@ class Cluster:
     # ------------------------------------------------------------ health
 
     def watch(self, future: asyncio.Future[Any]) -> None:
-        """Have `future` fail when the fleet is lost."""
+        """Let `future` fail when the fleet is lost."""
         if self.error is not None:
             raise self.error
         self._pending.add(future)
 
     def tell(self, kind: str, node: str = "", sandbox: str = "", text: str = "") -> None:
-        """Something happened."""
+        """Record an event and call `on_event`."""
         event = FleetEvent(time.time(), kind, node, sandbox, text)
         self.events.append(event)
         if self.settings.on_event is not None:
             try:
                 self.settings.on_event(event)
             except Exception as error:
-                # It is called by threads that keep the sandboxes alive: they go on.
+                # The threads that keep the sandboxes alive call it, so they must go on.
                 self.events.append(FleetEvent(time.time(), "on_event failed", text=_first_line(error)))
 
     def lose(self, keeper: KeeperHandle, why: str) -> None:
-        """A keeper is of no use any more, and its sandboxes are lost."""
+        """Mark a keeper and its sandboxes as lost."""
         with self._lock:
             if keeper.lost:
                 return
@@ -171,14 +171,14 @@ class Cluster:
             lost = list(keeper.sandboxes.values())
             self.lost_sandboxes += len(lost)
         keeper.hang_up()
-        self._kill(keeper)  # if it lives, unreachable for us: nothing of it may stay
+        self._kill(keeper)  # it may be alive but unreachable: nothing of it may remain
         self.tell("keeper lost", keeper.node, text=f"{keeper.lost}; {len(lost)} sandboxes are lost")
         for sandbox in lost:
             sandbox.log("lost", why=keeper.lost)
             self.tell("sandbox lost", keeper.node, sandbox.name, keeper.lost)
 
     def _kill(self, keeper: KeeperHandle) -> threading.Thread:
-        """Have Ray end a keeper, in a thread of its own: without a head Ray waits for one."""
+        """Let Ray kill a keeper, in a separate thread: without a head this call blocks."""
 
         def kill() -> None:
             try:
@@ -191,7 +191,7 @@ class Cluster:
         return killing
 
     def failure(self, keeper: KeeperHandle, error: BaseException, what: str) -> Exception:
-        """Error to raise when a call to a keeper failed in Ray."""
+        """The error to raise when a call to a keeper failed in Ray."""
         if self.error is not None:
             return self.error
         if isinstance(error, self.ray.exceptions.RayActorError | self.ray.exceptions.OwnerDiedError):
@@ -247,13 +247,13 @@ class Cluster:
             try:
                 self._tend(alive, due)
             except Exception as error:
-                self.tell("look failed", text=_first_line(error))  # the next one is in a second
-            # With very many nodes a look takes long: it never takes more than a tenth of the time.
+                self.tell("look failed", text=_first_line(error))  # the next check is in a second
+            # With very many nodes a check is slow; spend at most a tenth of the time on checks.
             pause = max(_TICK, 10 * (time.monotonic() - began))
             self._ended.wait(min(pause, every) if self._first.is_set() else 0.05)
 
     def _tend(self, alive: Mapping[str, Mapping[str, float]], due: bool) -> None:
-        """Lose keepers of nodes that have left, start some on those that joined, look at each."""
+        """Drop keepers of removed nodes, start keepers on new nodes, and check the others."""
         with self._lock:
             known = dict(self.keepers)
         for name, keeper in known.items():
@@ -313,7 +313,7 @@ class Cluster:
             keeper.renewal = keeper.actor.renew.remote()
 
     def _answer(self, keeper: KeeperHandle, ref: Any) -> dict[str, Any] | None:
-        """The answer of a keeper, if there is one. A keeper that has died is lost."""
+        """The keeper's answer, if there is one. A dead keeper is marked as lost."""
         done, _ = self.ray.wait([ref], timeout=0)
         if not done:
             return None
@@ -331,7 +331,7 @@ class Cluster:
     # ------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End every keeper, with all sandboxes. A second time does nothing."""
+        """End every keeper and all sandboxes. A second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -342,7 +342,7 @@ class Cluster:
             self.placement.close(closed)
             self._stop_keepers(_TO_STOP)
         else:
-            self._stop_keepers(_TICK)  # without a head, those that can be reached
+            self._stop_keepers(_TICK)  # without a head, stop only the reachable ones
         for keeper in list(self.keepers.values()):
             keeper.hang_up()
         self._watcher.join(5)
@@ -350,7 +350,7 @@ class Cluster:
             self.ray.shutdown()
 
     def _stop_keepers(self, seconds: float) -> None:
-        """Have them close everything, then end; what does not in time is killed."""
+        """Let them close everything and exit; kill those that do not in time."""
         keepers = [keeper for keeper in self.keepers.values() if not keeper.lost]
         try:
             self._all([keeper.actor.stop.remote() for keeper in keepers if keeper.ready], seconds)
@@ -359,7 +359,7 @@ class Cluster:
             for killing in [self._kill(keeper) for keeper in keepers]:
                 killing.join(max(0.0, end - time.monotonic()))
         except Exception as error:
-            # Ray has ended, or cannot be reached: keepers end with the program, or with their lease.
+            # Ray has ended, or is unreachable: keepers end with the program, or with their lease.
             self.tell("keepers not stopped", text=_first_line(error))
 
     def _all(self, refs: list[Any], seconds: float) -> None:
@@ -379,14 +379,14 @@ def import_ray() -> Any:
 
 
 def connect(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
-    """Connect to Ray, unless the program has; whether it is ours to disconnect."""
+    """Connect to Ray unless the program already has; return whether we must disconnect."""
     if ray.is_initialized():
         return False
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": NAMESPACE}
     if address == "local":
-        # Nobody but this program uses it: no dashboard, and no port but on this machine's loopback.
+        # Only this program uses it: no dashboard, and no ports outside this machine's loopback.
         given |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        # A machine that is busy is no reason not to start.
+        # A busy machine must not make the start fail.
         os.environ.setdefault("RAY_agent_register_timeout_ms", "300000")
         os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
     try:
@@ -401,7 +401,7 @@ def connect(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
 
 
 def capacity_of(resources: Mapping[str, float], per_node: int | None) -> int:
-    """Number of sandboxes that a node with these resources of Ray may have."""
+    """The number of sandboxes that a node with these Ray resources may have."""
     if RESOURCE in resources:
         declared = int(resources[RESOURCE])
         return declared if per_node is None else min(declared, per_node)
@@ -422,7 +422,7 @@ def _fail_future(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def survey(address: str | None) -> dict[str, Any]:
-    """The nodes of a cluster and its keepers, as plain data. It does not renew anybody's lease."""
+    """The nodes of a cluster and its keepers, as plain data. Renews no lease."""
     ray = import_ray()
     ours = connect(ray, address or "auto", {})
     try:

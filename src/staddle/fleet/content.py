@@ -1,8 +1,8 @@
-"""Content that travels: a directory or a file as packs of bytes, each named by the digest of its content.
+"""Content to transfer: a directory or a file as packs of bytes, each named by its digest.
 
 A pack has at most PACK bytes of files, one after the other. The manifest lists every entry with the packs
-that its bytes are in; the digest of the manifest is the name of the whole. A pack that was sent once is
-not sent again, whichever directory has it. `write_tree` checks every digest, size and path.
+that contain its bytes; the digest of the manifest names the whole. A pack is sent only once, whichever
+directory it belongs to. `write_tree` checks every digest, size and path.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from staddle.errors import InvalidCall, TransferFailed
 
-#: Most bytes of one pack, before it is compressed.
+#: Most bytes of one pack before compression.
 PACK = 4 << 20
 #: Most entries and most bytes of one directory.
 MOST_ENTRIES, MOST_BYTES = 2_000_000, 1 << 40
@@ -51,7 +51,7 @@ class TreeEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Content of a directory. `left_out` are paths of sockets, pipes and devices."""
+    """The content of a directory. `left_out` are paths of sockets, pipes and devices."""
 
     entries: tuple[TreeEntry, ...]
     left_out: tuple[str, ...] = ()
@@ -64,17 +64,17 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """The bytes of all files."""
+        """The total bytes of all files."""
         return sum(entry.size for entry in self.entries)
 
     def find(self, path: str) -> TreeEntry | None:
-        """The entry of that path below the directory."""
+        """The entry at that path below the directory."""
         if not self._by_path:
             self._by_path.update({entry.path: entry for entry in self.entries})
         return self._by_path.get(path)
 
     def encoded(self) -> bytes:
-        """As bytes, the same for the same content."""
+        """The manifest as bytes; equal content gives equal bytes."""
         packs = {digest: number for number, digest in enumerate(self.packs)}
         rows = [
             [e.path, e.kind, e.mode, e.size, e.digest, e.target]
@@ -85,7 +85,7 @@ class Manifest:
 
 
 def decoded(data: bytes, digest: str) -> Manifest:
-    """The manifest of that digest. TransferFailed for anything that `encoded` does not write."""
+    """The manifest with that digest. TransferFailed for anything that `encoded` does not write."""
     if sha256(data) != digest:
         raise _damaged("the list of files is not the one that was sent")
     try:
@@ -117,7 +117,7 @@ def _entry(row: list[Any], packs: list[str]) -> TreeEntry:
 
 
 def _check_paths(entries: tuple[TreeEntry, ...]) -> None:
-    """Each path is below the directory, stands once, and its parent is a directory that comes before it."""
+    """Each path is below the directory and unique, and its parent directory comes before it."""
     directories = {""}
     seen: set[str] = set()
     for entry in entries:
@@ -132,26 +132,26 @@ def _check_paths(entries: tuple[TreeEntry, ...]) -> None:
 
 
 def sha256(data: bytes | memoryview) -> str:
-    """The digest by which content is named."""
+    """The digest that names content."""
     return hashlib.sha256(data).hexdigest()
 
 
-# ------------------------------------------------------------ to send
+# ------------------------------------------------------------ sending
 
 
 def pack(data: bytes) -> bytes:
-    """A pack as it travels: compressed, unless that makes it no smaller."""
+    """A pack as it is sent: compressed, if that makes it smaller."""
     small = zlib.compress(data, 1)
     return _ZLIB + small if len(small) < len(data) * 9 // 10 else _RAW + data
 
 
 class Packer:
-    """Collects the bytes of files into packs, and gives each to `put` once it is full."""
+    """Collects the bytes of files into packs, and passes each full pack to `put`."""
 
     def __init__(self, put: Callable[[str, bytes], object]) -> None:
         self._put = put
         self._buffer = bytearray()
-        #: (entries' piece lists, start, size): which pack they are in is known when it is full.
+        #: (entries' piece lists, start, size): the digest of their pack is known when it is full.
         self._open: list[tuple[list[Piece], int, int]] = []
 
     def add(self, blocks: Iterable[bytes]) -> tuple[list[Piece], int, str]:
@@ -172,7 +172,7 @@ class Packer:
         return pieces, size, whole.hexdigest()
 
     def flush(self) -> None:
-        """End the pack that is open."""
+        """End the open pack."""
         if not self._buffer:
             return
         data = bytes(self._buffer)
@@ -185,7 +185,7 @@ class Packer:
 
 
 def read_tree(directory: str, put: Callable[[str, bytes], object]) -> Manifest:
-    """Read a directory: give its packs to `put`, return its manifest. Links are not followed."""
+    """Read a directory: pass its packs to `put`, return its manifest. Does not follow links."""
     packer = Packer(put)
     rows: list[tuple[TreeEntry, list[Piece]]] = []
     left_out: list[str] = []
@@ -215,7 +215,7 @@ def read_tree(directory: str, put: Callable[[str, bytes], object]) -> Manifest:
 
 
 def _joined(pieces: list[Piece]) -> tuple[Piece, ...]:
-    """The same with neighbours as one."""
+    """Merge adjacent pieces."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1].pack == piece.pack and found[-1].start + found[-1].size == piece.start:
@@ -244,7 +244,7 @@ def _read_directory(
             finally:
                 os.close(below)
         elif stat.S_ISREG(status.st_mode):
-            # O_NONBLOCK: a pipe that took the file's place would wait for a writer.
+            # O_NONBLOCK: if a pipe replaced the file, open() would wait for a writer.
             opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
             try:
                 pieces, size, digest = packer.add(_blocks(opened))
@@ -260,11 +260,11 @@ def _blocks(fd: int) -> Iterator[bytes]:
         yield block
 
 
-# ------------------------------------------------------------ to receive
+# ------------------------------------------------------------ receiving
 
 
 def unpack(data: bytes | memoryview, digest: str) -> bytes:
-    """The bytes of a pack that has travelled; TransferFailed when they are not those of the digest."""
+    """The bytes of a received pack; TransferFailed if they do not match the digest."""
     kind, rest = bytes(data[:1]), data[1:]
     if kind == _ZLIB:
         opened = zlib.decompressobj()
@@ -282,7 +282,7 @@ def unpack(data: bytes | memoryview, digest: str) -> bytes:
 
 
 def write_tree(manifest: Manifest, packs: Callable[[str], bytes], directory: str) -> None:
-    """Write the entries into `directory`, which is empty and has no other user. `packs` has checked them."""
+    """Write the entries into `directory`, which is empty and not shared. `packs` returns verified packs."""
     last: tuple[str, bytes] = ("", b"")
     modes: list[tuple[str, int]] = []
     for entry in manifest.entries:
@@ -293,7 +293,7 @@ def write_tree(manifest: Manifest, packs: Callable[[str], bytes], directory: str
         elif entry.kind == "symlink":
             os.symlink(entry.target, path)
         else:
-            # O_EXCL follows no link. Every parent is a directory that was made here: `_check_paths`.
+            # O_EXCL follows no link. Every parent is a directory made here: `_check_paths`.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as out:
                 whole = hashlib.sha256()
@@ -316,11 +316,11 @@ def _damaged(why: str) -> TransferFailed:
     return TransferFailed("content did not arrive as it was sent", why=why, fix="send it again")
 
 
-# ------------------------------------------------------------ compare
+# ------------------------------------------------------------ comparing
 
 
 def entry_of(directory: str, path: str) -> TreeEntry | None:
-    """Entry of the host at `path` below `directory` now; None when there is none."""
+    """The host's current entry at `path` below `directory`; None if there is none."""
     where = os.path.join(directory, path)
     try:
         status = os.lstat(where)
@@ -344,7 +344,7 @@ def entry_of(directory: str, path: str) -> TreeEntry | None:
 
 
 def conflict(sent: TreeEntry | None, directory: str, path: str) -> str:
-    """Reason why the host's `path` is not what was sent; empty when it is, or when neither has it."""
+    """Why the host's `path` differs from the sent entry; empty if it does not, or if both are missing."""
     now = entry_of(directory, path)
     if now is None or sent is None:
         if now is sent:

@@ -1,4 +1,4 @@
-"""The content that a driver has put into Ray's object store: each pack once, while something needs it."""
+"""The driver's content in Ray's object store: each pack once, as long as a tree needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .messages import ContentRefs
 
 
 class SentTree:
-    """A directory that was put: its path on the driver, the digest of what it had. `close()` forgets it."""
+    """A directory in the store: its path on the driver, its manifest and digest. `close()` removes it."""
 
     def __init__(
         self, store: ContentStore, directory: str, manifest: content.Manifest, sent: ContentRefs
@@ -25,17 +25,17 @@ class SentTree:
 
     @property
     def digest(self) -> str:
-        """The name of its content."""
+        """The digest of its content."""
         return self.sent.digest
 
     def hold(self) -> SentTree:
-        """One more user."""
+        """Add a reference."""
         with self._store.lock:
             self._users += 1
         return self
 
     def close(self) -> None:
-        """One user less; the last one lets the packs go."""
+        """Drop a reference; the last one releases the packs."""
         with self._store.lock:
             self._users -= 1
             last = self._users == 0
@@ -47,7 +47,7 @@ class SentTree:
 
 
 class ContentStore:
-    """References of packs, by digest, with how many trees need each."""
+    """References of packs by digest, with the number of trees that need each."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -55,13 +55,13 @@ class ContentStore:
         self.put_bytes = 0
 
     def tree(self, directory: str | os.PathLike[str]) -> SentTree:
-        """Put a directory."""
+        """Put a directory into the store."""
         path = os.path.realpath(os.path.expanduser(os.fspath(directory)))
         manifest, sent = self._collected(lambda put: content.read_tree(path, put))
         return SentTree(self, path, manifest, sent)
 
     def snapshot(self, given: Snapshot | str | os.PathLike[str]) -> ContentRefs:
-        """Put a snapshot of this process, or the file that one was saved to."""
+        """Put a local snapshot, or the file of one, into the store."""
         if not isinstance(given, Snapshot):
             return self._collected(lambda put: snapshots.read_file(os.fspath(given), put))[1]
         with tempfile.TemporaryDirectory(prefix="staddle-fleet-") as place:
@@ -70,7 +70,7 @@ class ContentStore:
             return self._collected(lambda put: snapshots.read_file(path, put))[1]
 
     def forget(self, sent: ContentRefs) -> None:
-        """Let its packs go, unless another tree needs them."""
+        """Release its packs, unless another tree needs them."""
         with self.lock:
             for digest in sent.packs:
                 ref, users = self._refs.get(digest, (None, 0))

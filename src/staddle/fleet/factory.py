@@ -1,4 +1,4 @@
-"""Make sandboxes of a fleet: a new one, one from a snapshot, forks on several nodes."""
+"""Make sandboxes of a fleet: new, from a snapshot, or as forks on several nodes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .placement import Reservation
 from .remote import FILE_THREADS, RemoteSandbox
 from .steps import Within, step
 
-#: Options of a Sandbox that a sandbox of a fleet has as well.
+#: Options of `Sandbox` that sandboxes of a fleet have, too.
 OPTIONS = ("policy", "mode", "env", "backend", "best_effort", "identity", "environment", "base")
-#: Nothing of the caller's ran before a sandbox is open, so that is tried on another node, so often.
+#: Times to try opening a sandbox, each on another node: none of the caller's code has run yet.
 _TRIES = 3
 
 Workspace = str | os.PathLike[str] | SentTree | None
@@ -38,7 +38,7 @@ def _refuse_unknown(options: Iterable[str]) -> None:
 
 
 class SandboxFactory:
-    """Makes the sandboxes of one fleet. `defaults` are options of each."""
+    """Makes the sandboxes of one fleet. `defaults` are the default options."""
 
     def __init__(self, cluster: Cluster, store: ContentStore, defaults: Mapping[str, Any]) -> None:
         self.cluster, self.store = cluster, store
@@ -50,7 +50,7 @@ class SandboxFactory:
     async def spec(
         self, tenant: str, snapshot: Any, given: Mapping[str, Any]
     ) -> tuple[SandboxSpec, SentTree | None]:
-        """Build the specification and put its content. The caller closes the tree."""
+        """Build the specification and put its content into the store. The caller closes the tree."""
         options = {**self.defaults, **{name: value for name, value in given.items() if value is not None}}
         workspace = options.pop("workspace", None)
         _refuse_unknown(options)
@@ -114,7 +114,7 @@ class SandboxFactory:
         timeout: float | None,
         grant: Reservation | None = None,
     ) -> RemoteSandbox:
-        """The sandbox of that spec, open."""
+        """Open the sandbox of that spec."""
         content = "" if tree is None else tree.digest
         for attempt in range(1, _TRIES + 1):
             keeper, taken = await self._placed(spec.tenant, content, timeout, grant)
@@ -166,7 +166,7 @@ class SandboxFactory:
             grant = None
 
     async def fork(self, source: RemoteSandbox, n: int = 1, *, spread: bool = True) -> list[RemoteSandbox]:
-        """`n` sandboxes that continue from `source`: here by its own fork, on other nodes from a snapshot."""
+        """`n` sandboxes that continue from `source`: forks on its node, from a snapshot on other nodes."""
         check.count("the number of forks", n, fix="use fork(2)")
         source.actor  # noqa: B018 - raises when there is nothing to fork
         made: list[RemoteSandbox] = []
@@ -204,7 +204,7 @@ class SandboxFactory:
         return made
 
     async def restore(self, target: RemoteSandbox, source: RemoteSandbox, number: int) -> None:
-        """Be as at a snapshot of the same sandbox."""
+        """Restore a snapshot of the same sandbox."""
         if source is not target:
             raise InvalidCall(
                 "the snapshot is of another sandbox",

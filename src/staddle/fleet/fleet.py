@@ -71,11 +71,11 @@ class _FleetFace:
 
     @property
     def id(self) -> str:
-        """Its name: keepers, metrics and logs have it."""
+        """Its id, which keepers, metrics and logs contain."""
         return self._cluster.id
 
     def status(self) -> dict[str, Any]:
-        """State of the fleet as plain data: nodes, sandboxes, tenants, requests that wait, losses."""
+        """The state of the fleet as plain data: nodes, sandboxes, tenants, waiting requests, losses."""
         cluster, placement = self._cluster, self._cluster.placement
         nodes = [
             {
@@ -100,7 +100,7 @@ class _FleetFace:
         }
 
     def events(self) -> list[FleetEvent]:
-        """The events so far, the oldest first; the last ten thousand."""
+        """The last ten thousand events, oldest first."""
         return list(self._cluster.events)
 
     def map(
@@ -116,18 +116,19 @@ class _FleetFace:
         timeout: float | None = None,
         **options: Any,
     ) -> TaskMap:
-        """Do a task for each of `items`, each in a fresh sandbox; iterate over the result for the outcomes.
+        """Run a task for each of `items`, each in a fresh sandbox; iterate over the result for the outcomes.
 
-        `work` is a command that finds its item in `$ITEM` (an item that is a mapping: in the variables that
-        it names), and the value is its `Result`; or a function `work(sandbox, item)` that is called on the
-        node with a `staddle.Sandbox`, and the value is what it returns. `concurrency` is how many tasks run
-        at a time (default: two for each CPU of the cluster). Outcomes come in the order of the items, or with
-        `ordered=False` as they are done. Items are taken as they are needed, so they may be endless.
+        `work` is a command or a function. A command gets its item in `$ITEM` (an item that is a mapping: in
+        the variables that it names), and the outcome's value is its `Result`. A function `work(sandbox,
+        item)` is called on the node with a `staddle.Sandbox`, and the value is its return value.
+        `concurrency` is the number of tasks at a time (default: two per CPU of the cluster). Outcomes come in
+        the order of the items, or with `ordered=False` as they finish. Items are read on demand, so they may
+        be endless.
 
-        A task is run once. When its node is lost meanwhile, its outcome is `SandboxLost`; with `retries` it
-        is tried again so often, which is for tasks that may run twice. `progress` is True for a bar on a
-        terminal, or a function of the numbers of tasks done, failed, and of all (None: not known).
-        `timeout` is that of a command; the other options are those of `create`.
+        Each task runs once. If its node is lost, its outcome is `SandboxLost`. `retries` is the number of
+        further tries, for tasks that may run twice. `progress` is True for a bar on a terminal, or a function
+        of the numbers of tasks done, failed, and in total (None: unknown). `timeout` is that of a command;
+        the other options are those of `create`.
         """
         command_options = {} if timeout is None else {"timeout": timeout}
         return TaskMap(
@@ -151,15 +152,14 @@ class _FleetFace:
 class Fleet(_FleetFace):
     """Sandboxes on the nodes of a Ray cluster, open until `close()`. For threads.
 
-    `address` is that of a cluster ("auto", "host:port", "ray://…" is not supported); without one it is
-    `RAY_ADDRESS`, or a Ray that is started for this program, on this machine's loopback, and ends with it.
-    If the program has connected to Ray, that is used. `limits` bound nodes, tenants and requests that wait.
-    On each node, `warm` sandboxes of the kinds that are asked for are kept ready, and `cpus` and `memory`
-    are reserved with Ray. Sandboxes end when the driver ends, or has not been heard of for `lease` seconds.
-    `head_patience` is how long the head of the cluster may be silent. `runtime_env` is for keepers,
-    `ray_options` for ray.init. `on_event` is called for each event, `logs` is a directory for the logs, one
-    of each sandbox.
-    The other options are those of `create`, and hold for each sandbox that does not say otherwise.
+    `address` is that of a cluster ("auto", "host:port"; "ray://…" is not supported). The default is
+    `RAY_ADDRESS`, or a Ray started for this program on this machine's loopback, which ends with it. If the
+    program is already connected to Ray, the fleet uses that connection. `limits` bound nodes, tenants and
+    waiting requests. On each node the keeper keeps `warm` sandboxes of the requested kinds ready, and
+    reserves `cpus` and `memory` with Ray. Sandboxes end when the driver ends, or after `lease` seconds
+    without contact to it. `head_patience` is the time for which the head of the cluster may be silent.
+    `runtime_env` is for keepers, `ray_options` for ray.init. `on_event` is called for each event. `logs` is a
+    directory for one log per sandbox. The other options are those of `create`, as defaults for each sandbox.
     """
 
     def create(
@@ -167,10 +167,9 @@ class Fleet(_FleetFace):
     ) -> FleetSandbox:
         """A sandbox on the node with the most room; waits for room, at most `timeout` seconds.
 
-        Options are `policy`, `workspace` (a directory of the driver, or what `put` returned), `base`,
-        `mode`, `env`, `backend`, `best_effort`, `identity`, `environment`. `snapshot` is a
-        `staddle.Snapshot`, the file of one, or a snapshot of a sandbox of this fleet. Paths in a policy are
-        those of the node.
+        Options are `policy`, `workspace` (a directory of the driver, or the result of `put`), `base`, `mode`,
+        `env`, `backend`, `best_effort`, `identity`, `environment`. `snapshot` is a `staddle.Snapshot`, the
+        file of one, or a snapshot of a sandbox of this fleet. Paths in a policy are paths on the node.
         """
         made = finish(self._factory.create(tenant=tenant, snapshot=snapshot, timeout=timeout, **options))
         return FleetSandbox(made, self._factory)
@@ -180,7 +179,7 @@ class Fleet(_FleetFace):
         return self._store.tree(directory)
 
     def close(self) -> None:
-        """Close every sandbox and every keeper. A second time does nothing."""
+        """Close every sandbox and every keeper. A second call does nothing."""
         self._cluster.close()
 
     def __enter__(self) -> Self:
@@ -207,7 +206,7 @@ class AsyncFleet(_FleetFace):
         return await asyncio.to_thread(self._store.tree, directory)
 
     async def close(self) -> None:
-        """Close every sandbox and every keeper. A second time does nothing."""
+        """Close every sandbox and every keeper. A second call does nothing."""
         import asyncio
 
         await asyncio.to_thread(self._cluster.close)
@@ -219,5 +218,5 @@ class AsyncFleet(_FleetFace):
         await self.close()
 
 
-#: What a keeper reports of itself.
+#: The facts that a keeper reports about itself.
 _FACTS = ("pid", "version", "open", "warm", "tasks", "created", "closed", "commands", "fetched_bytes")

@@ -1,9 +1,9 @@
 """The keeper: a Ray actor, one on each node, that owns the sandboxes of a fleet there.
 
-Its methods are called by the driver alone, through Ray or, the frequent ones, through a connection of its own
-(`channel.py`). They return `("ok", value)` or `("error", exception)`. It ends, with all its sandboxes, when
-the driver ends (Ray ends it), when its node ends, and when the driver has not renewed the lease in time (a
-network that is split, a head that is dead).
+Only the driver calls its methods: through Ray or, for the frequent ones, through a direct connection
+(`channel.py`). They return `("ok", value)` or `("error", exception)`. The keeper and all its sandboxes end
+when the driver ends (Ray ends it), when its node ends, or when the driver does not renew the lease in time (a
+network split, a dead head).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .warm import WarmSandboxes
 
 Reply = tuple[str, Any]
 
-#: Seconds to close everything after the lease has run out.
+#: Seconds to close everything after the lease has expired.
 _TO_CLOSE = 20.0
-#: What the driver may ask for of a sandbox through Ray, beside what it may ask for directly.
+#: Methods of a sandbox that the driver may call through Ray; `DIRECT` ones also directly.
 _ASKED = DIRECT | {"fork", "export", "download", "upload", "drop_snapshot"}
 
 
@@ -54,13 +54,13 @@ class Keeper:
         self.began = time.time()
         self._server: CommandServer | None = None
         self._attendant: asyncio.Task[None] | None = None
-        # From now on, and in a thread: a driver that is gone never says hello, and Ray may block its loop.
+        # Start now: a dead driver never calls `hello`. In a thread: Ray may block the event loop.
         threading.Thread(target=self._watch_lease, name="staddle-keeper-lease", daemon=True).start()
 
     # ------------------------------------------------------------ the keeper
 
     async def hello(self) -> Reply:
-        """Start to take calls; what this keeper is, and where it listens."""
+        """Start to take calls; return facts about this keeper, and its address."""
         from staddle import __version__
 
         self.renewed = time.monotonic()
@@ -77,7 +77,7 @@ class Keeper:
         }
 
     def _listen(self) -> None:
-        """Take connections of the driver, unless Ray's own are encrypted: these are not."""
+        """Accept direct connections, unless Ray's are encrypted: ours are not."""
         if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
             return
         import ray.util
@@ -85,15 +85,15 @@ class Keeper:
         try:
             self._server = CommandServer(ray.util.get_node_ip_address(), self._answer)
         except OSError:
-            self._server = None  # then everything goes through Ray
+            self._server = None  # use Ray for everything
 
     async def renew(self) -> Reply:
-        """Renew the lease; which of the sandboxes are open."""
+        """Renew the lease; return the counts of this keeper."""
         self.renewed = time.monotonic()
         return "ok", self._counts()
 
     async def status(self) -> Reply:
-        """State of every sandbox of this node. Anybody's look does not keep sandboxes alive."""
+        """State of every sandbox of this node. Does not renew the lease, because anybody may call it."""
         rows = {
             name: {"tenant": kept.tenant, "began": kept.began, "commands": kept.commands}
             for name, kept in list(self.sandboxes.all.items())
@@ -122,17 +122,17 @@ class Keeper:
         return "ok", None
 
     async def _attend(self) -> None:
-        """Each second: metrics."""
+        """Flush metrics every second."""
         while True:
             await asyncio.sleep(1)
-            with suppress(Exception):  # whatever Ray's metrics are up to
+            with suppress(Exception):  # Ray's metrics may fail in any way
                 self.metrics.flush(len(self.sandboxes.all), self.warm.count)
 
     def _watch_lease(self) -> None:
-        """End this process when no driver has renewed the lease: its sandboxes have no user any more."""
+        """End this process when the lease expires: its sandboxes have no user any more."""
         while (left := self.renewed + self.lease - time.monotonic()) > 0:
             time.sleep(min(left, 1))
-        # They end with this process in any case.
+        # Sandboxes that do not close in time end with this process.
         closing = threading.Thread(target=self.sandboxes.close_all, daemon=True)
         closing.start()
         closing.join(_TO_CLOSE)
@@ -144,15 +144,15 @@ class Keeper:
     # ------------------------------------------------------------ calls
 
     async def ask(self, method: str, args: tuple[Any, ...]) -> Reply:
-        """Call a method of the sandboxes: through Ray."""
-        # What ends something never waits for a command.
+        """Call a method of the sandboxes, through Ray."""
+        # Calls that end something must never wait for a command.
         ends = method == "close" or (method == "call" and args[2] in ("interrupt", "kill"))
         threads = self.enders if ends else self.threads
         reply = asyncio.get_running_loop().run_in_executor(threads, self._reply, _ASKED, method, args)
         return await reply
 
     def _answer(self, request: bytes) -> tuple[bytes, socket | None]:
-        """The same for a connection of a driver that has proved who it is; whom to connect it with then."""
+        """`ask` over the connection of an authenticated driver; returns the reply and a socket to relay."""
         method, args = pickle.loads(request)  # noqa: S301 - the driver's, who runs code here as well
         kind, value = self._reply(DIRECT | {TUNNEL}, method, args)
         if kind == "ok" and method == TUNNEL:
@@ -188,7 +188,7 @@ class Keeper:
                 await self._thread(stream.close)
 
     async def tasks(self, spec: SandboxSpec, code: Any, items: list[Any]) -> Reply:
-        """Do some tasks, each in a fresh sandbox, one after the other; the outcome and seconds of each."""
+        """Run tasks one after the other, each in a fresh sandbox; return outcome and seconds of each."""
         self.renewed = time.monotonic()
         try:
             done = await self._thread(self._tasks, spec, code, items)
@@ -204,7 +204,7 @@ class Keeper:
 
 
 class TaskRunner:
-    """Does tasks. The function of a map is loaded once."""
+    """Runs tasks. Loads the function of a map once."""
 
     def __init__(self, warm: WarmSandboxes) -> None:
         self._warm = warm
@@ -215,7 +215,7 @@ class TaskRunner:
     def do(
         self, spec: SandboxSpec, options: dict[str, Any], code: TaskCode, items: list[Any]
     ) -> list[tuple[str, Any, float]]:
-        """The outcome ("ok" or "error", value) and the seconds of each item, in their order."""
+        """The outcome ("ok" or "error", value) and the seconds of each item, in order."""
         return [self._one(spec, options, code, item) for item in items]
 
     def _one(

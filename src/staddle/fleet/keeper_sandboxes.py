@@ -1,6 +1,6 @@
-"""The sandboxes of a keeper, as its threads call them.
+"""The sandboxes of a keeper, called by its threads.
 
-Arguments come from the driver. What comes from inside a sandbox is bytes and texts in what is returned.
+Arguments come from the driver. Data from inside a sandbox appears only as bytes and text in return values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .node_files import NodeFiles
 from .snapshots import snapshot_content, snapshot_file
 from .warm import WarmSandboxes
 
-#: What the driver may call of a sandbox, of one of its sessions, of its files, of a process.
+#: Methods that the driver may call on a sandbox, a session, its files, a process.
 SANDBOX = frozenset(
     (
         "run",
@@ -66,7 +66,7 @@ _OF = {"": SANDBOX, "files": FILES, "session": SESSION, "process": PROCESS, "ter
 
 
 class KeptSandbox:
-    """A sandbox with what the driver has handles for: its processes and snapshots, by number."""
+    """A sandbox with its numbered processes, snapshots and terminals, for the driver's handles."""
 
     def __init__(self, sandbox: Sandbox, tenant: str) -> None:
         self.sandbox, self.tenant = sandbox, tenant
@@ -79,7 +79,7 @@ class KeptSandbox:
         self._lock = threading.Lock()
 
     def add(self, what: dict[int, Any], value: Any) -> int:
-        """Number a process or a snapshot."""
+        """Store a process, snapshot or terminal under a new number."""
         with self._lock:
             self._last += 1
             what[self._last] = value
@@ -87,7 +87,7 @@ class KeptSandbox:
 
 
 class KeptSandboxes:
-    """All sandboxes of one fleet on one node. Every method may be called by any thread."""
+    """All sandboxes of one fleet on one node. Thread-safe."""
 
     def __init__(self, node: str, files: NodeFiles, warm: WarmSandboxes, metrics: KeeperMetrics) -> None:
         self.node, self.files, self.warm, self.metrics = node, files, warm, metrics
@@ -105,7 +105,7 @@ class KeptSandboxes:
     # ------------------------------------------------------------ sandboxes
 
     def create(self, name: str, spec: SandboxSpec) -> str:
-        """Open a sandbox; the backend that confines it."""
+        """Open a sandbox; return its backend."""
         began = time.perf_counter()
         sandbox = self._open(spec)
         self.all[name] = KeptSandbox(sandbox, spec.tenant)
@@ -123,7 +123,7 @@ class KeptSandboxes:
             os.unlink(path)
 
     def options(self, spec: SandboxSpec) -> dict[str, Any]:
-        """The options of a Sandbox here, with the paths of what has travelled."""
+        """The options for `Sandbox`, with the local paths of received content."""
         options = dict(spec.options)
         if spec.workspace is not None:
             options["workspace"] = self._tree(spec.workspace)
@@ -135,14 +135,14 @@ class KeptSandboxes:
         return self.files.tree(sent.digest, sent.manifest, sent.pack)
 
     def close(self, name: str) -> None:
-        """Close a sandbox; one that is not there is closed."""
+        """Close a sandbox; does nothing if it does not exist."""
         kept = self.all.pop(name, None)
         if kept is not None:
             self.metrics.closed()
             self.warm.give_back(kept.sandbox)
 
     def fork(self, name: str, names: list[str]) -> None:
-        """More sandboxes here that continue from one."""
+        """Fork a sandbox on this node."""
         kept = self.kept(name)
         for new, sandbox in zip(names, kept.sandbox.fork(len(names)), strict=True):
             self.all[new] = KeptSandbox(sandbox, kept.tenant)
@@ -159,7 +159,7 @@ class KeptSandboxes:
             )
         return found
 
-    # ------------------------------------------------------------ what is in one
+    # ------------------------------------------------------------ calls
 
     def run(self, name: str, session: str, command: str, options: dict[str, Any]) -> Any:
         """Run a command in a session: the most frequent call."""
@@ -171,7 +171,7 @@ class KeptSandboxes:
         return result
 
     def call(self, name: str, path: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Call a method of a sandbox, or of a thing of it: "", "files", "session:NAME", "process:NUMBER"."""
+        """Call a method of a sandbox, or of a part: "", "files", "session:NAME", "process:NUMBER"."""
         kept = self.kept(name)
         kind, _, which = path.partition(":")
         if method not in _OF.get(kind, frozenset()):
@@ -208,7 +208,7 @@ class KeptSandboxes:
         return getattr(kept.sandbox.session(session) if session else kept.sandbox, what)
 
     def text_diff(self, name: str, paths: list[str] | None, limit: int) -> str:
-        """The changes as one unified diff of at most `limit` characters; it is the agent's text."""
+        """The changes as one unified diff of at most `limit` characters; the agent wrote the text."""
         text = ""
         for change in self.kept(name).sandbox.diff(paths):
             text += change.text_diff()
@@ -217,13 +217,13 @@ class KeptSandboxes:
         return text
 
     def start(self, name: str, command: Any, options: dict[str, Any]) -> tuple[int, int]:
-        """Start a process in the background; its number here, and its pid."""
+        """Start a background process; return its number here, and its pid."""
         kept = self.kept(name)
         process = kept.sandbox.start(command, **options)
         return kept.add(kept.processes, process), process.pid
 
     def processes(self, name: str) -> list[tuple[int, int]]:
-        """The processes in the background: their numbers here, and their pids."""
+        """The background processes: their numbers here, and their pids."""
         kept = self.kept(name)
         found = []
         for process in kept.sandbox.processes():
@@ -232,7 +232,7 @@ class KeptSandboxes:
         return found
 
     def terminal(self, name: str, argv: list[str] | None, options: dict[str, Any]) -> tuple[int, int]:
-        """Open a terminal; its number here, and the pid of its program."""
+        """Open a terminal; return its number here, and the pid of its program."""
         kept = self.kept(name)
         opened = kept.sandbox.terminal(argv, **options)
         return kept.add(kept.terminals, opened), opened.pid
@@ -242,12 +242,12 @@ class KeptSandboxes:
         return self.kept(name).sandbox.connect(port)
 
     def snapshots(self, name: str) -> list[tuple[int, str, str]]:
-        """The snapshots that are not closed: their numbers here, labels and methods."""
+        """The open snapshots: their numbers here, labels and methods."""
         kept = self.kept(name)
         return [(number, each.label, each.method) for number, each in sorted(kept.snapshots.items())]
 
     def snapshot(self, name: str, label: str) -> tuple[int, str]:
-        """Take a snapshot; its number here, and its method."""
+        """Take a snapshot; return its number here, and its method."""
         kept = self.kept(name)
         taken = kept.sandbox.snapshot(label)
         return kept.add(kept.snapshots, taken), taken.method
@@ -258,14 +258,14 @@ class KeptSandboxes:
         kept.sandbox.restore(kept.snapshots[number])
 
     def drop_snapshot(self, name: str, number: int) -> None:
-        """Let a snapshot go."""
+        """Delete a snapshot."""
         kept = self.all.get(name)
         taken = None if kept is None else kept.snapshots.pop(number, None)
         if taken is not None:
             taken.close()
 
     def export(self, name: str, number: int | None) -> tuple[bytes, dict[str, Any]]:
-        """A snapshot, or the sandbox as it is now, as content that travels."""
+        """A snapshot, or the current state of the sandbox, as content to transfer."""
         kept = self.kept(name)
         taken = kept.snapshots[number] if number is not None else None
         return snapshot_content(self.files, kept.sandbox, taken)
@@ -281,7 +281,7 @@ class KeptSandboxes:
         self.kept(name).sandbox.upload_tar(io.BytesIO(data), path)
 
     def stream(self, name: str, session: str, command: str, options: dict[str, Any]) -> Any:
-        """Begin a command whose output is read as it comes."""
+        """Start a command whose output is streamed."""
         kept = self.kept(name)
         kept.commands += 1
         where: Any = kept.sandbox.session(session) if session else kept.sandbox

@@ -1,7 +1,7 @@
 """Messages between driver and keepers: plain values.
 
-From a keeper come texts, bytes, numbers and staddle's own values. What a sandbox made is in them as bytes and
-texts: it is never pickled, so nothing of it is ever unpickled.
+A keeper sends texts, bytes, numbers and staddle's own values. Data made by a sandbox is bytes and text in
+them: it is never pickled, so none of it is ever unpickled.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from staddle.errors import FleetError, InvalidCall
 
 from .content import unpack
 
-#: Calls of a sandbox that take the direct way to its keeper: none has references of Ray in it.
+#: Calls of a sandbox over the direct connection to its keeper: they contain no Ray references.
 DIRECT = frozenset(
     (
         *("create", "close", "run", "call", "look", "text_diff", "start", "processes", "terminal"),
         *("snapshot", "snapshots", "restore"),
     )
 )
-#: Call that makes a connection of the driver one to a server in a sandbox.
+#: The call that connects the driver to a server in a sandbox.
 TUNNEL = "tunnel"
 #: Errors that mean the same everywhere.
 _PLAIN = (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, NotImplementedError)
 
-#: Options of a command that only its own process can have.
+#: Options of a command that only work in its own process.
 _LOCAL = {
     "spill": "a file on the node would be out of reach",
     "cancel": "an Event is of one process; call interrupt()",
@@ -60,7 +60,7 @@ class ContentRefs:
 class SandboxSpec:
     """Specification of a sandbox: the options of `Sandbox`, and the content that it needs.
 
-    `key` is the same for specs that mean the same, for warm sandboxes.
+    Equivalent specs have the same `key`, which names a kind of warm sandboxes.
     """
 
     options: Mapping[str, Any]
@@ -72,13 +72,13 @@ class SandboxSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it needs no content: then there is no reference of Ray in it."""
+        """Whether it needs no content, and so contains no Ray reference."""
         return self.workspace is None and self.base is None and self.snapshot is None
 
 
 @dataclass(frozen=True)
 class TaskCode:
-    """Body of a task: a command, or a function of the driver that Ray's object store has, pickled."""
+    """Body of a task: a command, or a pickled function of the driver in Ray's object store."""
 
     command: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class TaskCode:
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a command, as they travel."""
+    """The options of a command, ready to send."""
     given = {name: value for name, value in options.items() if value is not None or name in ("timeout",)}
     for name, why in _LOCAL.items():
         if name in given:
@@ -108,7 +108,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def portable(value: Any) -> Any:
-    """The same without what only its own process can use."""
+    """The value without parts that only work in its own process."""
     if isinstance(value, Result):
         if not value.changes:
             return value
@@ -130,7 +130,7 @@ def _plain_change(change: Change) -> Change:
 
 
 def portable_error(error: Exception, *, foreign: bool = False) -> Exception:
-    """The same error, or one that says what it was. `foreign`: of a function that the driver sent."""
+    """The error itself, or one that describes it. `foreign`: raised by a function of the driver."""
     if isinstance(error, StaddleError):
         for name in ("result", "conflicts"):
             if name in error.__dict__:

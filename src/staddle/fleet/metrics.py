@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-#: Seconds, upper bounds of the histograms.
+#: Upper bounds of the histograms, in seconds.
 _BOUNDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0]
-#: Most observations that are kept between two flushes.
+#: Most observations to keep between two flushes.
 _MOST = 1000
 
 
 class KeeperMetrics:
-    """Counts that cost a command next to nothing."""
+    """Counters that cost a command almost nothing."""
 
     def __init__(self, fleet: str, node: str) -> None:
         self._tags = {"fleet": fleet, "node": node}
@@ -24,26 +24,26 @@ class KeeperMetrics:
         self._ray: dict[str, Any] | None = None
 
     def created(self, seconds: float) -> None:
-        """A sandbox was opened."""
+        """Count an opened sandbox."""
         with self._lock:
             self.totals["created"] += 1
             if len(self._creations) < _MOST:
                 self._creations.append(seconds)
 
     def closed(self) -> None:
-        """A sandbox was closed."""
+        """Count a closed sandbox."""
         with self._lock:
             self.totals["closed"] += 1
 
     def ran(self, seconds: float) -> None:
-        """A command ended."""
+        """Count a finished command."""
         with self._lock:
             self.totals["commands"] += 1
             if len(self._commands) < _MOST:
                 self._commands.append(seconds)
 
     def flush(self, opened: int, warm: int) -> None:
-        """Give everything to Ray."""
+        """Report everything to Ray."""
         metrics = self._metrics()
         with self._lock:
             creations, self._creations = self._creations, []

@@ -1,11 +1,11 @@
-"""The files of a keeper on its node: workspaces and snapshots that have arrived, each once, by their digest.
+"""The files of a keeper on its node: received workspaces and snapshots, each once, by digest.
 
-    <temporary directory>/staddle-fleet-<uid>/<random>/lock       locked by the keeper that uses the rest
-                                                      /<digest>   a directory that has arrived
-                                                      /file-…     a snapshot
+  <temporary directory>/staddle-fleet-<uid>/<random>/lock       locked by the keeper that uses the rest
+                                                    /<digest>   a received directory
+                                                    /file-…     a snapshot
 
-They are removed with the keeper: by itself, after SIGKILL by a shell that waits for the end of a pipe, and
-if that was killed as well, by the next keeper that starts on the machine.
+The keeper removes them when it ends. After SIGKILL a shell that waits for the end of a pipe removes them. If
+that was killed as well, the next keeper on the machine does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from staddle.errors import TransferFailed
 
 from . import content
 
-#: A shell that is not our child: Ray kills the children of a worker that it ends. It waits in `read`.
+#: This shell is not our child, because Ray kills the children of a worker that it ends. It waits in `read`.
 _REMOVER = """exec 3<&0
 (read -r _ <&3; chmod -R u+rwx -- "$1"; rm -rf -- "$1"; exec rmdir -- "${1%/*}") >/dev/null 2>&1 &"""
 
@@ -33,12 +33,12 @@ class NodeFiles:
 
     def __init__(self, place: str | None = None) -> None:
         home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{os.getuid()}")
-        # Root's sandboxes read a workspace as another user, who has to pass through.
+        # Root's sandboxes read a workspace as another user, who must be able to traverse this directory.
         mode = 0o711 if os.getuid() == 0 else 0o700
-        self.path = os.path.join(home, secrets.token_hex(8))  # it can be neither listed nor guessed
+        self.path = os.path.join(home, secrets.token_hex(8))  # can be neither listed nor guessed
         reader, self._alive = os.pipe()
         try:
-            # Before there is anything to remove: this process may be killed at any moment.
+            # Start the remover before creating anything: this process may be killed at any moment.
             subprocess.run(
                 ["/bin/sh", "-c", _REMOVER, "staddle-fleet-files", self.path],
                 stdin=reader,
@@ -55,7 +55,7 @@ class NodeFiles:
         self.fetched = 0
 
     def tree(self, digest: str, manifest: Callable[[], bytes], packs: Callable[[str], bytes]) -> str:
-        """The directory of that digest: made when it is first asked for, verified."""
+        """The directory with that digest: made and verified on first use."""
         path = f"{self.path}/{digest}"
         with self._lock:
             lock = self._locks.setdefault(digest, threading.Lock())
@@ -80,12 +80,12 @@ class NodeFiles:
         return path
 
     def close(self) -> None:
-        """Remove everything. A second time does nothing."""
+        """Remove everything. A second call does nothing."""
         remove(self.path)
         try:
             os.rmdir(os.path.dirname(self.path))
         except OSError:
-            pass  # another keeper of this machine is in it
+            pass  # another keeper of this machine uses it
         alive, self._alive = self._alive, -1
         if alive >= 0:
             os.close(alive)
@@ -93,7 +93,7 @@ class NodeFiles:
 
 
 def make_below(home: str, path: str, mode: int) -> None:
-    """Make `home`, which the last keeper that ends removes at any moment, and the directory `path` in it."""
+    """Make `home`, which another ending keeper may remove at any moment, and the directory `path` in it."""
     while True:
         os.makedirs(home, mode=mode, exist_ok=True)
         try:
@@ -113,7 +113,7 @@ def make_below(home: str, path: str, mode: int) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a tree, also where a directory of it may not be written."""
+    """Remove a tree, even if it contains read-only directories."""
 
     def again(function: Callable[..., object], failed: str, _: object) -> None:
         try:
@@ -133,13 +133,13 @@ def remove(path: str) -> None:
 
 
 def remove_stale(home: str) -> None:
-    """Remove the directories of keepers that were killed, with the shell that should have removed theirs."""
+    """Remove the directories of killed keepers whose remover shell was killed, too."""
     for name in os.listdir(home):
         path = f"{home}/{name}"
         try:
             claim = os.open(f"{path}/lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # it is being made, or removed
+            continue  # being made or removed
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

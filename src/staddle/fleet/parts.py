@@ -1,4 +1,4 @@
-"""The parts of a sandbox of a fleet, each with two faces: files, processes, sessions, terminals."""
+"""The parts of a fleet's sandbox, each blocking and awaited: files, processes, sessions, terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from staddle.errors import InvalidCall
 from .remote import RemoteSandbox
 from .steps import awaited, waited
 
-#: Names of a local sandbox's parts that are not here: why, and what there is instead.
+#: Names of a local sandbox's parts that are missing here: the reason, and the alternative.
 REFUSED_PARTS = {
     "Files.open": ("a file would be read in many small calls", "use read_bytes, or download"),
     "Files.watch": ("the kernel's events end on the node", "compare stat, or watch in a function of map"),
@@ -26,7 +26,7 @@ REFUSED_PARTS = {
 
 
 def refused(name: str, why: str, fix: str) -> Callable[..., Any]:
-    """A method that is not here; it says why, and what there is instead."""
+    """A method that raises InvalidCall with the reason and the alternative."""
 
     def called(self: object, /, *_: Any, **__: Any) -> Any:
         raise InvalidCall(f"a sandbox of a fleet has no {name}", why=why, fix=fix)
@@ -37,7 +37,7 @@ def refused(name: str, why: str, fix: str) -> Callable[..., Any]:
 
 
 def forwarded(name: str, doc: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A method that the keeper calls as it is."""
+    """A method that is forwarded to the keeper."""
 
     async def called(self: Any, /, *args: Any, **options: Any) -> Any:
         return await self._call(name, *args, **options)
@@ -81,7 +81,7 @@ class RemoteFiles(_Thing):
         return found
 
     async def exists(self, path: str | PathLike[str]) -> bool:
-        """Whether there is something."""
+        """Whether the path exists."""
         return bool(await self._call("exists", path))
 
     async def stat(self, /, path: str | PathLike[str], **options: Any) -> Any:
@@ -115,7 +115,7 @@ class RemoteFiles(_Thing):
     write_many = forwarded("write_many", "Write many small files at once, each by itself whole.")
 
     async def upload(self, /, source: str | PathLike[str] | IO[bytes], path: str | PathLike[str]) -> None:
-        """Put a file of the driver, by its path or opened for reading, at `path`; directories are made."""
+        """Copy a file of the driver, given by path or opened, to `path`; missing directories are made."""
         if isinstance(source, str | PathLike):
             with open(fspath(source), "rb") as opened:
                 data = opened.read()
@@ -124,7 +124,7 @@ class RemoteFiles(_Thing):
         await self._call("write", path, data, parents=True)
 
     async def download(self, /, path: str | PathLike[str], target: str | PathLike[str] | IO[bytes]) -> int:
-        """Write a file of the sandbox to one of the driver, by its path or opened; how many bytes."""
+        """Copy a file of the sandbox to a file of the driver, given by path or opened; return its size."""
         data = await self.read_bytes(path)
         if isinstance(target, str | PathLike):
             with open(fspath(target), "wb") as opened:
@@ -133,7 +133,7 @@ class RemoteFiles(_Thing):
 
 
 class FleetFiles(_Thing):
-    """The files inside, for threads."""
+    """The files inside, blocking."""
 
     @property
     def _calls(self) -> Any:
@@ -163,7 +163,7 @@ class FleetFiles(_Thing):
     watch = refused("files.watch", *REFUSED_PARTS["Files.watch"])
 
     def as_user(self, user: str | int) -> Self:
-        """The same files as another user sees them, by name or number."""
+        """The files as seen by another user, by name or number."""
         return type(self)(self._sandbox, f"files:{user}")
 
 
@@ -198,20 +198,20 @@ class AsyncFleetFiles(_Thing):
     watch = refused("files.watch", *REFUSED_PARTS["Files.watch"])
 
     def as_user(self, user: str | int) -> Self:
-        """The same files as another user sees them, by name or number."""
+        """The files as seen by another user, by name or number."""
         return type(self)(self._sandbox, f"files:{user}")
 
 
 class RemoteProcess(_Thing):
-    """A process in the background, as the driver calls it."""
+    """A background process, as the driver calls it."""
 
     async def poll(self) -> int | None:
-        """Its status; None while it runs."""
+        """Its exit status; None while it runs."""
         found: int | None = await self._call("poll")
         return found
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; None when it did not come in time."""
+        """Wait for its end; None after the timeout."""
         found: int | None = await self._call("wait", timeout)
         return found
 
@@ -237,7 +237,7 @@ class RemoteProcess(_Thing):
         return await self.poll() is None
 
     async def failure(self) -> str:
-        """Reason why it was not started, once it is over; empty when it was."""
+        """After its end: the reason why it was not started; empty if it was."""
         return str(await self._call("failure"))
 
     wait_for_output = forwarded("wait_for_output", "Wait for output after `offset`, and return that.")
@@ -246,7 +246,7 @@ class RemoteProcess(_Thing):
 
 
 class FleetProcess(_Thing):
-    """A process in the background of a sandbox; `pid` is its number inside."""
+    """A background process of a sandbox; `pid` is its process number inside."""
 
     def __init__(self, sandbox: RemoteSandbox, number: int, pid: int) -> None:
         super().__init__(sandbox, f"process:{number}")
@@ -275,7 +275,7 @@ class FleetProcess(_Thing):
 
 
 class AsyncFleetProcess(FleetProcess):
-    """The same, awaited."""
+    """A background process of a sandbox, awaited."""
 
     poll = awaited(RemoteProcess.poll)  # type: ignore[assignment]
     wait = awaited(RemoteProcess.wait)  # type: ignore[assignment]
@@ -298,11 +298,11 @@ class RemoteSession(_Thing):
         return await self._sandbox.run(command, session=self._path.partition(":")[2], **options)
 
     async def interrupt(self) -> None:
-        """End the command that runs now."""
+        """End the running command."""
         await self._call("interrupt")
 
     async def restart(self) -> None:
-        """A new shell as it was at the beginning."""
+        """Start a new shell in its initial state."""
         await self._call("restart")
 
     async def state(self) -> Any:
@@ -310,12 +310,12 @@ class RemoteSession(_Thing):
         return await self._sandbox.look("state", self._path.partition(":")[2])
 
     async def close(self) -> None:
-        """End the shell and what it started."""
+        """End the shell and its processes."""
         await self._call("close")
 
 
 class FleetSession(_Thing):
-    """A session, for threads."""
+    """A session, blocking."""
 
     @property
     def _calls(self) -> Any:
@@ -335,7 +335,7 @@ class FleetSession(_Thing):
 
 
 class AsyncFleetSession(FleetSession):
-    """The same, awaited."""
+    """A session, awaited."""
 
     run = awaited(RemoteSession.run)  # type: ignore[assignment]
     interrupt = awaited(RemoteSession.interrupt)  # type: ignore[assignment]
@@ -348,7 +348,7 @@ class RemoteTerminal(_Thing):
     """A terminal of a sandbox, as the driver calls it."""
 
     async def read(self, timeout: float | None = None) -> bytes:
-        """Read what was printed since, waiting for some. Empty: none came in time, or it is over."""
+        """Read new output, waiting for some. Empty: none came in time, or the program ended."""
         return bytes(await self._call("read", timeout))
 
     write = forwarded("write", "Type `data`. Waits while the program does not read.")
@@ -360,7 +360,7 @@ class RemoteTerminal(_Thing):
 
 
 class FleetTerminal(_Thing):
-    """A terminal of a sandbox with a program on it; `pid` is its number inside."""
+    """A terminal of a sandbox with a program on it; `pid` is its process number inside."""
 
     def __init__(self, sandbox: RemoteSandbox, number: int, pid: int) -> None:
         super().__init__(sandbox, f"terminal:{number}")
@@ -380,7 +380,7 @@ class FleetTerminal(_Thing):
 
 
 class AsyncFleetTerminal(FleetTerminal):
-    """The same, awaited."""
+    """A terminal of a sandbox, awaited."""
 
     read = awaited(RemoteTerminal.read)  # type: ignore[assignment]
     write = awaited(RemoteTerminal.write)

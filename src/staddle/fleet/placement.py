@@ -1,8 +1,8 @@
-"""Placement: which node gets the next sandbox, and who waits. Pure: it asks no clock, no Ray and no node.
+"""Placement: which node gets the next sandbox, and which requests wait. Uses no clock, no Ray and no node.
 
-A node has room for a number of sandboxes. A request that finds no room, or whose tenant has all that it may
-have, waits; tenants take turns, the requests of one tenant are served in their order. More than `waiting`
-requests do not wait: they are refused at once, so that a caller that is too fast notices.
+A node has room for a number of sandboxes. A request waits if there is no room, or if its tenant is at its
+limit. Tenants take turns; requests of one tenant are served in order. If `waiting` requests wait already, a
+further one is refused at once, so that a caller that is too fast notices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from staddle import check
 from staddle.errors import FleetBusy, FleetError, SandboxLost
 
-#: Of so few nodes each is looked at for the one that has the content already; else any of these is as good.
+#: With at most this many nodes, look for one that already has the content; with more, take any.
 _FEW = 16
 
 
@@ -25,9 +25,9 @@ _FEW = 16
 class FleetLimits:
     """Bounds of a fleet.
 
-    `per_node` is the most sandboxes of one node, `total` of all nodes; None is no bound but the nodes' own.
-    `tenant` is the most sandboxes of one tenant, `tenants` has other numbers for some, by name. `waiting` is
-    the most requests that wait for room.
+    `per_node` is the most sandboxes on one node, `total` on all nodes (None: limited only by the nodes).
+    `tenant` is the most sandboxes of one tenant; `tenants` overrides it by name. `waiting` is the most
+    requests that wait for room.
     """
 
     per_node: int | None = None
@@ -51,7 +51,7 @@ class FleetLimits:
 
 @dataclass
 class NodeRoom:
-    """The room of one node: how many sandboxes it may have and has, and the content that it has fetched."""
+    """One node: its capacity, the sandboxes in use, and the content that it has fetched."""
 
     name: str
     capacity: int
@@ -67,7 +67,7 @@ class NodeRoom:
 
 @dataclass(frozen=True)
 class Reservation:
-    """The right to one sandbox on a node. It is given back by `Placement.release`."""
+    """The right to one sandbox on a node. `Placement.release` returns it."""
 
     node: str
     tenant: str
@@ -75,7 +75,7 @@ class Reservation:
 
 
 @dataclass(eq=False)
-class _Request:  # compared by identity: several may ask for the same
+class _Request:  # compared by identity: several requests may be equal
     tenant: str
     content: str
     only: str
@@ -83,7 +83,7 @@ class _Request:  # compared by identity: several may ask for the same
 
 
 class Placement:
-    """Assignment of sandboxes and tenants to nodes. Safe to use from any thread."""
+    """Assigns sandboxes of tenants to nodes. Thread-safe."""
 
     def __init__(self, limits: FleetLimits | None = None) -> None:
         self.limits = limits or FleetLimits()
@@ -91,11 +91,11 @@ class Placement:
         self.grants: dict[int, Reservation] = {}
         self._by_node: dict[str, set[int]] = {}
         self._tenants: dict[str, int] = {}
-        #: By tenant and the one node that will do, if there is one: that waits for itself.
+        #: By tenant and required node, if any: requests for one node wait separately.
         self._queues: OrderedDict[tuple[str, str], deque[_Request]] = OrderedDict()
         self._waiting = 0
         self._serial = 0
-        #: (part that is used, serial, name, version): the emptiest first; entries of another version are old.
+        #: (used part, serial, name, version), emptiest first; entries with another version are outdated.
         self._heap: list[tuple[float, int, str, int]] = []
         self._lock = threading.RLock()
         self._closed: FleetError | None = None
@@ -103,7 +103,7 @@ class Placement:
     # ------------------------------------------------------------ nodes
 
     def join(self, node: str, capacity: int) -> None:
-        """Use a node from now on; one that was lost and comes back, too."""
+        """Use a node from now on, even one that was lost before."""
         if self.limits.per_node is not None:
             capacity = min(capacity, self.limits.per_node)
         with self._lock:
@@ -114,7 +114,7 @@ class Placement:
                 self._serve()
 
     def leave(self, node: str) -> list[Reservation]:
-        """Use a node no longer; which sandboxes were granted there."""
+        """Stop using a node; return the reservations lost with it."""
         with self._lock:
             if self.nodes.pop(node, None) is None:
                 return []
@@ -125,7 +125,7 @@ class Placement:
             return lost
 
     def has_content(self, node: str, digest: str) -> None:
-        """The node has fetched that content: sandboxes that need it are better placed there."""
+        """Record that the node has that content, and so is better for sandboxes that need it."""
         with self._lock:
             if node in self.nodes:
                 self.nodes[node].content.add(digest)
@@ -141,9 +141,9 @@ class Placement:
             return self._grant(tenant, content, "")
 
     def ask(self, tenant: str = "", content: str = "", only: str = "") -> Future[Reservation]:
-        """Room for one sandbox, now or when there is some. FleetBusy when too many wait already.
+        """Room for one sandbox, now or later. FleetBusy if too many requests wait already.
 
-        `content` is the digest of what it needs there; `only` is the one node that will do.
+        `content` is the digest of the content that it needs there; `only` is the required node.
         """
         with self._lock:
             self._refuse_closed()
@@ -165,7 +165,7 @@ class Placement:
             return future
 
     def withdraw(self, asked: Future[Reservation]) -> None:
-        """Give a request up: it no longer waits, and what it was granted at that moment is given back."""
+        """Cancel a request; if it was granted meanwhile, release the reservation."""
 
         def give_back(done: Future[Reservation]) -> None:
             if done.exception() is None:
@@ -182,14 +182,14 @@ class Placement:
                     break
             if not asked.cancel():
                 asked.add_done_callback(give_back)
-            self._serve()  # those behind it may have room
+            self._serve()  # requests behind it may fit now
 
     def is_valid(self, grant: Reservation) -> bool:
-        """Whether it was neither given back nor lost with its node."""
+        """Whether it was neither released nor lost with its node."""
         return grant.serial in self.grants
 
     def release(self, grant: Reservation) -> None:
-        """Give it back; a second time, or after its node was lost, does nothing."""
+        """Release it. Does nothing the second time, or after its node was lost."""
         with self._lock:
             if self.grants.pop(grant.serial, None) is None:
                 return
@@ -201,7 +201,7 @@ class Placement:
             self._serve()
 
     def close(self, error: FleetError) -> None:
-        """Refuse everything from now on, and all that waits, with this error."""
+        """Refuse all waiting and all further requests with this error."""
         with self._lock:
             self._closed = error
             waiting = [request for queue in self._queues.values() for request in queue]
@@ -213,7 +213,7 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait."""
+        """Number of waiting requests."""
         return self._waiting
 
     def of_tenants(self) -> dict[str, int]:
@@ -248,7 +248,7 @@ class Placement:
         return grant
 
     def _near(self, content: str) -> NodeRoom | None:
-        """The emptiest node that has the content, unless it is half full already."""
+        """The emptiest node with the content, unless it is half full already."""
         if not content or len(self.nodes) > _FEW:
             return None
         found = [
@@ -284,7 +284,7 @@ class Placement:
             del self._tenants[tenant]
 
     def _serve(self) -> None:
-        """Give what is free to those who wait: one of each tenant in turn."""
+        """Grant free places to waiting requests, one per tenant in turn."""
         idle = 0
         while self._waiting and idle < len(self._queues):
             key, queue = next(iter(self._queues.items()))

@@ -1,4 +1,4 @@
-"""Connections of the driver to servers in sandboxes of a fleet, and ports that lead to them."""
+"""Connections from the driver to servers in a fleet's sandboxes, and local ports that forward to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 64
 
 
 def tunnel(channel: CommandChannel | None, name: str, port: int) -> socket.socket:
-    """A connection to the keeper of a sandbox, which copies what is sent to `port` inside, and back."""
+    """A connection to `port` inside a sandbox, relayed by its keeper."""
     request = pickle.dumps((TUNNEL, (name, port)), 5)
     try:
         opened = None if channel is None else channel.tunnel(request)
@@ -39,7 +39,7 @@ def tunnel(channel: CommandChannel | None, name: str, port: int) -> socket.socke
 
 
 class DriverPort(Acceptor):
-    """A port of 127.0.0.1: each connection to it is one to what `connect` returns. To be closed."""
+    """A port of 127.0.0.1 that relays each connection to a socket from `connect`. Close it after use."""
 
     def __init__(self, port: int, connect: Callable[[], socket.socket]) -> None:
         try:
@@ -54,6 +54,6 @@ class DriverPort(Acceptor):
                 with connect() as inside:
                     relay(peer, inside)
             except (OSError, StaddleError):
-                pass  # nothing listens inside: the peer's connection ends
+                pass  # nothing listens inside: end the peer's connection
 
         super().__init__(listening, serve, _MOST)

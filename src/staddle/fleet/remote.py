@@ -1,6 +1,6 @@
-"""A sandbox on another machine, as the driver calls it. Written once; `sandbox.py` has its two faces.
+"""A sandbox on another machine, as the driver calls it. `sandbox.py` has its blocking and awaited versions.
 
-A call that Ray could not deliver, or whose answer was lost, is `SandboxLost`: it is never made a second time.
+If Ray cannot deliver a call, or its answer is lost, the call raises `SandboxLost`. It is never repeated.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from .steps import OVER, Call, Exchange, NextOf, Within, step
 if TYPE_CHECKING:
     from .cluster import Cluster, KeeperHandle
 
-#: Most bytes of an archive that is sent in one call.
+#: Most bytes of an archive sent in one call.
 _MOST_TAR = 1 << 30
-#: Threads of the driver for what reads and writes its own files.
+#: Threads of the driver that read and write its own files.
 FILE_THREADS = ThreadPoolExecutor(4, thread_name_prefix="staddle-fleet-files")
 
 
@@ -66,7 +66,7 @@ class RemoteSandbox:
     # ------------------------------------------------------------ calls
 
     async def reply(self, ref: Any) -> Any:
-        """Wait for the reply of the keeper: return its value, or raise its error."""
+        """Wait for the keeper's reply: return its value, or raise its error."""
         try:
             kind, value = await step(Call(ref, self.cluster))
         except self.cluster.ray.exceptions.RayError as error:
@@ -77,7 +77,7 @@ class RemoteSandbox:
 
     @property
     def actor(self) -> Any:
-        """The keeper, to be called. SandboxClosed and SandboxLost when there is nothing to call."""
+        """The keeper's actor. Raises SandboxClosed or SandboxLost if it cannot be called."""
         if self.closed:
             raise SandboxClosed("the sandbox is closed", fix="create another one", why="close() was called")
         if self.cluster.error is not None:
@@ -91,7 +91,7 @@ class RemoteSandbox:
         return self.keeper.actor
 
     async def ask(self, method: str, *args: Any) -> Any:
-        """Have the keeper call a method of its sandboxes: directly if that can be had, or through Ray."""
+        """Let the keeper call a method of its sandboxes: over a direct connection, or through Ray."""
         return await self._ask(self.actor, method, *args)
 
     async def _ask(self, actor: Any, method: str, *args: Any) -> Any:
@@ -109,7 +109,7 @@ class RemoteSandbox:
         try:
             data = pickle.dumps(request, 5)
         except Exception:
-            return None  # Ray pickles more
+            return None  # Ray can pickle more
         if len(data) > MOST_REQUEST:
             return None
         try:
@@ -117,7 +117,7 @@ class RemoteSandbox:
             return found
         except ChannelBroken as error:
             broken = str(error)
-        # The keeper has died, which Ray knows soon; or it is the connection alone.
+        # Either the keeper died, which Ray reports soon, or only the connection broke.
         await self.reply(self.keeper.actor.hello.remote())
         raise FleetError(
             f"sandbox {self.name} gave no answer",
@@ -126,11 +126,11 @@ class RemoteSandbox:
         )
 
     async def call(self, path: str, method: str, *args: Any, **options: Any) -> Any:
-        """A method of the sandbox, or of a thing of it."""
+        """Call a method of the sandbox, or of one of its parts."""
         return await self.ask("call", path, method, args, options)
 
     def log(self, what: str, **facts: Any) -> None:
-        """Add a line to the log of this sandbox, if there is one."""
+        """Add a line to this sandbox's log, if there is one."""
         if self.cluster.settings.logs is None:
             return
         line = {"time": time.time(), "sandbox": self.name, "node": self.keeper.node, "what": what, **facts}
@@ -139,7 +139,7 @@ class RemoteSandbox:
             out.write(json.dumps(line, default=str) + "\n")
 
     async def create(self) -> str:
-        """Have it opened; the backend that confines it."""
+        """Open it; return its backend."""
         if self.spec.is_plain:
             return str(await self.ask("create", self.spec))
         return str(await self.reply(self.actor.ask.remote("create", (self.name, self.spec))))
@@ -149,8 +149,8 @@ class RemoteSandbox:
     async def run(self, /, command: str, *, session: str = "", **options: Any) -> Result:
         """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`.
 
-        Takes its options but `spill` and `cancel`. It is run once: when the node is lost meanwhile, that is
-        `SandboxLost`, and it may have run.
+        Takes all its options except `spill` and `cancel`. It is run once: if the node is lost, `SandboxLost`
+        is raised, and the command may have run.
         """
         check = options.pop("check", False)
         given = checked_options(options)
@@ -218,12 +218,12 @@ class RemoteSandbox:
         )
 
     def stream_of(self, command: str, session: str, options: dict[str, Any]) -> Any:
-        """Begin a stream: a generator of Ray."""
+        """Start a stream: a Ray generator."""
         method = self.actor.stream.options(num_returns="streaming", _generator_backpressure_num_objects=16)
         return method.remote(self.name, session, command, options)
 
     async def next_chunk(self, stream: Any) -> Any:
-        """("stdout" or "stderr", bytes), at last ("ok", Result), then OVER."""
+        """("stdout" or "stderr", bytes), then ("ok", Result), then OVER."""
         try:
             found = await step(NextOf(stream))
         except self.cluster.ray.exceptions.RayError as error:
@@ -233,42 +233,42 @@ class RemoteSandbox:
         return found
 
     async def start(self, command: str | Sequence[str], **options: Any) -> tuple[int, int]:
-        """Start a process: its number with the keeper, and its pid inside."""
+        """Start a process: its number at the keeper, and its pid inside."""
         words = command if isinstance(command, str) else list(command)
         found = await self.ask("start", words, options)
         return int(found[0]), int(found[1])
 
     async def processes(self) -> list[tuple[int, int]]:
-        """The processes in the background: their numbers with the keeper, and their pids inside."""
+        """The background processes: their numbers at the keeper, and their pids inside."""
         return [(int(number), int(pid)) for number, pid in await self.ask("processes")]
 
     async def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> tuple[int, int]:
-        """Open a terminal: its number with the keeper, and the pid of its program."""
+        """Open a terminal: its number at the keeper, and the pid of its program."""
         number, pid = await self.ask("terminal", None if argv is None else list(argv), options)
         return int(number), int(pid)
 
     async def interrupt(self) -> None:
-        """End the commands that run now, in every session; processes in the background go on."""
+        """End the running commands in every session; background processes go on."""
         await self.call("", "interrupt")
 
     async def interrupt_session(self, name: str) -> None:
-        """End the command that runs in a session; "" is the sandbox's own."""
+        """End the running command of a session ("": the sandbox's own)."""
         await self.call(f"session:{name}" if name else "", "interrupt")
 
     async def pause(self) -> None:
-        """Stop everything in it where it stands, until `resume()`."""
+        """Stop all its processes until `resume()`."""
         await self.call("", "pause")
 
     async def resume(self) -> None:
-        """Let everything go on after `pause()`."""
+        """Continue all processes after `pause()`."""
         await self.call("", "resume")
 
     async def reset(self) -> None:
-        """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
+        """Replace it with a fresh sandbox; see `Sandbox.reset`."""
         await self.call("", "reset")
 
     async def look(self, what: str, session: str = "") -> Any:
-        """A property."""
+        """Get a property."""
         return await self.ask("look", what, session)
 
     async def state(self) -> Any:
@@ -290,11 +290,11 @@ class RemoteSandbox:
         return found
 
     async def usage(self) -> Any:
-        """The usage of everything in it."""
+        """The resource usage of everything in it."""
         return await self.look("usage")
 
     async def alive(self) -> bool:
-        """Whether commands can be run in it: it is open, and neither it nor its node is lost."""
+        """Whether it can run commands: it is open, and neither it nor its node is lost."""
         if self.closed or self.keeper.lost or self.cluster.error is not None:
             return False
         try:
@@ -303,48 +303,48 @@ class RemoteSandbox:
             return False
 
     async def events(self) -> tuple[Any, ...]:
-        """Return the attempts on the network since the last call: allowed, refused, failed."""
+        """Return the network connections tried since the last call: allowed, refused, failed."""
         return tuple(await self.call("", "events"))
 
     async def violations(self) -> tuple[Any, ...]:
-        """Protected names that appeared in what may be written on the node since it was opened."""
+        """Protected names that appeared in the node's writable paths since it was opened."""
         return tuple(await self.call("", "violations"))
 
     async def refusals(self) -> tuple[Any, ...]:
-        """Return what the network has refused, and no result has reported yet."""
+        """Return the refused network connections that no result has reported yet."""
         return tuple(await self.call("", "refusals"))
 
     async def labels(self) -> dict[str, str]:
-        """The labels that it was given."""
+        """Its labels."""
         return dict(await self.look("labels"))
 
     async def set_network(self, /, network: Network) -> None:
-        """Go by another network policy from now on; see `Sandbox.set_network`."""
+        """Change the network policy; see `Sandbox.set_network`."""
         await self.call("", "set_network", network)
 
     async def set_timeout(self, /, seconds: float | None) -> None:
-        """Close it so many seconds from now; None is no end."""
+        """Close it after this many seconds (None: never)."""
         await self.call("", "set_timeout", seconds)
 
     async def extend(self, /, seconds: float) -> float | None:
-        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        """Close it this many seconds later; return the remaining seconds, None if it has no end."""
         found: float | None = await self.call("", "extend", seconds)
         return found
 
     async def keep_downloads(self) -> int:
-        """Keep on its node what pip, uv and npm have downloaded; see `Sandbox.keep_downloads`."""
+        """Keep the downloads of pip, uv and npm on its node; see `Sandbox.keep_downloads`."""
         return int(await self.call("", "keep_downloads"))
 
     async def use_downloads(self) -> None:
-        """Have the downloads that were kept on its node under its own caches."""
+        """Use the downloads kept on its node below its own caches."""
         await self.call("", "use_downloads")
 
     async def ps(self) -> list[Any]:
-        """List every process that runs in it, by number."""
+        """List all its processes, by number."""
         return list(await self.call("", "ps"))
 
     async def kill(self, /, pid: int, signal: int = 9) -> bool:
-        """Send a process of the sandbox a signal; False if there is none of that number."""
+        """Send a signal to a process of the sandbox; False if there is no such process."""
         return bool(await self.call("", "kill", pid, signal))
 
     async def python(self, /, code: str, **options: Any) -> Any:
@@ -362,20 +362,20 @@ class RemoteSandbox:
         return found
 
     async def expose(self, /, port: int, host_port: int = 0) -> int:
-        """A port of the driver's 127.0.0.1 that leads to `port` inside; which one, if none was named."""
+        """Forward a port of the driver's 127.0.0.1 to `port` inside; return it (default: a free port)."""
         self.actor  # noqa: B018 - raises when there is nothing to expose
         opened = DriverPort(host_port, lambda: tunnel(self.keeper.channel, self.name, port))
         self._exposed.append(opened)
         return opened.port
 
     async def packages(self) -> tuple[Any, ...]:
-        """List what pip, apt and npm have installed in it."""
+        """List the packages that pip, apt and npm installed in it."""
         return tuple(await self.call("", "packages"))
 
     # ------------------------------------------------------------ files
 
     async def upload_tar(self, f: IO[bytes], path: str | os.PathLike[str] = ".") -> None:
-        """Unpack the tar that is read from `f` into the directory `path`; see `Sandbox.upload_tar`."""
+        """Unpack a tar from `f` into the directory `path`; see `Sandbox.upload_tar`."""
         data = f.read(_MOST_TAR + 1)
         if len(data) > _MOST_TAR:
             raise InvalidCall(
@@ -388,35 +388,35 @@ class RemoteSandbox:
     async def download_tar(
         self, f: IO[bytes], path: str | os.PathLike[str] = ".", *, limit: int = _MOST_TAR
     ) -> None:
-        """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes."""
+        """Write the directory or file `path` to `f` as a tar of at most `limit` bytes."""
         f.write(await self.ask("download", os.fsdecode(path), min(limit, _MOST_TAR)))
 
     # ------------------------------------------------------------ changes
 
     async def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
-        """Every change to the workspace that was sent; see `Sandbox.diff`. Their text is in `text_diff`."""
+        """Every change to the sent workspace; see `Sandbox.diff`. `text_diff` has the text."""
         return list(await self.call("", "diff", _listed(paths), everything=everything))
 
     async def text_diff(self, paths: Collection[str] | None = None, *, limit: int = 16 << 20) -> str:
-        """The changes as one unified diff of at most `limit` characters. The text is the agent's."""
+        """The changes as one unified diff of at most `limit` characters. The agent wrote the text."""
         return str(await self.ask("text_diff", _listed(paths), limit))
 
     async def discard(self, paths: Collection[str] | None = None) -> None:
-        """Drop the changes, or those of `paths`; see `Sandbox.discard`."""
+        """Drop the changes (default: all, else those of `paths`); see `Sandbox.discard`."""
         await self.call("", "discard", _listed(paths))
 
     async def snapshot(self, label: str = "") -> tuple[int, str, str]:
-        """Take a snapshot: its number with the keeper, its label and method."""
+        """Take a snapshot: its number at the keeper, its label and method."""
         number, method = await self.ask("snapshot", label)
         return int(number), label, str(method)
 
     async def export(self, number: int | None = None) -> ContentRefs:
-        """A snapshot of it, or the sandbox as it is now, in Ray's object store."""
+        """Put a snapshot, or the current state of the sandbox, into Ray's object store."""
         listed, packs = await self.ask("export", number)
         return ContentRefs(content.sha256(listed), self.cluster.ray.put(listed), packs)
 
     async def save(self, path: str | os.PathLike[str], number: int | None = None) -> None:
-        """Write a snapshot to a file of the driver, whole or not at all."""
+        """Write a snapshot to a file of the driver, atomically."""
         sent = await self.export(number)
         await self._in_thread(lambda: save_snapshot(sent, os.fspath(path)))
 
@@ -429,10 +429,10 @@ class RemoteSandbox:
         allow: Collection[str] = (),
         allow_protected: bool = False,
     ) -> Any:
-        """Take the changes, or those of `paths`, over to the driver's directory: all of them, or none.
+        """Apply the changes, or those of `paths`, to the driver's directory: all of them, or none.
 
-        They are checked here as those of a local sandbox are; see `Sandbox.commit`. What has changed in
-        the directory since it was put is a conflict. `to` is another directory.
+        They are checked here, like those of a local sandbox; see `Sandbox.commit`. A path that has changed in
+        the directory since it was sent is a conflict. `to` is another directory.
         """
         if self.tree is None and to is None:
             raise LayerError(
@@ -450,7 +450,7 @@ class RemoteSandbox:
     # ------------------------------------------------------------ the end
 
     async def close(self) -> None:
-        """End everything in it. A second time, or after it was lost, does nothing."""
+        """End everything in it. Does nothing the second time, or after it was lost."""
         if self.closed:
             return
         self.closed = True
@@ -460,7 +460,7 @@ class RemoteSandbox:
             if not self.keeper.lost and self.cluster.error is None:
                 try:
                     await self._ask(actor, "close")
-                except FleetError:  # the connection broke; to close it twice is to close it
+                except FleetError:  # the connection broke; closing twice is harmless
                     await self.reply(actor.ask.remote("close", (self.name,)))
         except SandboxLost:
             pass  # then it is closed
@@ -468,7 +468,7 @@ class RemoteSandbox:
             self.let_go()
 
     def let_go(self) -> None:
-        """Give its place back."""
+        """Release its ports, its reservation and its tree."""
         for port in self._exposed:
             port.close()
         self.cluster.placement.release(self.grant)
@@ -495,7 +495,7 @@ def _listed(paths: Collection[str] | None) -> list[str] | None:
     return None if paths is None else list(paths)
 
 
-# The commit of a sandbox of a fleet: in the driver, with every check of a local one.
+# The commit of a fleet's sandbox runs in the driver, with every check of a local one.
 
 
 class DriverCommit:
@@ -503,7 +503,7 @@ class DriverCommit:
 
     def __init__(self, tree: SentTree | None, log: Callable[..., None]) -> None:
         self._tree, self._log = tree, log
-        #: What the host has of paths that were committed, by path: no conflict for the next commit.
+        #: The host's entries after a commit, by path: they are no conflict for the next commit.
         self._settled: dict[str, content.TreeEntry | None] = {}
 
     def done(
@@ -513,7 +513,7 @@ class DriverCommit:
         to: str | os.PathLike[str] | None,
         options: Mapping[str, Any],
     ) -> Any:
-        """Open the changes in a sandbox here, and commit that. In a thread of the driver."""
+        """Open the changes in a local sandbox, and commit that. Runs in a thread of the driver."""
         with tempfile.TemporaryDirectory(prefix="staddle-fleet-") as place:
             path = f"{place}/snapshot"
             save_snapshot(sent, path)
@@ -552,7 +552,7 @@ class DriverCommit:
 
 
 def save_snapshot(sent: ContentRefs, path: str) -> None:
-    """Write a snapshot that has arrived to `path`, whole or not at all."""
+    """Write a received snapshot to `path`, atomically."""
     import ray.exceptions
 
     manifest = content.decoded(sent.manifest(), sent.digest)

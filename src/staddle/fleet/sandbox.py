@@ -1,7 +1,7 @@
-"""The two faces of a sandbox of a fleet: `FleetSandbox` for threads, `AsyncFleetSandbox` for asyncio.
+"""A fleet's sandbox in two versions: `FleetSandbox` for threads, `AsyncFleetSandbox` for asyncio.
 
-They have the names of `Sandbox` and `AsyncSandbox`; those of `REFUSED` raise InvalidCall. What is a property
-there and has to ask the node is a method here.
+They have the names of `Sandbox` and `AsyncSandbox`; names in `REFUSED` raise InvalidCall. A property that has
+to ask the node is a method here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .steps import OVER, awaited, finish, finish_awaited, waited
 if TYPE_CHECKING:
     from .factory import SandboxFactory
 
-#: Names of a local sandbox that are not here: why, and what there is instead.
+#: Names of a local sandbox that are missing here: the reason, and the alternative.
 REFUSED = {
     "check": ("options are checked on the node", "call create(), which raises before anything has run"),
     "from_snapshot": ("a sandbox of a fleet is placed by it", "use fleet.create(snapshot=…)"),
@@ -44,14 +44,14 @@ REFUSED = {
 
 
 class StreamChunk:
-    """A piece of what a command prints: `stream` is "stdout" or "stderr"."""
+    """A piece of a command's output: `stream` is "stdout" or "stderr"."""
 
     def __init__(self, stream: str, data: bytes) -> None:
         self.stream, self.data = stream, data
 
     @property
     def text(self) -> str:
-        """The same as text, U+FFFD for what is not UTF-8."""
+        """The data as text, with U+FFFD for invalid UTF-8."""
         return self.data.decode("utf-8", "replace")
 
     def __str__(self) -> str:
@@ -59,20 +59,20 @@ class StreamChunk:
 
 
 class FleetSnapshot:
-    """A snapshot of a sandbox of a fleet: to `restore` there, or for `create(snapshot=…)` on any node.
+    """A snapshot of a fleet's sandbox: to `restore` there, or for `create(snapshot=…)` on any node.
 
-    It is on the node of its sandbox, and is lost with that; `save` writes it to a file of the driver.
+    It is stored on the node of its sandbox, and lost with it; `save` writes it to a file of the driver.
     """
 
     def __init__(self, sandbox: RemoteSandbox, number: int, label: str, method: str) -> None:
         self.sandbox, self.number, self.label, self.method = sandbox, number, label, method
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, whole or not at all. With asyncio use `await sandbox.save(path, snapshot)`."""
+        """Write it to a file, atomically. With asyncio use `await sandbox.save(path, snapshot)`."""
         finish(self.sandbox.save(path, self.number))
 
     def close(self) -> None:
-        """Let it go, without waiting."""
+        """Delete it, without waiting."""
         if not self.sandbox.closed and not self.sandbox.keeper.lost:
             self.sandbox.keeper.actor.ask.remote("drop_snapshot", (self.sandbox.name, self.number))
 
@@ -81,7 +81,7 @@ class FleetSnapshot:
 
 
 class _StreamFace:
-    """A command that is read as it prints; `result` is there at the end."""
+    """A command with streamed output; `result` is set at the end."""
 
     def __init__(self, sandbox: RemoteSandbox, command: str, session: str, options: dict[str, Any]) -> None:
         self._sandbox, self._session = sandbox, session
@@ -104,7 +104,7 @@ class _StreamFace:
 
 
 class FleetStream(_StreamFace):
-    """Iterate for the chunks."""
+    """A stream; iterate over its chunks."""
 
     def __iter__(self) -> Self:
         return self
@@ -121,7 +121,7 @@ class FleetStream(_StreamFace):
 
 
 class AsyncFleetStream(_StreamFace):
-    """Iterate with `async for`."""
+    """A stream; iterate with `async for`."""
 
     def __aiter__(self) -> Self:
         return self
@@ -150,7 +150,7 @@ class _Face:
 
     @property
     def name(self) -> str:
-        """The same as `id`: sandboxes of a fleet are given no other name."""
+        """The same as `id`: a fleet's sandboxes have no other name."""
         return self._calls.name
 
     @property
@@ -180,8 +180,8 @@ class _Face:
 class FleetSandbox(_Face):
     """A sandbox on a node of a fleet, open until `close()`. Made by `Fleet.create`. For threads.
 
-    Everything may be called from any thread. When its node or its keeper is lost, every call raises
-    `SandboxLost`; nothing is ever run a second time.
+    All methods are thread-safe. If its node or its keeper is lost, every call raises `SandboxLost`; nothing
+    is ever run a second time.
     """
 
     run = waited(RemoteSandbox.run)
@@ -221,7 +221,7 @@ class FleetSandbox(_Face):
     close = waited(RemoteSandbox.close)
 
     def stream(self, command: str, **options: Any) -> FleetStream:
-        """Run `command`, and read what it prints as it comes."""
+        """Run `command`, and read its output as it arrives."""
         return FleetStream(self._calls, command, "", options)
 
     def start(self, command: str | Sequence[str], **options: Any) -> FleetProcess:
@@ -229,15 +229,15 @@ class FleetSandbox(_Face):
         return FleetProcess(self._calls, *finish(self._calls.start(command, **options)))
 
     def processes(self) -> list[FleetProcess]:
-        """List what was started, and the jobs that commands left behind; also those that ended lately."""
+        """List started processes and jobs that commands left behind, including recently ended ones."""
         return [FleetProcess(self._calls, *each) for each in finish(self._calls.processes())]
 
     def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> FleetTerminal:
-        """A terminal with an interactive shell on it, or the program that `argv` says."""
+        """A terminal with an interactive shell, or the program in `argv`."""
         return FleetTerminal(self._calls, *finish(self._calls.terminal(argv, **options)))
 
     def session(self, name: str) -> FleetSession:
-        """The session of that name: another shell, made when it is first used."""
+        """The session of that name: another shell, made on first use."""
         return FleetSession(self._calls, f"session:{name}")
 
     @property
@@ -246,23 +246,23 @@ class FleetSandbox(_Face):
         return FleetFiles(self._calls, "files")
 
     def snapshot(self, label: str = "") -> FleetSnapshot:
-        """Save this moment, to come back to or to continue from on another node."""
+        """Save the current state, to restore it or to continue from it on another node."""
         return FleetSnapshot(self._calls, *finish(self._calls.snapshot(label)))
 
     def snapshots(self) -> list[FleetSnapshot]:
-        """List its snapshots that are not closed, the oldest first."""
+        """List its open snapshots, oldest first."""
         return [FleetSnapshot(self._calls, *each) for each in finish(self._calls.ask("snapshots"))]
 
     def restore(self, snapshot: FleetSnapshot) -> None:
-        """Be as at that snapshot of this sandbox."""
+        """Restore a snapshot of this sandbox."""
         finish(self._factory.restore(self._calls, snapshot.sandbox, snapshot.number))
 
     def save(self, path: str | PathLike[str], snapshot: FleetSnapshot | None = None) -> None:
-        """Write a snapshot of it, or it as it is now, to a file of the driver: `Snapshot.load` reads it."""
+        """Write a snapshot, or the current state, to a file of the driver: `Snapshot.load` reads it."""
         finish(self._calls.save(path, None if snapshot is None else snapshot.number))
 
     def fork(self, n: int = 1, *, spread: bool = True) -> list[FleetSandbox]:
-        """`n` sandboxes that continue from here, on the nodes with the most room; spread=False: here."""
+        """`n` sandboxes that continue from here, on the nodes with most room (spread=False: this node)."""
         return [
             FleetSandbox(each, self._factory)
             for each in finish(self._factory.fork(self._calls, n, spread=spread))
@@ -318,7 +318,7 @@ class AsyncFleetSandbox(_Face):
     close = awaited(RemoteSandbox.close)
 
     def stream(self, command: str, **options: Any) -> AsyncFleetStream:
-        """Run `command`, and iterate over what it prints as it comes."""
+        """Run `command`, and iterate over its output as it arrives."""
         return AsyncFleetStream(self._calls, command, "", options)
 
     async def start(self, /, command: str | Sequence[str], **options: Any) -> AsyncFleetProcess:
@@ -326,16 +326,16 @@ class AsyncFleetSandbox(_Face):
         return AsyncFleetProcess(self._calls, *await finish_awaited(self._calls.start(command, **options)))
 
     async def processes(self) -> list[AsyncFleetProcess]:
-        """List what was started, and the jobs that commands left behind; also those that ended lately."""
+        """List started processes and jobs that commands left behind, including recently ended ones."""
         found = await finish_awaited(self._calls.processes())
         return [AsyncFleetProcess(self._calls, *each) for each in found]
 
     async def terminal(self, /, argv: Sequence[str] | None = None, **options: Any) -> AsyncFleetTerminal:
-        """A terminal with an interactive shell on it, or the program that `argv` says."""
+        """A terminal with an interactive shell, or the program in `argv`."""
         return AsyncFleetTerminal(self._calls, *await finish_awaited(self._calls.terminal(argv, **options)))
 
     def session(self, name: str) -> AsyncFleetSession:
-        """The session of that name: another shell, made when it is first used."""
+        """The session of that name: another shell, made on first use."""
         return AsyncFleetSession(self._calls, f"session:{name}")
 
     @property
@@ -344,24 +344,24 @@ class AsyncFleetSandbox(_Face):
         return AsyncFleetFiles(self._calls, "files")
 
     async def snapshot(self, label: str = "") -> FleetSnapshot:
-        """Save this moment, to come back to or to continue from on another node."""
+        """Save the current state, to restore it or to continue from it on another node."""
         return FleetSnapshot(self._calls, *await finish_awaited(self._calls.snapshot(label)))
 
     async def snapshots(self) -> list[FleetSnapshot]:
-        """List its snapshots that are not closed, the oldest first."""
+        """List its open snapshots, oldest first."""
         found = await finish_awaited(self._calls.ask("snapshots"))
         return [FleetSnapshot(self._calls, *each) for each in found]
 
     async def restore(self, snapshot: FleetSnapshot) -> None:
-        """Be as at that snapshot of this sandbox."""
+        """Restore a snapshot of this sandbox."""
         await finish_awaited(self._factory.restore(self._calls, snapshot.sandbox, snapshot.number))
 
     async def save(self, path: str | PathLike[str], snapshot: FleetSnapshot | None = None) -> None:
-        """Write a snapshot of it, or it as it is now, to a file of the driver."""
+        """Write a snapshot, or the current state, to a file of the driver."""
         await finish_awaited(self._calls.save(path, None if snapshot is None else snapshot.number))
 
     async def fork(self, n: int = 1, *, spread: bool = True) -> list[AsyncFleetSandbox]:
-        """`n` sandboxes that continue from here, on the nodes with the most room; spread=False: here."""
+        """`n` sandboxes that continue from here, on the nodes with most room (spread=False: this node)."""
         made = await finish_awaited(self._factory.fork(self._calls, n, spread=spread))
         return [AsyncFleetSandbox(each, self._factory) for each in made]
 

@@ -1,4 +1,4 @@
-"""Snapshots that travel: the file that `Snapshot.save` writes, as content."""
+"""Snapshots to transfer: the file of `Snapshot.save` as content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = "snapshot"
 
 
 def read_file(path: str, put: Callable[[str, bytes], object]) -> content.Manifest:
-    """A file as content: give its packs to `put`, return its manifest."""
+    """A file as content: pass its packs to `put`, return its manifest."""
     packer = content.Packer(put)
     with open(path, "rb") as source:
         pieces, size, digest = packer.add(iter(lambda: source.read(1 << 20), b""))
@@ -27,7 +27,7 @@ def read_file(path: str, put: Callable[[str, bytes], object]) -> content.Manifes
 def snapshot_content(
     files: NodeFiles, sandbox: Sandbox, taken: Snapshot | None
 ) -> tuple[bytes, dict[str, Any]]:
-    """A snapshot of a sandbox, a new one if none is given: its manifest, and the references of its packs."""
+    """A snapshot of a sandbox (default: a new one): its manifest, and the references of its packs."""
     import ray
 
     point = sandbox.snapshot("to another node") if taken is None else taken
@@ -44,7 +44,7 @@ def snapshot_content(
 
 
 def snapshot_file(files: NodeFiles, sent: ContentRefs) -> str:
-    """The file of a snapshot that has arrived, verified. The caller removes it."""
+    """The file of a received snapshot, verified. The caller removes it."""
     path = files.file()
     try:
         write_file(path, content.decoded(sent.manifest(), sent.digest), sent.pack)
@@ -55,7 +55,7 @@ def snapshot_file(files: NodeFiles, sent: ContentRefs) -> str:
 
 
 def write_file(path: str, manifest: content.Manifest, packs: Callable[[str], bytes]) -> None:
-    """Write the one file that a manifest has to `path`."""
+    """Write the single file of a manifest to `path`."""
     import hashlib
 
     from staddle.errors import TransferFailed

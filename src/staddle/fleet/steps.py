@@ -1,8 +1,8 @@
-"""One implementation, two faces: coroutines that wait for Ray alone, driven by a thread or by an event loop.
+"""One implementation for threads and event loops: coroutines that wait for Ray alone.
 
-A step is something to wait for: an object reference of Ray, a Future of a thread, the first of some
-references, the next of a generator. `await step(…)` hands it to the driver, which waits its own way: `finish`
-in the caller's thread, without an event loop, `finish_awaited` on the caller's loop.
+A step is something to wait for: a Ray object reference, a Future of a thread, the first of several
+references, the next item of a generator. `await step(…)` passes it to the driver of the coroutine: `finish`
+waits in the caller's thread, without an event loop, `finish_awaited` on the caller's loop.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ P = ParamSpec("P")
 S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
-#: Raised in place of StopIteration, which a coroutine cannot raise.
+#: Used instead of StopIteration, which a coroutine cannot raise.
 OVER = object()
-#: Seconds after which a thread that waits looks whether there is still something to wait for.
+#: Seconds after which a waiting thread checks the health of the fleet.
 _LOOK = 2.0
 
 
 class Health(Protocol):
-    """Whether there is still something to wait for."""
+    """The health of a fleet: `error` is set when waiting is pointless."""
 
     error: Exception | None
 
     def watch(self, future: asyncio.Future[Any]) -> None:
-        """Have `future` fail when there is nothing to wait for any more."""
+        """Let `future` fail when the fleet is lost."""
 
 
 class Call:
-    """Wait for a reference, as long as the fleet is well."""
+    """Wait for a reference, as long as the fleet is healthy."""
 
     def __init__(self, ref: Any, health: Health) -> None:
         self.ref, self.health = ref, health
 
 
 class Exchange:
-    """Send a request directly to a keeper, and wait for its reply; None: it was not sent."""
+    """Send a request directly to a keeper, and wait for its reply; None if it was not sent."""
 
     def __init__(self, channel: CommandChannel, request: bytes) -> None:
         self.channel, self.request = channel, request
 
 
 class FirstOf:
-    """Wait until one of the references is there, at most `seconds`."""
+    """Wait until one of the references is ready, at most `seconds`."""
 
     def __init__(self, refs: Sequence[Any], seconds: float) -> None:
         self.refs, self.seconds = refs, seconds
@@ -63,7 +63,7 @@ class NextOf:
 
 
 class Within:
-    """Wait for a Future of a thread, at most `seconds`; TimeoutError after that."""
+    """Wait for a Future of a thread, at most `seconds`; then raise TimeoutError."""
 
     def __init__(self, future: Future[Any], seconds: float | None) -> None:
         self.future, self.seconds = future, seconds
@@ -85,12 +85,12 @@ class _StepAwaitable:
 
 
 def step(what: Any) -> _StepAwaitable:
-    """Awaitable that hands one step to the driver of the coroutine."""
+    """An awaitable that passes one step to the driver of the coroutine."""
     return _StepAwaitable(what)
 
 
 def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Drive it to its end in this thread."""
+    """Run the coroutine to its end in this thread."""
     value: Any = None
     error: BaseException | None = None
     while True:
@@ -106,7 +106,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def finish_awaited(work: Coroutine[Any, Any, T]) -> T:
-    """Drive it to its end on this event loop."""
+    """Run the coroutine to its end on this event loop."""
     value: Any = None
     error: BaseException | None = None
     while True:
@@ -185,7 +185,7 @@ async def _awaited(what: Any) -> Any:
 
 
 async def _settled(ref: Any) -> None:
-    """Wait for a reference, whatever comes of it."""
+    """Wait for a reference, ignoring its result."""
     try:
         await ref
     except Exception:  # noqa: S110 - who takes the reference gets the error
@@ -193,7 +193,7 @@ async def _settled(ref: Any) -> None:
 
 
 class HasCalls(Protocol[S_co]):
-    """A face: it has the object that does the work."""
+    """An object whose methods call those of `_calls`."""
 
     @property
     def _calls(self) -> S_co: ...
@@ -202,7 +202,7 @@ class HasCalls(Protocol[S_co]):
 def waited(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of a face for threads."""
+    """A blocking version of the method."""
 
     @wraps(method)
     def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:
@@ -214,7 +214,7 @@ def waited(
 def awaited(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The method of a face for event loops."""
+    """An awaited version of the method."""
 
     @wraps(method)
     async def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:

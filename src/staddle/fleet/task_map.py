@@ -1,4 +1,4 @@
-"""`map` on a fleet: slots on nodes, each with one batch of tasks at a time. And its progress."""
+"""`map` on a fleet: each slot on a node runs one batch of tasks at a time. And its progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .messages import SandboxSpec, TaskCode, checked_options
 from .placement import Reservation
 from .steps import Call, FirstOf, Sleep, finish, finish_awaited, step
 
-#: The variable that a command finds its item in.
+#: The variable with the item of a command.
 VARIABLE = "ITEM"
-#: Items that may be out or unreported, for each slot.
+#: Items per slot that may be running or unreported.
 _WINDOW = 16
-#: The bar of progress: its width in characters, and seconds between two drawings.
+#: Width of the progress bar in characters, and seconds between two updates.
 _BAR_WIDTH, _DRAW_EVERY = 30, 0.1
 
 
@@ -73,7 +73,7 @@ class TaskMap:
         self._out: dict[Any, tuple[KeeperHandle, Reservation, list[Any]]] = {}
         self._over = False
 
-    # ------------------------------------------------------------ two faces
+    # ------------------------------------------------------------ iteration
 
     def __iter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class TaskMap:
         return found
 
     def close(self) -> None:
-        """Give out no more tasks. Those that are out run to their end, and no outcome is reported."""
+        """Start no more tasks. Running ones finish, but their outcomes are not reported."""
         if self._over:
             return
         self._over = True
@@ -126,13 +126,13 @@ class TaskMap:
         return found
 
     async def _advance(self) -> None:
-        """Give out what can be given out, and wait for one batch."""
+        """Start as many tasks as possible, and wait for one batch."""
         if self._spec is None:
             self._spec, self._tree = await self._factory.spec(self._tenant, None, self._given)
             self._code = self._coded()
         if self._cluster.error is not None:
             if self._out:
-                self._lose_everything()  # their outcomes are reported before the error
+                self._lose_everything()  # report their outcomes before the error
                 return
             over = self.board.over
             self.close()
@@ -185,7 +185,7 @@ class TaskMap:
             if error is cluster.error:
                 return
             raise
-        if kind == "error":  # none of them ran: the sandbox itself cannot be had
+        if kind == "error":  # none of them ran: the sandbox could not be opened
             for task in batch:
                 self.board.done(task, None, value, node)
         else:
@@ -196,7 +196,7 @@ class TaskMap:
                 cluster.placement.has_content(node, self._tree.digest)
         self._progress.show(self.board.finished, self.board.failed)
         if cluster.placement.waiting or self.board.over:
-            cluster.placement.release(grant)  # others wait: this slot gets in line again
+            cluster.placement.release(grant)  # others wait: queue again for this slot
         else:
             self._idle.append(grant)
 
@@ -228,7 +228,7 @@ def _slots(cluster: Cluster, concurrency: int | None) -> int:
 
 
 class Progress:
-    """Shows how many tasks are done. `how` is True for a bar on a terminal, or a function."""
+    """Shows the number of finished tasks. `how` is True for a bar on a terminal, or a function."""
 
     def __init__(self, how: bool | Callable[[int, int, int | None], object], total: int | None) -> None:
         self._call = how if callable(how) else None
@@ -237,7 +237,7 @@ class Progress:
         self._last: tuple[int, int] | None = None
 
     def show(self, done: int, failed: int) -> None:
-        """So many are done, so many of them failed."""
+        """Show the numbers of finished and failed tasks."""
         if self._call is not None:
             self._call(done, failed, self._total)
         self._last = (done, failed)
@@ -271,22 +271,22 @@ def line(done: int, failed: int, total: int | None, seconds: float) -> str:
     return f"{bar}{counts} done, {failed} failed, {speed}"
 
 
-# The tasks of one `map`: which are next, which are out, which are done, in which order they are reported.
-#
-# Pure: it is used by `map` on a cluster, and by a simulation. A task is given out once. Only when the node
-# that had it is lost, and `retries` allows it, it is given out again; else its outcome is `SandboxLost`.
+# The tasks of one `map`: which are next, running and done, and the order of reports.
+# Pure: `map` on a cluster and a simulation use it. A task starts once. Only if its node is lost, and
+# `retries` allows it, does it start again; else its outcome is `SandboxLost`.
 
 
-#: Seconds that one batch should take: short tasks travel together, long ones alone.
+#: Target seconds for one batch: short tasks are sent together, long ones alone.
 _BATCH_SECONDS = 0.25
 _LARGEST = 64
 
 
 @dataclass(frozen=True)
 class TaskOutcome:
-    """The outcome of one task: its `value`, or the `error` why there is none.
+    """The outcome of one task: its `value`, or the `error`.
 
-    `index` is the position of `item` in what `map` was given, `attempts` how often it was given to a node.
+    `index` is the position of `item` in the items of `map`, `attempts` the number of times it was sent to a
+    node.
     """
 
     index: int
@@ -316,7 +316,7 @@ class _MapTask:
 
 
 class TaskBoard:
-    """All tasks of one `map`. At most `window` are out or wait to be reported, so memory is bounded."""
+    """All tasks of one `map`. At most `window` are running or unreported, so memory is bounded."""
 
     def __init__(self, items: Iterable[Any], *, ordered: bool, retries: int, window: int) -> None:
         check.count("retries", retries, 0, fix="give a number, 0 for at most once")
@@ -332,7 +332,7 @@ class TaskBoard:
         self.finished = self.failed = self.retried = 0
 
     def take(self, most: int = _LARGEST) -> list[_MapTask]:
-        """The next tasks for one node: as many as should take a quarter of a second. Empty: none now."""
+        """The next tasks for one node: about a quarter of a second of work. Empty if there are none now."""
         size = 1 if self._seconds is None else int(_BATCH_SECONDS / max(self._seconds, 0.001))
         batch: list[_MapTask] = []
         while len(batch) < max(1, min(size, most, _LARGEST)):
@@ -359,16 +359,16 @@ class TaskBoard:
         return task
 
     def took(self, seconds: float) -> None:
-        """One task took so long: the next batches are made for that."""
+        """Record the duration of a task, to choose the size of the next batches."""
         self._seconds = seconds if self._seconds is None else 0.7 * self._seconds + 0.3 * seconds
 
     def done(self, task: _MapTask, value: Any, error: BaseException | None, node: str) -> None:
-        """A task has come to its end."""
+        """Record the outcome of a task."""
         del self._out[task.index]
         self._finish(TaskOutcome(task.index, task.item, value, error, task.attempts, node))
 
     def lost(self, tasks: Sequence[_MapTask], why: str, node: str) -> int:
-        """The node that had them is lost; how many are tried again."""
+        """Handle tasks whose node was lost; return how many will be tried again."""
         again = 0
         for task in tasks:
             if self._out.pop(task.index, None) is None:
@@ -387,14 +387,14 @@ class TaskBoard:
         return again
 
     def put_back(self, tasks: Sequence[_MapTask]) -> None:
-        """They were not given to any node after all."""
+        """Return tasks that were not sent to any node."""
         for task in reversed(tasks):
             del self._out[task.index]
             task.attempts -= 1
             self._again.appendleft(task)
 
     def reported(self) -> TaskOutcome | None:
-        """The next outcome for the caller; None when there is none yet."""
+        """The next outcome for the caller; None if there is none yet."""
         if not self._ready:
             return None
         self._reported += 1
@@ -402,12 +402,12 @@ class TaskBoard:
 
     @property
     def over(self) -> bool:
-        """Whether every task is done; outcomes may still wait to be reported."""
+        """Whether every task is done; outcomes may still be unreported."""
         return self._exhausted and not self._out and not self._again
 
     @property
     def out(self) -> int:
-        """Number of items that are out."""
+        """Number of running tasks."""
         return len(self._out)
 
     @property

@@ -1,4 +1,4 @@
-"""Warm sandboxes of a keeper: a `Pool` for each kind of sandbox that was asked for more than once."""
+"""Warm sandboxes of a keeper: a `Pool` for each kind of sandbox that was requested more than once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from staddle import Pool, Sandbox
 
-#: Kinds of sandboxes that are prewarmed at a time.
+#: Kinds of sandboxes to prewarm at a time.
 _KINDS = 4
 
 
 class WarmSandboxes:
-    """Hands out sandboxes, at once where one of that kind is warm. Safe to use from any thread."""
+    """Hands out sandboxes, immediately if one of that kind is warm. Thread-safe."""
 
     def __init__(self, capacity: int, warm: int) -> None:
         self._capacity, self._warm = capacity, warm
@@ -22,7 +22,7 @@ class WarmSandboxes:
         self._lock = threading.Lock()
 
     def take(self, kind: str, options: dict[str, Any]) -> Sandbox:
-        """A sandbox with these options, of which `kind` is the name."""
+        """A sandbox with these options; `kind` names them."""
         pool = self._pool(kind, options)
         if pool is None:
             return Sandbox(**options)
@@ -40,7 +40,7 @@ class WarmSandboxes:
             pool.release(sandbox)
 
     def release(self, sandbox: Sandbox) -> None:
-        """Have it closed soon, in the background."""
+        """Close it soon, in the background."""
         with self._lock:
             pool = self._of.pop(sandbox, None)
         if pool is not None:
@@ -54,7 +54,7 @@ class WarmSandboxes:
         return sum(pool.warm for pool in list(self._pools.values()))
 
     def close(self) -> None:
-        """Close those that are warm, and all that are taken."""
+        """Close the warm sandboxes, and all that were handed out."""
         with self._lock:
             pools, self._pools, self._warm = list(self._pools.values()), {}, 0
         for pool in pools:
@@ -66,7 +66,7 @@ class WarmSandboxes:
             while len(self._asked) > 64 * _KINDS:
                 del self._asked[next(iter(self._asked))]
             if kind in self._pools:
-                self._pools[kind] = self._pools.pop(kind)  # the last one used is the last one to go
+                self._pools[kind] = self._pools.pop(kind)  # evict the least recently used one
                 return self._pools[kind]
             if not self._warm or self._asked[kind] < 2:
                 return None

@@ -1,14 +1,12 @@
-"""Coding agents as data: how each is started unattended, what of the home it needs, and what it obeys there.
+"""Coding agents as data: their unattended command, the paths that they need, and the settings that they obey.
 
-A new one is a row in `AGENTS`, or an `Agent` of your own in `RunOpts(agent=...)`.
+To add one, add a row to `AGENTS`, or pass your own `Agent` in `RunOpts(agent=...)`.
 
-What the rows say comes from the agents' own documentation; the agents themselves do not run
-in our tests, a stand-in with the same paths does.
+The rows follow the agents' own documentation. Our tests run a stand-in with the same paths, not the agents.
 
-The agent's configuration is writable in its jail, or it could not log in or remember anything.
-Part of it is obeyed when the user's own agent starts outside: hooks, servers, instructions.
-Fingerprints of that part are compared before and after a run, and a change is reported. It is not undone: it
-may be the user's.
+The agent's configuration is writable in its jail, or it could not log in or remember anything. The user's own
+agent obeys a part of it outside: hooks, servers, instructions. staddle compares fingerprints of that part
+before and after a run and reports a change. It does not undo the change, which may be the user's.
 """
 
 from __future__ import annotations
@@ -26,29 +24,27 @@ if TYPE_CHECKING:
 
     from ..policy import Policy
 
-#: Stands in `command` for what the agent is asked to do.
+#: Placeholder in `command` for the prompt.
 PROMPT = "{prompt}"
-#: Stand in `model`, and in `session` and `resume`, for the value.
+#: Placeholders for the value in `model`, and in `session` and `resume`.
 MODEL = "{model}"
 SESSION = "{session}"
-#: Stands for the last conversation that the agent had in its directory.
+#: Means the agent's last conversation in its directory.
 LATEST = "last"
 
 
 class Agent(Value):
-    """One coding agent. `~` is the home of the user who starts it; paths that do not exist are left out.
+    """One coding agent. `~` is the home of the user who starts it; missing paths are left out.
 
-    `write` is its own configuration and state, `read` its programs and data. `obeyed` are the
-    places below `write` whose content makes the agent run commands when it starts: the user's own
-    agent would obey them too, so a change there is reported after a run; `mixed` are JSON files
-    that hold state as well, with the keys that are obeyed. `hosts` are what it has to reach, for a
-    network that allows only those.
+    `write` is its own configuration and state, `read` its programs and data. `obeyed` are paths below `write`
+    whose content makes the agent run commands when it starts. The user's own agent would obey them too, so a
+    change there is reported after a run. `mixed` are JSON files that also contain state, with the keys that
+    are obeyed. `hosts` are the hosts that it needs, for a network that allows only listed hosts.
 
-    `model` are the words that choose a model, `session` those that give a new conversation an id of ours,
-    `resume` those that continue the one of an id, `latest` those that continue the last one in the
-    directory; `interactive` is the command for a person at a terminal. Empty: it has none that we know.
-    With `interactive`, `interactive_latest` replaces `latest`, and `interactive_model` tells whether `model`
-    works.
+    `model` are the words that choose a model, `session` those that give a new conversation our id, `resume`
+    those that continue a conversation by id, `latest` those that continue the last one in the directory.
+    `interactive` is the command for a person at a terminal. Empty means that we know none. With
+    `interactive`, `interactive_latest` replaces `latest`, and `interactive_model` is True if `model` works.
     """
 
     name: str
@@ -72,8 +68,8 @@ class Agent(Value):
     ) -> list[str]:
         """The command line that does `prompt` without asking back. The prompt stays one argument.
 
-        `session` names a new conversation, `resume` continues the one of that id, or the "last" one.
-        PolicyError if this agent has no words for what is asked.
+        `session` names a new conversation, `resume` continues the one with that id, or the "last" one. Raises
+        PolicyError if this agent has no option for it.
         """
         extra = [*self._chosen(model), *self._continued(resume)]
         if session is not None and resume is None:
@@ -125,7 +121,7 @@ class Agent(Value):
         return [word.replace(mark, value) if mark else word for word in words]
 
     def needs(self, policy: Policy) -> Policy:
-        """`policy` with this agent's places, and without those of every other agent."""
+        """`policy` with this agent's paths, and without those of every other agent."""
         mine = (*self.write, *self.read)
         return (
             policy.with_write(*_there(self.write))
@@ -134,7 +130,7 @@ class Agent(Value):
         )
 
 
-#: Each with the switches for unattended work: what holds it is the jail.
+#: Each has the switches for unattended work: the jail confines it.
 AGENTS: dict[str, Agent] = {
     agent.name: agent
     for agent in (
@@ -171,7 +167,7 @@ AGENTS: dict[str, Agent] = {
             resume=("resume", SESSION),
             latest=("resume", "--last"),
             interactive=("codex", "--dangerously-bypass-approvals-and-sandbox"),
-            # Without it, `codex resume` passes over what `codex exec` began.
+            # Without it, `codex resume` skips conversations that `codex exec` began.
             interactive_latest=("resume", "--last", "--include-non-interactive"),
         ),
         Agent(
@@ -293,7 +289,7 @@ AGENTS: dict[str, Agent] = {
 
 
 def agent_named(name: str) -> Agent:
-    """The row of that name, or PolicyError that lists the known."""
+    """The row of that name, or PolicyError with the known names."""
     if name not in AGENTS:
         raise PolicyError(
             f"there is no agent {name!r}",
@@ -304,24 +300,24 @@ def agent_named(name: str) -> Agent:
 
 
 def _there(paths: tuple[str, ...]) -> list[str]:
-    """Keep the paths that exist: a policy grants no others."""
+    """The paths that exist: a policy cannot grant others."""
     return [path for path in paths if os.path.exists(os.path.expanduser(path))]
 
 
 #: Larger files are compared by size, mtime and ctime; a program cannot set the ctime.
 MOST_BYTES = 4 << 20
 MOST_BYTES_IN_ALL = 64 << 20
-#: Files beyond this number are not compared: a directory of settings has fewer.
+#: Files beyond this number are not compared; a settings directory has fewer.
 MOST_FILES = 100_000
 
 Fingerprint = dict[str, tuple[object, ...]]
 
 
 def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]]] = ()) -> Fingerprint:
-    """Every file at and below `paths`, by what it holds. Follows no link and never raises.
+    """A digest of every file at and below `paths`. Follows no link and never raises.
 
-    `mixed` are (JSON file, keys): state and settings in one, of which only what stands under
-    these keys, at any depth, is compared.
+    `mixed` are (JSON file, keys): files with state and settings. Only the values of these keys, at any depth,
+    are compared.
     """
     keys = {os.path.expanduser(path): names for path, names in mixed}
     seen: Fingerprint = {}
@@ -348,14 +344,14 @@ def fingerprint(paths: Iterable[str], mixed: Iterable[tuple[str, tuple[str, ...]
 
 
 def changed_settings(before: Fingerprint, after: Fingerprint) -> tuple[str, ...]:
-    """The paths that were added, removed or changed, sorted."""
+    """The added, removed and changed paths, sorted."""
     return tuple(sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p)))
 
 
 def _digest(path: str, keys: tuple[str, ...]) -> bytes:
     import hashlib
 
-    # An agent of another run may have put something else there since we looked.
+    # The agent of another run may have replaced the file since the check.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         content = file.read(MOST_BYTES + 1)
@@ -379,7 +375,7 @@ def _under(
     if isinstance(data, dict):
         for name in sorted(data):
             if name in keys:
-                if data[name]:  # an empty list of servers is none
+                if data[name]:  # an empty list of servers counts as none
                     yield (*way, name), data[name]
             else:
                 yield from _under(data[name], keys, (*way, name))

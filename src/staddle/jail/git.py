@@ -1,16 +1,14 @@
-"""The one place that runs git on a tree that a sandbox could have touched.
+"""The only module that runs git on a tree that a sandbox could have touched.
 
-Git runs commands that a repository names: hooks, a file system monitor, filters, pagers,
-editors, transports, aliases, helpers for keys and logins. A list of all of them to switch
-off is never complete, so ours is the other way round: git gets a git directory of *our own*
-(`build`), outside of what any sandbox can write. Its config is ours, it has no hooks, no
-attributes, no logs, and an index of ours. From the real repository it sees only data, by
-link: the objects, the refs, the patterns of `info/exclude`. What a sandbox left in the
-repository's own config is not read, under any of its names.
+Git runs commands that a repository names: hooks, a file system monitor, filters, pagers, editors, transports,
+aliases, credential helpers. A list of settings to switch off is never complete. So git gets a git directory
+of *our own* (`build`), which no sandbox can write. It has our config and our index, and no hooks, attributes
+or logs. From the real repository it sees only data, by link: the objects, the refs, the patterns of
+`info/exclude`. Git never reads the config that a sandbox left in the repository, under any of its names.
 
-What is left: attributes in the tree (they can only pick drivers from a config that has
-none), other repositories nested in the tree (only commands that never look into them are
-used, see `COMMANDS`) and links in the object and ref directories (`Git.check` refuses).
+Three risks remain: attributes in the tree (they can only pick drivers from a config without drivers),
+repositories nested in the tree (`COMMANDS` never look into them), and links in the object and ref directories
+(`Git.check` refuses).
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: What may be run. Each reads or writes objects, refs and our index; none starts another
-#: program or a git in a nested repository with the options that `run` adds. `git add` and
-#: `git status` on submodules do, with a clean environment: `-c` does not reach it.
+#: The commands that may run. Each reads or writes objects, refs and our index. With the options that `run`
+#: adds, none starts another program or a git in a nested repository. `git add` and `git status` do start one
+#: for submodules, in a clean environment that `-c` does not reach.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "cat-file": (),
     "check-ref-format": (),
@@ -58,7 +56,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "update-ref": ("--no-deref",),
     "write-tree": (),
 }
-#: Said again on every command line, should a config ever reach git by another way.
+#: Repeated on every command line, in case a config reaches git in another way.
 PINNED = (
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -86,7 +84,7 @@ PINNED = (
     "safe.bareRepository=explicit",
     "sequence.editor=true",
     "submodule.recurse=false",
-    # A written history of commits, or an index over packs, could tell another story than the objects.
+    # A commit graph or a pack index could contradict the objects.
     "core.commitGraph=false",
     "core.multiPackIndex=false",
     "pack.useBitmaps=false",
@@ -112,21 +110,21 @@ ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "SSH_ASKPASS": "true",
 }
-#: Of the user's variables, those that would give a push another repository than ours.
+#: Variables of the user that would make a push use another repository.
 _REPOSITORY = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY"),
     *("GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE"),
 )
-#: Said for a push on top of the user's own config, which brings logins and transports.
+#: For a push, in addition to the user's own config, which has logins and transports.
 _PUSHING = (
     *("core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=true"),
     *("gc.auto=0", "maintenance.auto=false", "push.followTags=false", "push.gpgSign=false"),
     *("push.recurseSubmodules=no", "submodule.recurse=false", "protocol.ext.allow=never"),
 )
 _ALTERNATES = "objects/info/alternates"
-#: Seconds that one call may take: a hostile tree can be made slow, not endless.
+#: Seconds for one call: a hostile tree can be slow, but must not block us forever.
 PATIENCE = 600.0
-#: Keys of a repository's config that are data, and the values that they may have.
+#: Keys of a repository's config that are only data, and their allowed values.
 _SWITCH = ("true", "false")
 _DATA = {
     "core.filemode": _SWITCH,
@@ -137,7 +135,7 @@ _DATA = {
     "core.eol": ("lf", "crlf", "native"),
     "extensions.objectformat": ("sha1", "sha256"),
 }
-#: Extensions that change nothing about what we read.
+#: Extensions that do not change how we read the repository.
 _HARMLESS = ("objectformat", "worktreeconfig", "noop", "partialclone", "preciousobjects")
 
 
@@ -162,9 +160,9 @@ def locate(repository: str) -> tuple[str, str]:
 
 
 def build(where: str, git_directory: str, common: str) -> Git:
-    """A git directory of ours at `where` (new), through which the repository's data can be reached.
+    """Make our git directory at `where` (new), which gives access to the repository's data.
 
-    `where` must be out of reach of every sandbox. HEAD is the one of `git_directory`.
+    `where` must be out of reach of every sandbox. HEAD is that of `git_directory`.
     """
     config = _config(common)
     os.makedirs(f"{where}/info", mode=0o700)
@@ -187,7 +185,7 @@ class Git:
     def run(
         self, command: str, *arguments: str, data: bytes = b"", env: Mapping[str, str] | None = None
     ) -> bytes:
-        """Run `git command arguments`; its output. GitFailed: git failed. GitRefused: it was not run."""
+        """Run `git command arguments`; return its output. GitFailed: git failed. GitRefused: not run."""
         if command not in COMMANDS:
             raise GitRefused(
                 f"git {command} is not run on a tree that a sandbox could have touched",
@@ -236,7 +234,7 @@ class Git:
         return output
 
     def remote_url(self, remote: str, repository: str) -> str:
-        """The address of `remote`: the repository's, as it was when the workspace was made, or itself."""
+        """The URL of `remote`: the repository's remote when the workspace was made, or `remote` itself."""
         named = {
             name: url for name, _, url in (row.partition("\0") for row in _remotes(self.common).split("\n"))
         }
@@ -261,7 +259,7 @@ class Git:
     def push(self, url: str, branch: str) -> None:
         """Push the branch to `url`, never by force. Runs no hook, and reads no config of the repository.
 
-        This is the one call with the user's own variables and config: they have the keys. No sandbox could
+        Only this call uses the user's own variables and config, because they have the keys. No sandbox could
         write them. It cannot ask for a password: there is no terminal.
         """
         self.check()
@@ -284,7 +282,7 @@ class Git:
         self._complete("push", argv, variables, "/")
 
     def check(self) -> None:
-        """Refuse a repository whose data leads elsewhere: git would write there with our rights."""
+        """Refuse a repository with links in its data: git would write to their targets with our rights."""
         for path in self._places():
             try:
                 mode = os.lstat(path).st_mode
@@ -305,7 +303,7 @@ class Git:
             )
 
     def _places(self) -> Iterator[str]:
-        """The paths that git writes to, or reads as a whole, on our behalf."""
+        """The paths that git writes, or reads as a whole, for us."""
         common = self.common
         yield from (
             f"{common}/{name}"
@@ -317,7 +315,7 @@ class Git:
                 yield from (entry.path for entry in entries)
         yield f"{common}/{_ALTERNATES}"
         pending = [f"{common}/refs/heads"]
-        while pending:  # the branches only: they are what we write
+        while pending:  # only branches: we write no other refs
             try:
                 with os.scandir(pending.pop()) as entries:
                     for entry in entries:
@@ -328,7 +326,7 @@ class Git:
                 continue
 
     def point_head(self, target: str) -> None:
-        """Let our own HEAD be `target`: `ref: refs/heads/name`, or an object name."""
+        """Set our own HEAD to `target`: `ref: refs/heads/name`, or an object name."""
         _write(f"{self.directory}/HEAD", target + "\n")
 
 
@@ -342,7 +340,7 @@ def head(git_directory: str) -> str:
 
 
 def _config(common: str) -> str:
-    """Our config: of the repository's own, only data that decides how files are read."""
+    """Our config: from the repository's config, only data about how to read files."""
     kept = {}
     for section, key, value in parse(text(f"{common}/config")):
         name, said = f"{section}.{key}", value.lower()
@@ -363,7 +361,7 @@ def _config(common: str) -> str:
 
 
 def _remotes(common: str) -> str:
-    """One line a remote of the repository: its name, NUL, where it pushes to."""
+    """One line per remote of the repository: its name, NUL, its push URL."""
     found: dict[str, str] = {}
     for section, name, key, value in parse_subsections(text(f"{common}/config")):
         shown = section == "remote" and name.isprintable() and value.isprintable()
@@ -373,14 +371,14 @@ def _remotes(common: str) -> str:
 
 
 def without_login(url: str) -> str:
-    """The address as it may be shown: a name or a token before the host is left out."""
+    """The URL without a user name or token before the host, for display."""
     scheme, found, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}" if found else url
 
 
 def is_local(url: str) -> bool:
-    """Whether git would take it for a path: no scheme, and no colon before the first slash."""
+    """Whether git would treat it as a path: no scheme, and no colon before the first slash."""
     return "://" not in url and ":" not in url.partition("/")[0]
 
 
@@ -396,12 +394,12 @@ def _program() -> str:
 
 
 def text(path: str, most: int = 1 << 20) -> str:
-    """The text of a small regular file that a sandbox may have written; "" when it is none."""
+    """The text of a small regular file that a sandbox may have written; "" for anything else."""
     return fileio.read_text(path, most, os.O_NOFOLLOW)
 
 
 def _write(path: str, text: str) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
         file.write(text)
     os.replace(f"{path}.new", path)

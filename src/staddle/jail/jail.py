@@ -1,11 +1,11 @@
 """`Jail`: one agent command in a workspace, with the home hidden, on any backend.
 
-    jail = new_jail("auto")
-    status = jail.run(RunOpts(workspace, ["claude", "-p", "fix the tests"], api_key=key, timeout=3600))
+  jail = new_jail("auto")
+  status = jail.run(RunOpts(workspace, ["claude", "-p", "fix the tests"], api_key=key, timeout=3600))
 
-There is no shell between the caller and the command: each argument and each variable arrives as
-it is. Variables, the key among them, travel by a descriptor: they are on no command line, in no
-file and in no message of ours.
+No shell runs between the caller and the command: arguments and variables arrive unchanged. Variables,
+including the key, are passed through a descriptor: they are on no command line, in no file and in no message
+of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
 
 __all__ = ["ALIASES", "KEY", "ConfinedJail", "Jail", "RunOpts", "bootstrap", "confinement", "new_jail"]
 
-#: Other names that a backend is known by.
+#: Alternative names of backends.
 ALIASES = {"systemd-run": "systemd"}
 
 
@@ -35,10 +35,10 @@ class Jail(Protocol):
     """Runs a command in a workspace, confined."""
 
     def run(self, opts: RunOpts) -> int:
-        """Run it on this terminal, stdin not connected; its exit status, 128 + N when signal N ended it."""
+        """Run it on this terminal without stdin; return its exit status, 128 + N if signal N ended it."""
 
     def run_capture(self, opts: RunOpts) -> bytes:
-        """Run it and return its stdout; stderr passes through. CommandFailed when it ends with an error."""
+        """Run it and return its stdout; stderr passes through. Raises CommandFailed if it fails."""
 
 
 def new_jail(backend: str, runner: Runner | None = None) -> ConfinedJail:
@@ -53,18 +53,18 @@ def new_jail(backend: str, runner: Runner | None = None) -> ConfinedJail:
 
 
 class ConfinedJail(Jail):
-    """A jail whose commands are confined by `wrap` on one backend."""
+    """A jail that confines commands with `wrap` on one backend."""
 
     def __init__(self, backend: str, runner: Runner) -> None:
         self.backend = backend
         self._runner = runner
 
     def run(self, opts: RunOpts) -> int:
-        """As `Jail.run`. CommandTimeout, CommandCancelled: it was ended, and nothing of it lives on."""
+        """As `Jail.run`. CommandTimeout, CommandCancelled: the command and its children have been ended."""
         return self._complete(opts).returncode
 
     def run_capture(self, opts: RunOpts) -> bytes:
-        """As `Jail.run_capture`. More than the policy's `limits.output` is cut in the middle."""
+        """As `Jail.run_capture`. Output beyond the policy's `limits.output` is cut in the middle."""
         import subprocess
 
         done = self._complete(opts, stdout=subprocess.PIPE)
@@ -80,7 +80,7 @@ class ConfinedJail(Jail):
         return output
 
     def prepare(self, opts: RunOpts) -> WorkspaceRun:
-        """The run as a context, for a caller that starts the command on its own streams."""
+        """The run as a context manager, for a caller that starts the command on its own streams."""
         return WorkspaceRun(opts, self.backend, self._runner)
 
     def _complete(self, opts: RunOpts, **streams: int) -> subprocess.CompletedProcess[bytes]:

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from ..launch.redaction import Secrets
     from .workspace import Workspace
 
-#: The variable that the key becomes, where no agent says another.
+#: The variable for the key, unless the agent has its own.
 KEY = "ANTHROPIC_API_KEY"
 
 
 class RunOpts(Value):
-    """One run. `env` are "NAME=value" texts; `api_key` is given to the command only, in the agent's variable.
+    """One run. `env` are "NAME=value" texts; only the command gets `api_key`, in the agent's variable.
 
-    `timeout` is in seconds, None for no end. `policy` takes the place of
-    `Policy.coding_agent(home)`; the workspace is writable under either. `agent` is the name of a
-    row in `agents.AGENTS`, or an `Agent`: its places are granted, those of others are not.
-    Setting `cancel` ends the run. `best_effort` runs although something cannot be held. `author`,
-    "Name <address>", is who commits. `commit` is a message: what the command leaves uncommitted is committed
-    with it, if the command ended by itself. `session` is the agent's id of its conversation, for the journal.
-    `audit` is a file, a stream or a function for the audit log of the run.
+    `timeout` is in seconds (default: none). `policy` replaces `Policy.coding_agent(home)`; the workspace is
+    writable under either. `agent` is the name of a row in `agents.AGENTS`, or an `Agent`: its paths are
+    granted, those of other agents are not. Setting `cancel` ends the run. `best_effort` runs the command even
+    if a protection cannot be enforced. `author`, "Name <address>", is the committer. `commit` is a commit
+    message: if the command ended by itself, its uncommitted changes are committed with it. `session` is the
+    agent's id of its conversation, for the journal. `audit` is a file, a stream or a function for the audit
+    log of the run.
     """
 
     workspace: Workspace
@@ -67,7 +67,7 @@ class RunOpts(Value):
         variables(self.env)
         if self.api_key is not None:
             _checked_key(self.api_key)
-        self._set("timeout", Limits(timeout=self.timeout).timeout)  # a text such as 2m is understood
+        self._set("timeout", Limits(timeout=self.timeout).timeout)  # accepts texts such as 2m
         commit_identity(self.author)
         if self.commit is not None and (not self.commit.strip() or "\0" in self.commit):
             raise PolicyError(
@@ -99,7 +99,7 @@ class RunOpts(Value):
         return f"RunOpts({self.workspace!r}, {list(self.command)!r}, {rest})"
 
     def secrets(self) -> Secrets:
-        """The values to redact from messages: the key, and those of variables that look like secrets."""
+        """The values to redact from messages: the key, and the values of variables that look like secrets."""
         from ..launch.redaction import Secrets, secret_values
 
         policy = self.policy
@@ -114,10 +114,10 @@ class RunOpts(Value):
 
 
 def confinement(opts: RunOpts) -> Policy:
-    """The policy of a run: the given one or `Policy.coding_agent`, and what a commit has to write.
+    """The policy of a run: the given one or `Policy.coding_agent`, plus the paths that a commit writes.
 
-    Of the repository, that is objects, refs, logs and the worktree's own git directory. Its
-    config, its hooks and all else that git would obey can only be read, and cannot be added.
+    In the repository these are objects, refs, logs and the worktree's own git directory. The config, the
+    hooks and everything else that git obeys are read-only, and none can be added.
     """
     workspace = opts.workspace
     policy = Policy.coding_agent(os.path.expanduser("~")) if opts.policy is None else opts.policy
@@ -134,11 +134,11 @@ def confinement(opts: RunOpts) -> Policy:
 
 
 def bootstrap(opts: RunOpts) -> dict[str, str]:
-    """The variables of the agent, besides those of every sandbox. PATH is the preset's."""
+    """The agent's variables, in addition to those of every sandbox. PATH is the preset's."""
     key = opts.agent.key if isinstance(opts.agent, Agent) else KEY
     identity = commit_identity(opts.author)
     settings = {
-        # Housekeeping would rewrite parts of the repository that cannot be written inside.
+        # Housekeeping would rewrite parts of the repository that are read-only inside.
         "gc.auto": "0",
         "user.name": identity["GIT_AUTHOR_NAME"],
         "user.email": identity["GIT_AUTHOR_EMAIL"],
@@ -156,12 +156,12 @@ def bootstrap(opts: RunOpts) -> dict[str, str]:
 
 
 def variables(texts: Iterable[str]) -> dict[str, str]:
-    """The variables that "NAME=value" texts say; PolicyError for one that cannot be, never a dropped one."""
+    """Parse "NAME=value" texts. PolicyError for an invalid one; none is dropped."""
     found: dict[str, str] = {}
     for position, text in enumerate(texts):
         name, equals, value = text.partition("=")
         if not equals:
-            # Not shown: half of a mistyped secret would be in the message.
+            # Do not show it: it may be half of a mistyped secret.
             raise PolicyError(
                 f"variable {position + 1} of env has no '='",
                 fix='write "NAME=value"',

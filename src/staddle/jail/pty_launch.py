@@ -1,7 +1,7 @@
-"""A command on a pseudo-terminal of its own, for a person who works inside.
+"""A command on its own pseudo-terminal, for a person who works inside.
 
-The command never gets the user's terminal. It gets a new one, which ends with it. Whatever it
-does to its terminal (modes, pasted input, another line discipline) stays there.
+The command never gets the user's terminal. It gets a new one, which ends with it. Changes to that terminal
+(modes, pasted input, another line discipline) do not reach the user's.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 def on_its_own(command: Sequence[str]) -> list[str]:
-    """The same command as the leader of a session, so that Ctrl-C and job control work (util-linux)."""
+    """The command as leader of a session, so that Ctrl-C and job control work (util-linux)."""
     return ["setsid", "--ctty", "--wait", *command]
 
 
 class PtyLaunch:
-    """A launch that is started on a pseudo-terminal of its own; `cli.terminal` relays the user's to it.
+    """A launch started on its own pseudo-terminal; `cli.terminal` connects the user's terminal to it.
 
-    Make it before signals are blocked: the command would inherit the mask. `wait` or `close` ends it.
+    Create it before blocking signals: the command would inherit the mask. `wait` or `close` ends it.
     """
 
     def __init__(
         self, launch: Launch, secrets: Secrets | None = None, size: tuple[int, int] = (24, 80)
     ) -> None:
-        """`size` are the rows and columns that it starts with."""
+        """`size` are the initial rows and columns."""
         self._launch = launch
         self._redactor = Redactor(() if secrets is None else secrets.spelled)
         self._leader, follower = os.openpty()
@@ -44,7 +44,7 @@ class PtyLaunch:
         self._lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             if launch.uid is not None:
-                os.fchown(follower, launch.uid, -1)  # the sandbox of root runs under another uid
+                os.fchown(follower, launch.uid, -1)  # root's sandbox runs under another uid
             self._process = start(
                 launch,
                 group=None if self._lifeline is None else self._lifeline.group,
@@ -60,28 +60,28 @@ class PtyLaunch:
         os.set_blocking(self._leader, False)
 
     def terminal(self, *, rows: int, cols: int, term: str) -> Self:
-        """Itself, of that size. `term` was said when the launch was prepared."""
+        """Return itself after a resize. `term` was set when the launch was prepared."""
         self.resize(rows, cols)
         return self
 
     def fileno(self) -> int:
-        """To wait for what is printed, and for room for what is typed."""
+        """The descriptor to poll, for output to read and for room to write input."""
         return self._leader
 
     def read_some(self) -> bytes | None:
-        """The bytes that were printed; None when there are none yet, empty when it is over."""
+        """The printed bytes; None if there are none yet, empty at the end."""
         return pty.read_redacted(self._leader, self._redactor)
 
     def write_some(self, data: bytes) -> int:
-        """Type as much of `data` as there is room for, and return how much that was."""
+        """Write as much of `data` as fits, and return the number of bytes."""
         return pty.write_available(self._leader, data)
 
     def resize(self, rows: int, cols: int) -> None:
-        """Take over the size of the user's window."""
+        """Set the size of the terminal."""
         pty.set_size(self._leader, rows, cols)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, as a shell says it. When it does not end in time it is ended."""
+        """The exit status as a shell reports it. Ends the command at the timeout."""
         import subprocess
 
         try:
@@ -97,7 +97,7 @@ class PtyLaunch:
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:
-        """End it if it has not ended, with everything it started. A second time does nothing."""
+        """End the command, if it runs, with all its children. A second call does nothing."""
         if self._leader >= 0:
             if self._process.poll() is None:
                 end(self._process)

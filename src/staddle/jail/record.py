@@ -1,7 +1,7 @@
-"""The record of a workspace, its journal and its lock (claim), beside its tree where no sandbox can write.
+"""The record, journal and lock (claim) of a workspace, beside its tree, where no sandbox can write.
 
-The journal has one JSON line for each event. Secrets are not in it: of variables only the names, and a
-value that is known to be secret is cut out wherever else it stands.
+The journal has one JSON line per event. It contains no secrets: only the names of variables, and known secret
+values are redacted everywhere else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..launch.redaction import Secrets
 
-#: From each state, where it may go. A run that was ended can be run again; `published` is the end.
+#: The allowed transitions from each state. An ended run can run again; `published` is final.
 TRANSITIONS: dict[str, tuple[str, ...]] = {
     "prepared": ("running", "failed"),
     "running": ("stopped", "failed"),
@@ -32,7 +32,7 @@ FORMAT = 1
 
 
 class WorkspaceRecord(Value):
-    """The facts of a workspace. `base` is the commit it began from, `changed` when `state` last did."""
+    """The facts of a workspace. `base` is its starting commit, `changed` the time of the last transition."""
 
     name: str
     repository: str
@@ -44,7 +44,7 @@ class WorkspaceRecord(Value):
     changed: float
 
     def moved_to(self, state: str) -> WorkspaceRecord:
-        """The same in another state, or WorkspaceError when there is no way from here to there."""
+        """The record in another state, or WorkspaceError if that transition is not allowed."""
         if state not in TRANSITIONS:
             raise WorkspaceError(
                 f"there is no state {state!r}",
@@ -87,7 +87,7 @@ def read(directory: str) -> WorkspaceRecord:
 
 
 def write(directory: str, record: WorkspaceRecord) -> None:
-    """Replace the record, whole or not at all, also when the power goes."""
+    """Replace the record atomically, even if the power fails."""
     import json
 
     text = json.dumps({"format": FORMAT, **record.as_dict()}, indent=1) + "\n"
@@ -101,7 +101,7 @@ def write(directory: str, record: WorkspaceRecord) -> None:
 
 
 class Claim:
-    """One process has the workspace. The kernel ends the claim with the process, however it ends."""
+    """Lock of one process on the workspace. The kernel releases it when the process ends, however it ends."""
 
     def __init__(self, directory: str) -> None:
         import fcntl
@@ -113,7 +113,7 @@ class Claim:
                 return
             except BlockingIOError:
                 if attempt < 4:
-                    time.sleep(0.01)  # `is_claimed` may be looking, for a moment
+                    time.sleep(0.01)  # `is_claimed` may have the lock for a moment
         os.close(self._descriptor)
         raise WorkspaceBusy(
             f"the workspace at {directory!r} is in use",
@@ -122,7 +122,7 @@ class Claim:
         )
 
     def release(self) -> None:
-        """Give it back. A second time does nothing."""
+        """Release the claim. A second call does nothing."""
         if self._descriptor >= 0:
             fd, self._descriptor = self._descriptor, -1
             os.close(fd)
@@ -137,7 +137,7 @@ class Claim:
 
 
 def is_claimed(directory: str) -> bool:
-    """Whether a living process has claimed it."""
+    """Whether a running process has claimed it."""
     import fcntl
 
     try:
@@ -154,15 +154,15 @@ def is_claimed(directory: str) -> bool:
 
 
 JOURNAL = "journal.jsonl"
-#: A line longer than this is cut: a prompt can be a book.
+#: Longer texts are cut: a prompt can be a book.
 MOST_LETTERS = 2000
 MOST_WORDS = 64
-#: The journal is read from its end, at most this much.
+#: At most this much is read, from the end of the journal.
 MOST_BYTES = 1 << 20
 
 
 class JournalEntry(Value):
-    """One line: when, what happened (`created`, `began`, `ended`, `committed`, ...) and the facts."""
+    """One line: time, event (`created`, `began`, `ended`, `committed`, ...) and facts."""
 
     at: float
     what: str
@@ -170,7 +170,7 @@ class JournalEntry(Value):
 
 
 def append_journal(directory: str, what: str, secrets: Secrets | None = None, **facts: object) -> None:
-    """Write a line. A journal that cannot be written does not stop the work."""
+    """Write a line. Failure to write does not stop the run."""
     import json
 
     line = json.dumps({"at": time.time(), "what": what, **_plain(facts, secrets)}) + "\n"
@@ -180,7 +180,7 @@ def append_journal(directory: str, what: str, secrets: Secrets | None = None, **
     except OSError:
         return
     try:
-        os.write(descriptor, line.encode())  # one write: two processes do not mix their lines
+        os.write(descriptor, line.encode())  # a single write, so that lines of two processes do not mix
     except OSError:
         pass
     finally:
@@ -204,7 +204,7 @@ def read_journal(directory: str) -> tuple[JournalEntry, ...]:
             facts = json.loads(line)
             found.append(JournalEntry(float(facts.pop("at")), str(facts.pop("what")), facts))
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # half a line: the power went, or it is the first of the last megabyte
+            continue  # incomplete: the power failed, or it is cut at the start of the last megabyte
     return tuple(found)
 
 
@@ -230,6 +230,6 @@ def _plain(facts: Mapping[str, object], secrets: Secrets | None) -> dict[str, ob
 
 
 def _bounded(text: str, secrets: Secrets | None) -> str:
-    """Without the secrets first: a cut must not leave half of one."""
+    """Redact secrets before cutting, so that no half of a secret remains."""
     text = text if secrets is None else secrets.text(text)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"

@@ -1,10 +1,10 @@
 """Our own git index of a workspace's tree (differences from the branch, the tree to commit), and its review.
 
-The agent's own index is not read: the agent could have written anything into it.
+staddle does not read the agent's own index: the agent could have written anything into it.
 
-The review finds changes that are easy to read past in a diff (modes, links, other repositories), and files
-that make other programs run commands. The latter are read, never run. Our own git calls ignore them (see
-`git`); the user's git, editor and shell would not. A finding is no proof of bad intent: a hook may be the
+The review finds changes that are easy to miss in a diff (modes, links, other repositories), and files that
+make other programs run commands. It reads these files and never runs them. Our own git calls ignore them (see
+`git`); the user's git, editor and shell would not. A finding does not prove bad intent: a hook may be the
 user's own.
 """
 
@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 
 
 class PlantedFile(Value):
-    """One such file, and its effect."""
+    """A file that makes programs run commands, and its effect."""
 
     path: str
     what: str
@@ -112,7 +112,7 @@ def _configs(*paths: str) -> list[PlantedFile]:
 
 
 def _hooks(directory: str) -> list[PlantedFile]:
-    """Hooks that git would run; the samples it ships are none."""
+    """Hooks that git would run, without git's samples."""
     if os.path.islink(directory):
         return [PlantedFile(directory, "the hooks are elsewhere")]
     try:
@@ -135,7 +135,7 @@ def _runs(path: str) -> bool:
 
 
 def _modules(directory: str) -> list[PlantedFile]:
-    """The git directories of submodules, at any depth that is sane."""
+    """The git directories of submodules, down to a limited depth."""
     found: list[PlantedFile] = []
     pending = [(directory, 0)]
     while pending:
@@ -155,12 +155,12 @@ def _modules(directory: str) -> list[PlantedFile]:
     return found
 
 
-#: Between two commits, or a commit and an index, a link to another repository is only a number:
-#: git does not look into it. Where a tree is looked at it would, so there they stay left out.
+#: Between two commits, or a commit and an index, git compares nested repositories by their commit only. In a
+#: comparison with a working tree git would look into them, so they are left out there.
 WITH_REPOSITORIES = "--ignore-submodules=dirty"
 
 _EXECUTABLE, _LINK, _REPOSITORY = b"100755", b"120000", b"160000"
-#: More links than this are named, but it is not looked where they lead.
+#: Further links are listed, but their targets are not checked.
 _MOST_LINKS = 200
 _LONGEST_PATH = 4096
 
@@ -183,7 +183,7 @@ def worth_a_look(git: Git, base: str, tip: str) -> tuple[PlantedFile, ...]:
 
 
 def needs_approval(git: Git, tip: str, tree: str, top: str) -> tuple[NeedsApproval, ...]:
-    """The changes from `tip` to `tree`, which the directory `top` has, that a commit needs approval for."""
+    """The changes from `tip` to `tree` (in the directory `top`) that need approval before a commit."""
 
     def entry(mode: bytes) -> Merged:
         status = os.stat_result((int(mode, 8), *(0,) * 9)) if mode.strip(b"0") else None
@@ -220,23 +220,23 @@ def _target(git: Git, blob: str) -> str | None:
 
 
 def _leads_out(path: str, target: str) -> bool:
-    """By its letters alone: another link on the way is a finding of its own."""
+    """Judged by the path alone: another link on the way is a finding of its own."""
     place = os.path.normpath(os.path.join(os.path.dirname(path), target))
     return target.startswith("/") or place == ".." or place.startswith("../")
 
 
-#: Age in seconds after which a copy is taken for a killed process's.
+#: Seconds after which a copy is assumed to come from a killed process.
 _STALE = 3600.0
 
 
 class GitIndex:
-    """`with GitIndex(git) as index:` a copy for one question, which replaces the kept one at a good end.
+    """`with GitIndex(git) as index:` a copy of the stored index, which replaces it after success.
 
-    A copy, because git locks the index by a file: two of us would fight for it, and one that is
-    killed would leave its lock behind. The kept one only saves reading unchanged files again.
+    A copy, because git locks the index with a file: two processes would conflict, and a killed one would
+    leave its lock behind. The stored index only avoids reading unchanged files again.
 
-    With `only_looking` what is taken in goes to a place of our own, and with it: neither the
-    repository nor the kept index knows of it afterwards.
+    With `only_looking`, new objects go to a temporary directory that is deleted with the copy: the repository
+    and the stored index stay unchanged.
     """
 
     def __init__(self, git: Git, *, only_looking: bool = False) -> None:
@@ -259,11 +259,11 @@ class GitIndex:
             with open(self._kept, "rb") as kept, open(self.path, "xb") as copy:
                 info = os.fstat(kept.fileno())
                 copy.write(kept.read())
-            # Git takes a file for changed when it is not older than the index: a copy that looked
-            # newer than the original would hide a change made in the same tick.
+            # Git rereads a file that is not older than the index. A copy with a newer time would hide a
+            # change made in the same tick.
             os.utime(self.path, ns=(info.st_atime_ns, info.st_mtime_ns))
         except FileNotFoundError:
-            pass  # the first question; git makes one
+            pass  # first use: git makes one
         return self
 
     def __exit__(
@@ -280,7 +280,7 @@ class GitIndex:
                 continue
 
     def read(self, commit: str) -> None:
-        """Let it be what `commit` holds, keeping what it knows about unchanged files."""
+        """Load `commit` into the index, keeping the cached facts about unchanged files."""
         from ..errors import GitFailed
 
         try:
@@ -290,10 +290,10 @@ class GitIndex:
         try:
             self._run("update-index", "-q", "--refresh")
         except GitFailed:
-            pass  # says that files differ; that is what is asked next
+            pass  # reports that files differ, which `differing` lists
 
     def differing(self) -> Iterator[str]:
-        """Tracked files that changed or are gone, then what is new and not ignored. No other repository's."""
+        """Changed or deleted tracked files, then new, unignored files. None of nested repositories."""
         links = {
             entry.partition(b"\t")[2]
             for entry in self._run("ls-files", "-s", "-z").split(b"\0")
@@ -302,34 +302,34 @@ class GitIndex:
         for path in set(self._run("ls-files", "-m", "-d", "-z").split(b"\0")):
             if path and path not in links:
                 yield os.fsdecode(path)
-        # A name that ends with a slash is another repository. It is not ours to open.
+        # A name with a trailing slash is another repository, which we must not open.
         for path in self._run("ls-files", "-o", "--exclude-standard", "-z").split(b"\0"):
             if path and not path.endswith(b"/"):
                 yield os.fsdecode(path)
 
     def take(self, paths: Iterable[str]) -> None:
-        """Take these in as they are in the tree, also that they are gone."""
+        """Add these files from the tree to the index; missing ones are removed."""
         names = b"".join(os.fsencode(path) + b"\0" for path in paths)
         if names:
             self._run("update-index", "--add", "--remove", "--replace", "-z", "--stdin", data=names)
 
     def tree(self) -> str:
-        """Everything in it, as one tree object."""
+        """The id of a tree object with its whole content."""
         return self._run("write-tree").decode().strip()
 
     def against(self, commit: str, *options: str) -> bytes:
-        """The diff from `commit` to it, as `git diff` prints it."""
+        """The diff from `commit` to the index, in the format of `git diff`."""
         return self._run("diff", "--no-renames", WITH_REPOSITORIES, *options, "--cached", commit)
 
     def check_out(self) -> None:
-        """Write every file of it to the tree."""
+        """Write all its files to the tree."""
         self._run("checkout-index", "--all", "--index")
 
     def _run(self, command: str, *arguments: str, data: bytes = b"") -> bytes:
         return self._git.run(command, *arguments, data=data, env=self._env)
 
     def _sweep(self) -> None:
-        """Remove copies that a killed process has left."""
+        """Remove copies left by a killed process."""
         before = time.time() - _STALE
         with os.scandir(self._git.directory) as entries:
             for entry in entries:
@@ -348,7 +348,7 @@ def _remove(directory: str) -> None:
 
 
 def _quoted(path: str) -> str:
-    """As git reads a list of paths: a colon in a name would end it."""
+    """Quote a path for a list that git reads: a colon in a name would end it."""
     spelled = "".join(
         f"\\{byte:03o}" if byte < 32 or byte > 126 or byte in b'"\\' else chr(byte)
         for byte in os.fsencode(path)

@@ -1,8 +1,8 @@
-"""The task of a workspace: what its agent is asked to do, and for which reference.
+"""The task of a workspace: the prompt of its agent, and the reference of the issue or ticket.
 
-It is kept in `task.json` beside the record, where no sandbox can read or write it. A reference (an issue, a
-ticket) belongs to one workspace of its repository at a time: `reserve` decides under a lock, and what died
-while it was made reserves nothing.
+It is stored in `task.json` beside the record, where no sandbox can read or write it. A reference belongs to
+one workspace of its repository at a time. `reserve` decides under a lock; a workspace that crashed during its
+creation reserves nothing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 FORMAT = 1
-#: The largest file that is read; a prompt can be a book, but not a library.
+#: Larger files are not read; a prompt can be a book, but not a library.
 MOST_BYTES = 8 << 20
 _FILE = "task.json"
 _LOCK = "references.lock"
-#: Nobody works on these any more, so their reference is free.
+#: Nobody works on these any more, so their references are free.
 _FREE = ("published",)
 
 
 class Task(Value):
     """The task of a workspace; every part may be empty.
 
-    `repository` is the name that people use (`owner/name`), `reference` the issue or ticket, `prompt` what
-    the agent is asked, `session` the agent's own id of its conversation, by which it is resumed.
+    `repository` is the name that people use (`owner/name`), `reference` the issue or ticket, `prompt` the
+    request to the agent, `session` the agent's id of its conversation, to resume it.
     """
 
     repository: str = ""
@@ -63,7 +63,7 @@ class Task(Value):
 
 
 def read(directory: str) -> Task:
-    """The task of the workspace in `directory`; an empty one where none is kept."""
+    """The task of the workspace in `directory`; an empty one if none is stored."""
     import json
 
     try:
@@ -83,7 +83,7 @@ def read(directory: str) -> Task:
 
 
 def write(directory: str, task: Task, common: str) -> None:
-    """Keep `task`, whole or not at all. `common` is the git directory that its reference belongs to."""
+    """Store `task` atomically. `common` is the git directory that its reference belongs to."""
     import json
 
     facts = {"format": FORMAT, "scope": _scope(task, common), **task.as_dict()}
@@ -97,10 +97,10 @@ def write(directory: str, task: Task, common: str) -> None:
 
 
 def reserve(directory: str, task: Task, common: str, others: Iterable[str]) -> None:
-    """Keep `task` for the new workspace in `directory`, which the caller has claimed.
+    """Store `task` for the new workspace in `directory`, which the caller has claimed.
 
-    WorkspaceBusy if one of `others` has the same reference of the same repository: of two processes that
-    ask at once, one gets it. It is free again when that workspace is published or removed.
+    Raises WorkspaceBusy if one of `others` has the same reference of the same repository; if two processes
+    ask at once, one gets it. Publishing or removing that workspace frees the reference.
     """
     import fcntl
 
@@ -109,7 +109,7 @@ def reserve(directory: str, task: Task, common: str, others: Iterable[str]) -> N
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{os.path.dirname(directory)}/{_LOCK}", flags, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held for a few reads and one write, never while git runs
+        fcntl.flock(lock, fcntl.LOCK_EX)  # for a few reads and one write, never while git runs
         for other in others:
             if other != directory and _has(other, task, common):
                 raise WorkspaceBusy(
@@ -137,7 +137,7 @@ def _has(directory: str, task: Task, common: str) -> bool:
     try:
         return records.read(directory).state not in _FREE
     except WorkspaceError:
-        return records.is_claimed(directory)  # it is being made; else a crash left it
+        return records.is_claimed(directory)  # being made if claimed; else left by a crash
 
 
 def _scope(task: Task, common: str) -> str:

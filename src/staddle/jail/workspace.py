@@ -1,13 +1,13 @@
-"""A workspace: a git worktree for one agent, on a branch of its own, beside a record it cannot write.
+"""A workspace: a git worktree for one agent, on its own branch, beside a record that it cannot write.
 
-    <data>/staddle/workspaces/<name>/tree            the worktree: all that the agent sees and writes
-                                    /git             our own git directory for it (see `git`)
-                                    /workspace.json  the record
-                                    /task.json       what the agent is asked to do (see `task`)
-                                    /journal.jsonl   what happened, without secrets
-                                    /claim           locked while a process uses it
+  <data>/staddle/workspaces/<name>/tree            the worktree: all that the agent sees and writes
+                                  /git             our own git directory for it (see `git`)
+                                  /workspace.json  the record
+                                  /task.json       the task of the agent (see `task`)
+                                  /journal.jsonl   the events, without secrets
+                                  /claim           locked while a process uses it
 
-See `worktree` for how the tree is made and removed. `reap` removes old ones that are not in use.
+`worktree` makes and removes the tree. `reap` removes old workspaces that are not in use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-#: Who commits what an agent left uncommitted, unless the caller says otherwise.
+#: The default committer of an agent's uncommitted changes.
 IDENTITY = {
     "GIT_AUTHOR_NAME": "staddle agent",
     "GIT_AUTHOR_EMAIL": "agent@staddle.invalid",
@@ -39,7 +39,7 @@ IDENTITY = {
 
 
 def commit_identity(author: str | None = None) -> dict[str, str]:
-    """The variables that make git commit as `author`, "Name <address>"; as `IDENTITY` for None."""
+    """The variables that make git commit as `author`, "Name <address>" (default: `IDENTITY`)."""
     if author is None:
         return IDENTITY
     name, _, rest = author.partition("<")
@@ -54,7 +54,7 @@ def commit_identity(author: str | None = None) -> dict[str, str]:
     return {key: (name if key.endswith("NAME") else address).strip() for key in IDENTITY}
 
 
-#: Files of a worktree's git directory that say: in the middle of something.
+#: Files in a worktree's git directory that show an unfinished operation.
 _UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "rebase-merge", "rebase-apply")
 
 
@@ -64,10 +64,10 @@ def data_directory(root: str | None = None) -> str:
 
 
 class Workspace:
-    """A git worktree for one agent. `path` is the tree, `branch` what it works on, `base` where it began."""
+    """A git worktree for one agent. `path` is the tree, `branch` its branch, `base` the starting commit."""
 
     def __init__(self, directory: str) -> None:
-        """For `create`, `load` and `list`, which know where a workspace is."""
+        """Use `create`, `load`, `find` or `list` instead."""
         self.directory = directory
         record = records.read(directory)
         self.name, self.branch, self.base = record.name, record.branch, record.base
@@ -86,9 +86,9 @@ class Workspace:
         root: str | None = None,
         task: tasks.Task | None = None,
     ) -> Workspace:
-        """A worktree of `repo` on the new branch `branch` (default: staddle/<name>), beginning at `base`.
+        """A worktree of `repo` on the new branch `branch` (default: staddle/<name>), starting at `base`.
 
-        `task` is kept with it. WorkspaceBusy if another workspace of the repository has its reference.
+        `task` is stored with it. WorkspaceBusy if another workspace of the repository has its reference.
         """
         import secrets
 
@@ -118,9 +118,9 @@ class Workspace:
 
     @classmethod
     def load(cls, path: str, *, root: str | None = None) -> Workspace:
-        """The workspace whose tree, or whose directory, is at `path`. Only where workspaces live.
+        """The workspace with its tree or directory at `path`, which must be in the directory of workspaces.
 
-        Anywhere else an agent could have made what looks like one, with a git directory of its choice.
+        Elsewhere an agent could have made a fake workspace with a git directory of its choice.
         """
         place = os.path.realpath(path)
         directory = os.path.dirname(place) if os.path.basename(place) == "tree" else place
@@ -135,8 +135,7 @@ class Workspace:
 
     @classmethod
     def find(cls, name: str, *, root: str | None = None) -> Workspace:
-        """The workspace that a person means: by its name, the beginning of it, its branch, its path, or the
-        reference of its task."""
+        """Find a workspace by name or its beginning, branch, path, or the reference of its task."""
         known = cls.list(root=root)
         exact = [item for item in known if name in (item.name, item.branch)]
         exact = exact or [item for item in known if name and item.has_reference(name)]
@@ -156,7 +155,7 @@ class Workspace:
 
     @classmethod
     def list(cls, *, root: str | None = None) -> tuple[Workspace, ...]:
-        """Every workspace, oldest first. What cannot be read is left out; the reaper deals with it."""
+        """Every workspace, oldest first. Skips unreadable ones, which `reap` removes."""
         found = []
         for directory in directories(root):
             try:
@@ -173,12 +172,12 @@ class Workspace:
 
     @property
     def record(self) -> records.WorkspaceRecord:
-        """Its record, read now."""
+        """Its record, read from disk."""
         return records.read(self.directory)
 
     @property
     def task(self) -> tasks.Task:
-        """Its task, read now; an empty one if none was given."""
+        """Its task, read from disk; an empty one if none was given."""
         return tasks.read(self.directory)
 
     def update_task(self, **changes: str) -> tasks.Task:
@@ -194,7 +193,7 @@ class Workspace:
         return changed
 
     def last_session(self, agent: str | None = None) -> tuple[str, str | None] | None:
-        """(agent, its session if that is known) of the last run, or the last of `agent`; None for none."""
+        """(agent, its session if known) of the last run, or of the last run of `agent`; None without runs."""
         for entry in reversed(self.journal()):
             name = entry.facts.get("agent") if entry.what == "began" else None
             if name and agent in (None, name):
@@ -202,31 +201,31 @@ class Workspace:
         return None
 
     def has_reference(self, reference: str) -> bool:
-        """Whether its task is for `reference`, and it is not published yet."""
+        """Whether its task has `reference`, and it is not published yet."""
         try:
             return self.task.reference == reference and self.record.state != "published"
         except WorkspaceError:
             return False
 
     def journal(self) -> tuple[records.JournalEntry, ...]:
-        """Its journal, oldest entry first. Commands may contain text of the agent: escape them.
+        """Its journal, oldest entry first. Commands may contain the agent's text: escape them.
 
-        The end of a run whose process was killed is written now.
+        If the process of the last run was killed, this writes the end of that run first.
         """
         if not records.is_claimed(self.directory):
             try:
                 with self.claim():
                     records.end_journal(self.directory)
             except (WorkspaceBusy, OSError):
-                pass  # it runs by now, or cannot be written
+                pass  # it runs again, or cannot be written
         return records.read_journal(self.directory)
 
     def claim(self) -> records.Claim:
-        """Take it, until the claim is released or this process ends. WorkspaceBusy when it is taken."""
+        """Claim it until release or the end of this process. WorkspaceBusy if it is claimed already."""
         return records.Claim(self.directory)
 
     def move_to(self, state: str) -> None:
-        """Change its state; the caller must have the claim. WorkspaceError if there is no such transition."""
+        """Change its state; needs the claim. WorkspaceError if the transition is not allowed."""
         record = self.record
         if record.state == "running" and state == "running":
             record = record.moved_to("failed")  # we have the claim, so the process that ran it has ended
@@ -237,10 +236,10 @@ class Workspace:
         worktree.unlock(self.common, self.name, self.branch)
 
     def publish(self, remote: str | None = None) -> None:
-        """Record that its branch has been taken over. Only what is `publishable`.
+        """Record that its branch has been taken over. It must be `publishable`.
 
-        With `remote`, a remote of the repository or an address, the branch is pushed there first, never by
-        force. GitFailed: it was not, and nothing is recorded.
+        With `remote`, a remote of the repository or a URL, the branch is pushed there first, never by force.
+        If the push fails, GitFailed is raised and nothing is recorded.
         """
         with self.claim():
             if not self.publishable():
@@ -254,19 +253,19 @@ class Workspace:
             records.append_journal(self.directory, "published", None, **facts)
 
     def tip(self) -> str:
-        """The commit its branch is at."""
+        """The commit at the tip of its branch."""
         return self._git.run("rev-parse", "--verify", f"refs/heads/{self.branch}^{{commit}}").decode().strip()
 
     def log(self) -> tuple[tuple[str, str], ...]:
-        """(commit, subject) of what is new on the branch, newest first, at most 100. The agent's words."""
+        """(commit, subject) of the new commits, newest first, at most 100. The agent wrote the subjects."""
         said = self._git.run("log", "-100", "--format=%H%x00%s", "-z", f"{self.base}..{self.tip()}")
         fields = said.decode("utf-8", "surrogateescape").split("\0")
         return tuple(zip(fields[0::2], fields[1::2], strict=False))
 
     def diff(self, *, uncommitted: bool = False, stat: bool = False) -> bytes:
-        """The diff from its base to the branch, as git shows it. The bytes are the agent's: escape them.
+        """The diff from its base to the branch, in git's format. The bytes are the agent's: escape them.
 
-        With `uncommitted` also what the tree holds beyond the branch; with `stat` only how much.
+        `uncommitted` includes the tree's uncommitted changes; `stat` returns only the size of each change.
         """
         options = ["--stat=120"] if stat else []
         if not uncommitted:
@@ -283,7 +282,7 @@ class Workspace:
             return tuple(sorted(set(index.differing())))
 
     def has_uncommitted_changes(self) -> bool:
-        """Whether the tree differs from its branch. The agent's index is not asked: it could say anything."""
+        """Whether the tree differs from its branch. Ignores the agent's index, which could say anything."""
         return bool(self.changed_paths())
 
     def commit_all(
@@ -294,12 +293,12 @@ class Workspace:
         allow: Collection[str] = (),
         allow_protected: bool = False,
     ) -> str | None:
-        """Commit what the tree holds onto the branch; the new commit, or None when there was nothing to do.
+        """Commit the tree to the branch; return the new commit, or None if nothing changed.
 
-        `author` is "Name <address>" (default: the agent of `IDENTITY`).
-        No hook, filter or signature is run. Nested repositories are left out, see `inspect`.
-        CommitRefused, and nothing is committed, if there are protected names, new executables or links out
-        of the tree, as `Sandbox.commit`: `allow` names those that are fine, `allow_protected` is for all.
+        `author` is "Name <address>" (default: the agent of `IDENTITY`). No hook, filter or signature is run.
+        Nested repositories are left out, see `inspect`. Raises CommitRefused, and commits nothing, if there
+        are protected names, new executables or links out of the tree, as `Sandbox.commit`: `allow` lists
+        paths to accept, `allow_protected` accepts all.
         """
         identity = commit_identity(author)
         self._refuse_unfinished()
@@ -331,7 +330,7 @@ class Workspace:
             ) from None
 
     def publishable(self) -> bool:
-        """Stopped, something new on its branch, nothing uncommitted, HEAD and pointer where they belong."""
+        """Stopped, new commits on its branch, nothing uncommitted, HEAD and .git file unchanged."""
         return (
             self.status == "stopped"
             and safe_git.text(f"{self.path}/.git") == f"gitdir: {self.admin}\n"
@@ -342,7 +341,7 @@ class Workspace:
         )
 
     def _unpublishable(self) -> WorkspaceError:
-        """First reason why it is not `publishable`."""
+        """The first reason why it is not `publishable`."""
         command = f"`staddle jail commit {self.name} -m TEXT`, or commit_all()"
         head = safe_git.head(self.admin) == f"ref: refs/heads/{self.branch}"
         if self.status != "stopped":
@@ -363,11 +362,11 @@ class Workspace:
         return find_planted(self.common, self.admin, self.path, self.branch)
 
     def worth_a_look(self) -> tuple[PlantedFile, ...]:
-        """New executables in its commits, links that lead out of the tree, and other repositories."""
+        """New executables in its commits, links out of the tree, and other repositories."""
         return worth_a_look(self._git, self.base, self.tip())
 
     def remove(self, *, force: bool = False) -> None:
-        """Remove the worktree; the branch stays. Uncommitted changes are only dropped with `force`."""
+        """Remove the worktree; the branch stays. Discards uncommitted changes only with `force`."""
         with self.claim():
             if not force and self.has_uncommitted_changes():
                 raise WorkspaceError(
@@ -404,7 +403,7 @@ class Workspace:
 
 
 def directories(root: str | None = None) -> Iterator[str]:
-    """Every directory in which a workspace is, or should be."""
+    """Every workspace directory, including incomplete ones."""
     where = data_directory(root)
     try:
         names = sorted(os.listdir(where))
@@ -414,7 +413,7 @@ def directories(root: str | None = None) -> Iterator[str]:
 
 
 HOUR = 3600.0
-#: Seconds that a workspace is kept in a state. States that are not named are kept for ever.
+#: Seconds for which a workspace is kept in a state. States not listed are kept forever.
 RETENTION = {"published": 24 * HOUR, "failed": 72 * HOUR}
 
 
@@ -425,11 +424,11 @@ def reap(
     now: float | None = None,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
-    """Remove what has been in its state for longer than `retention` says; the paths that went.
+    """Remove workspaces that have been in a state for longer than `retention`; return their paths.
 
-    Branches stay, so that nothing that was committed is lost. What is claimed is not touched.
-    A directory without a readable record is what a crash left, and goes like a failed one.
-    With `dry_run` nothing goes; the paths are those that would.
+    Branches stay, so that no commit is lost. Claimed workspaces are not touched. A directory without a
+    readable record was left by a crash, and counts as failed. With `dry_run` nothing is removed; the paths
+    are those that would be.
     """
     unknown = set(retention) - set(records.TRANSITIONS)
     if unknown:
@@ -454,7 +453,7 @@ def reap(
                         _remove(directory)
                     gone.append(directory)
         except (WorkspaceBusy, OSError):
-            continue  # in use, or gone meanwhile
+            continue  # in use, or removed meanwhile
     return tuple(gone)
 
 

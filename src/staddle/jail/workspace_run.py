@@ -1,9 +1,9 @@
 """One command in one workspace: its claim, its state, its journal, and the checks after its end.
 
-`Jail.run`, `Jail.run_capture` and the command line all go through here, on any streams.
+`Jail.run`, `Jail.run_capture` and the command line all use it, on any streams.
 
-An agent commits, so it can write all refs: git keeps them in one place. A ref that is not its own
-branch and was moved or removed meanwhile is reported, with the commit that it pointed to.
+An agent commits, so it can write all refs, which git stores in one place. If a ref other than its own branch
+is moved or removed during the run, staddle reports the ref and its former commit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     Runner = Callable[..., Any]
 
-#: A repository with more loose refs, or a longer list of packed ones, is compared in part.
+#: In a repository with more loose refs, or a longer packed-refs file, only a part is compared.
 MOST_REFS = 50_000
 MOST_BYTES = 64 << 20
 
 
 def read_refs(common: str) -> dict[str, str]:
-    """Every ref and what it says, loose ones before packed ones. Runs nothing and follows no link."""
+    """Every ref and its value; loose refs override packed ones. Runs nothing and follows no link."""
     found: dict[str, str] = {}
     for line in text(f"{common}/packed-refs", MOST_BYTES).split("\n")[:-1]:
         commit, _, name = line.partition(" ")
@@ -55,14 +55,14 @@ def read_refs(common: str) -> dict[str, str]:
                         left -= 1
                         found[name] = text(f"{common}/{name}").strip()
         except OSError:
-            continue  # gone meanwhile
+            continue  # removed meanwhile
     return found
 
 
 def moved_refs(
     before: dict[str, str], after: dict[str, str], own: Collection[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """(ref, where it was, where it is or "") for each that was there before and is elsewhere now."""
+    """(ref, old value, new value or "") for each ref that was moved or removed."""
     return tuple(
         (name, was, after.get(name, ""))
         for name, was in sorted(before.items())
@@ -70,16 +70,16 @@ def moved_refs(
     )
 
 
-#: The reason after which a workspace is `stopped`. Any other leaves it `failed`.
+#: After this reason a workspace is `stopped`; after any other, `failed`.
 BY_ITSELF = "exited"
 
 
 class WorkspaceRun:
-    """One command in one workspace, as a context: start `command`, then call `ended(status)`.
+    """One command in one workspace, as a context manager: start `command`, then call `ended(status)`.
 
-    If `ended` was not called, an exception ended the run, and the workspace is `failed`. `events`
-    are the violations that a person should check after the run, `committed` is the commit that was made of
-    what the command left uncommitted, if `RunOpts.commit` asks for that.
+    Without a call of `ended`, the run counts as ended by an exception, and the workspace is `failed`.
+    `events` are the violations that a person should check after the run. `committed` is the commit of the
+    command's uncommitted changes, if `RunOpts.commit` is set.
     """
 
     command: Any
@@ -112,7 +112,7 @@ class WorkspaceRun:
                 **extra,
             )
             record.end_journal(opts.workspace.directory)
-            opts.workspace.unlock()  # of a run that was killed together with us
+            opts.workspace.unlock()  # left by a run that was killed together with its staddle
             opts.workspace.move_to("running")
         except BaseException as error:
             if isinstance(error, StaddleError):
@@ -134,7 +134,10 @@ class WorkspaceRun:
         return self
 
     def ended(self, status: int, reason: str = BY_ITSELF) -> None:
-        """It ended with `status`, as a shell says it. Any `reason` but "exited" leaves a failed workspace."""
+        """Record the exit `status`, as a shell reports it.
+
+        Any `reason` but "exited" leaves a failed workspace.
+        """
         self._status, self._reason = status, reason
 
     def __exit__(
@@ -161,7 +164,7 @@ class WorkspaceRun:
             self._release()
 
     def violations(self) -> tuple[Event, ...]:
-        """Protected names that appeared, changes in what the user's own agent would obey, moved branches."""
+        """New protected names, changed settings that the user's own agent obeys, moved branches."""
         found: list[Event] = list(self.command.violations()) if hasattr(self.command, "violations") else []
         found += [
             Event(
@@ -176,7 +179,7 @@ class WorkspaceRun:
         return tuple(self._secrets.event(event) for event in found)
 
     def _commit(self, message: str) -> None:
-        """A tree that cannot be committed is told; the command's own end stays what it was."""
+        """Commit the tree; report a failure as an event, without changing the result of the command."""
         workspace = self._opts.workspace
         try:
             self.committed = workspace.commit_all(message, author=self._opts.author)
@@ -189,7 +192,7 @@ class WorkspaceRun:
         now = read_refs(workspace.common)
         if now == self._refs:
             return []
-        # Other workspaces of this repository move branches of their own.
+        # Other workspaces of this repository move their own branches.
         others = type(workspace).list(root=os.path.dirname(workspace.directory))
         own = {f"refs/heads/{item.branch}" for item in (workspace, *others)}
         return [
@@ -209,14 +212,14 @@ class WorkspaceRun:
     def _release(self) -> None:
         self._claim.release()
         if hasattr(self.command, "close"):
-            self.command.close()  # what it holds for a start that did not come
+            self.command.close()  # resources for a start that did not happen
 
     def _note(self, what: str, **facts: object) -> None:
         record.append_journal(self._opts.workspace.directory, what, self._secrets, **facts)
 
 
 def _reason(error: BaseException | None) -> str:
-    """Reason why a run that did not end by itself was ended."""
+    """The reason why a run was ended."""
     if isinstance(error, CommandTimeout):
         return "timeout"
     if isinstance(error, CommandCancelled | KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""Making and removing a git worktree by hand, as gitrepository-layout(5) describes it.
+"""Make and remove a git worktree by hand, as described in gitrepository-layout(5).
 
-`git worktree add` would run hooks and filters that an earlier agent may have left. The user's
-git knows the result as one of its worktrees.
+`git worktree add` would run hooks and filters that an earlier agent may have left. The user's git accepts the
+result as one of its worktrees.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> None:
-    """Everything of a new workspace; the record comes last, so that what has one is whole."""
+    """Make everything of a new workspace.
+
+    The record comes last, so that a workspace with a record is complete.
+    """
     name, repository, branch = made
     try:
         git.run("check-ref-format", f"refs/heads/{branch}")
-        possible = not branch.startswith("-")  # every git command would take it for an option
+        possible = not branch.startswith("-")  # git commands would take it for an option
     except GitFailed:
         possible = False
     if not possible:
@@ -75,12 +78,12 @@ def fill(git: Git, directory: str, made: tuple[str, str, str], base: str) -> Non
 
 
 def admin_directory(common: str, name: str) -> str:
-    """Directory in which the repository keeps this worktree's own files."""
+    """The directory in which the repository keeps this worktree's own files."""
     return f"{common}/worktrees/staddle-{name}"
 
 
 def _make_admin(admin: str) -> None:
-    """Make the directory; again if git removes its parent with the last other worktree meanwhile."""
+    """Make the directory; retry if git removes its parent meanwhile with the last other worktree."""
     for attempt in range(20):
         try:
             return os.makedirs(admin)
@@ -91,7 +94,7 @@ def _make_admin(admin: str) -> None:
 
 
 def install_index(source: str, admin: str) -> None:
-    """Give the worktree our index. The directory is the agent's, so by descriptor and under a new name."""
+    """Give the worktree our index, by descriptor and under a new name: the agent owns the directory."""
     import secrets
 
     from ..linux.openat2 import open_without_symlinks
@@ -118,10 +121,10 @@ def install_index(source: str, admin: str) -> None:
 
 
 def unlock(common: str, name: str, branch: str) -> None:
-    """Remove the locks of a git that was killed: in the worktree's own git directory, and on its branch.
+    """Remove the locks of a killed git: in the worktree's own git directory, and on its branch.
 
-    The caller must have the claim, and nothing may run in it. The agent could write both directories,
-    so this works by descriptor and through no link. Locks of other branches may be in use, and stay.
+    The caller must have the claim, and nothing may run in it. The agent could write both directories, so this
+    uses descriptors and follows no link. Locks of other branches stay: they may be in use.
     """
     from ..linux.openat2 import open_without_symlinks
 
@@ -130,13 +133,13 @@ def unlock(common: str, name: str, branch: str) -> None:
         try:
             directory = open_without_symlinks(place, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
-            continue  # not there, or not what it was: `inspect` and the next git call tell
+            continue  # missing or replaced: `inspect` and the next git call report it
         try:
             for entry in names or [entry for entry in os.listdir(directory) if entry.endswith(".lock")]:
                 try:
                     os.unlink(entry, dir_fd=directory)
                 except OSError:
-                    continue  # there is none
+                    continue  # no such lock
         finally:
             os.close(directory)
 
@@ -151,7 +154,7 @@ def erase(directory: str, common: str, name: str) -> None:
     _open_up(admin)
     shutil.rmtree(admin, ignore_errors=True)
     try:
-        os.rmdir(f"{common}/worktrees")  # as git does when the last one goes
+        os.rmdir(f"{common}/worktrees")  # git does so with the last one
     except OSError:
         pass
     _open_up(directory)
@@ -159,8 +162,8 @@ def erase(directory: str, common: str, name: str) -> None:
 
 
 def _open_up(directory: str) -> None:
-    """Undo a `chmod 000` of the agent, which would keep us, its owner, from removing what is below."""
+    """Undo a `chmod 000` by the agent, which would keep us from removing the content."""
     for place, names, _ in os.walk(directory):
         for name in names:
             if not os.path.islink(f"{place}/{name}"):
-                os.chmod(f"{place}/{name}", 0o700)  # before the walk goes on into it
+                os.chmod(f"{place}/{name}", 0o700)  # before the walk enters it

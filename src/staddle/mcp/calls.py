@@ -1,4 +1,4 @@
-"""Shared by all tools: answers, hints about a tool, text within a bound, progress."""
+"""Shared by all tools: answers, hints about a tool, bounded text, progress, argument checks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def _hints(*, reads: bool = False, destroys: bool, repeatable: bool, leaves: boo
     )
 
 
-#: Nothing changes, and nothing outside the sandbox is read or reached.
+#: Changes nothing; reads and reaches nothing outside the sandbox.
 READS = _hints(reads=True, destroys=False, repeatable=True, leaves=False)
-#: Adds something; nothing that was there is lost.
+#: Adds something; nothing existing is lost.
 ADDS = _hints(destroys=False, repeatable=True, leaves=False)
-#: May overwrite or end something in the sandbox. A second time changes nothing more.
+#: May overwrite or end something in the sandbox. A second call changes nothing more.
 REPLACES = _hints(destroys=True, repeatable=True, leaves=False)
-#: As REPLACES, but a second time is not as once.
+#: As REPLACES, but a second call has another effect.
 CHANGES = _hints(destroys=True, repeatable=False, leaves=False)
-#: Runs anything; reaches hosts, where the policy or a person has allowed some.
+#: Runs anything; reaches hosts that the policy or a person has allowed.
 RUNS = _hints(destroys=True, repeatable=False, leaves=True)
-#: Leaves the sandbox: the host's files, the network.
+#: Affects the host's files or the network.
 LEAVES = _hints(destroys=True, repeatable=True, leaves=True)
 
 #: Seconds between two reports of progress.
 _REPORT_EVERY = 0.25
 _REPORTED = 400
-#: Bytes that are no UTF-8, as Python has them in names.
+#: Bytes in names that are not UTF-8, in Python's encoding.
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def sandboxes(ctx: Context[Any, Any]) -> SandboxRegistry:
-    """The sandboxes of the server that was called."""
+    """The sandboxes of the called server."""
     return cast("SandboxRegistry", ctx.request_context.lifespan_context)
 
 
@@ -64,14 +64,15 @@ async def handle_of(ctx: Context[Any, Any], sandbox: str | None) -> ServedSandbo
 
 
 def offers(ctx: Context[Any, Any], tool: str) -> bool:
-    """Whether the server that was called has this tool."""
+    """Whether the called server has this tool."""
     return tool in sandboxes(ctx).settings.tools
 
 
 def answer(facts: BaseModel, text: str) -> CallToolResult:
     """The answer of a tool: `text` for a model, `facts` for a program.
 
-    Tools have no output schema: in a list of tools, these schemas were a third of what a model has to read.
+    Tools have no output schema: in the list of tools, these schemas were a third of the text that a model
+    reads.
     """
     return CallToolResult(
         content=[TextContent(type="text", text=text)], structured_content=facts.model_dump(mode="json")
@@ -79,10 +80,10 @@ def answer(facts: BaseModel, text: str) -> CallToolResult:
 
 
 def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Let the model read what staddle and the file system refuse, why, and what it can do.
+    """Show the model the errors of staddle and the file system, with reason and fix.
 
-    The SDK passes on the text of ToolError only: others could contain secrets of a server. The errors of
-    staddle contain names that the sandbox has, and no others.
+    The SDK only passes on the text of ToolError, because other errors could contain secrets of a server. The
+    errors of staddle contain only names that the sandbox has.
     """
 
     @wraps(tool)
@@ -98,9 +99,9 @@ def readable(tool: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 
 def sendable(value: T) -> T:
-    """The same, with `\\xNN` for each byte of a name that is no UTF-8.
+    """The value with `\\xNN` for each byte of a name that is not UTF-8.
 
-    The protocol is UTF-8: one file of such a name would end the connection, and the server with it.
+    The protocol is UTF-8: a single file with such a name would end the connection and the server.
     """
     made: Any = value
     if isinstance(value, str):
@@ -126,12 +127,12 @@ def _of_system(error: OSError | UnicodeError) -> str:
 
 
 def clipped(text: str, limit: int) -> tuple[str, bool]:
-    """(at most `limit` characters: beginning and end with a mark between them; whether it was cut)."""
+    """(at most `limit` characters: beginning, mark and end; whether it was cut)."""
     if len(text) <= limit:
         return text, False
     head = text[: limit // 2]
     tail = text[len(text) - (limit - limit // 2) :]
-    # At line ends, where there are some: half a line looks like a whole one.
+    # Cut at line ends if possible: half a line looks like a whole one.
     head = head[: head.rfind("\n") + 1] or head
     tail = tail[tail.find("\n") + 1 :] or tail
     left_out = len(text) - len(head) - len(tail)
@@ -139,7 +140,7 @@ def clipped(text: str, limit: int) -> tuple[str, bool]:
 
 
 class ProgressReports:
-    """Passes what a command prints on to the client, a few times a second at most."""
+    """Reports a command's output to the client, at most a few times a second."""
 
     def __init__(self, ctx: Context[Any, Any]) -> None:
         self._ctx = ctx
@@ -147,7 +148,7 @@ class ProgressReports:
         self._task: asyncio.Task[None] | None = None
 
     def heard(self, text: str) -> None:
-        """Take what was printed. For `on_stdout`."""
+        """Add output. For `on_stdout`."""
         self._printed += len(text)
         self._last = (self._last + text)[-_REPORTED:]
         if self._task is None:
@@ -162,31 +163,31 @@ class ProgressReports:
             await asyncio.sleep(_REPORT_EVERY)
 
     def close(self) -> None:
-        """The command is over: its result has everything."""
+        """Stop: the command has ended, and its result has everything."""
         if self._task is not None:
             self._task.cancel()
 
 
-# Tools as the server lists and calls them: short schemas, and words about arguments that do not fit.
+# Tools as the server lists and calls them: short schemas, and readable errors about arguments.
 
 
-#: argument: the tools without which it is of no use, so that it is not offered.
+#: argument: the tools that make it useful. Without them it is not offered.
 _USEFUL_WITH = {
     "sandbox": frozenset(("open_sandbox", "fork", "close_sandbox")),
     "background": frozenset(("read_output", "write_stdin", "kill")),
 }
-#: Characters of a value that are repeated to the model.
+#: Characters of a value to repeat to the model.
 _MOST_REPEATED = 80
 _TYPES = {"string": "text", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
 
 
 class ServedTool(Tool):
-    """A tool that says in a sentence which argument it cannot use."""
+    """A tool that describes in a sentence which argument it cannot use."""
 
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
     ) -> Any:
-        """Check the names, then run it."""
+        """Check the argument names, then run it."""
         known = self.parameters["properties"]
         unknown = [name for name in arguments if name not in known]
         if unknown:
@@ -201,7 +202,7 @@ class ServedTool(Tool):
             raise (cause if isinstance(cause, ToolError) else error) from None
 
     def _not_usable(self, found: ValidationError, arguments: dict[str, Any]) -> str:
-        """One sentence for each argument: its name, what was given, what is accepted."""
+        """One sentence for each argument: its name, the given and the accepted values."""
         said: dict[str, str] = {}
         for problem in found.errors(include_url=False):
             name = str(problem["loc"][0]).removeprefix("field_")
@@ -216,7 +217,7 @@ class ServedTool(Tool):
 
 
 def served(tool: ServedTool, offered: Collection[str]) -> ServedTool:
-    """The tool with a schema as short as it can be, for a server that offers these tools."""
+    """The tool with a minimal schema, for a server that offers these tools."""
     known = tool.parameters["properties"]
     left_out = [name for name, others in _USEFUL_WITH.items() if not others.intersection(offered)]
     tool.parameters = {
@@ -229,7 +230,7 @@ def served(tool: ServedTool, offered: Collection[str]) -> ServedTool:
 
 
 def _short(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an argument without its title, and without null: it is left out instead."""
+    """The schema of an argument without its title, and without null: callers omit it instead."""
     either = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     short = {**schema, **(either[0] if len(either) == 1 else {})}
     return {
@@ -240,7 +241,7 @@ def _short(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def accepted(schema: dict[str, Any]) -> str:
-    """The values that an argument takes, in words."""
+    """The accepted values of an argument, in words."""
     kind = schema.get("type", "")
     if kind == "array":
         return "a list of texts"

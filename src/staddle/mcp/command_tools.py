@@ -1,4 +1,4 @@
-"""Tools that run commands: in a shell that remembers, or in the background."""
+"""Tools that run commands: in a shell that keeps its state, or in the background."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .calls import ProgressReports, answer, clipped, handle_of, offers, readable
 from .error_text import ALLOW_IT, spelled, tool_error
 from .sandboxes import ServedSandbox
 
-#: Characters of output that a call returns unless it says another number; and the most.
+#: Characters of output that a call returns (default), and the most that it may ask for.
 OUTPUT_LIMIT = 30_000
 MOST_OUTPUT = 1_000_000
-#: Seconds that a process gets to read its input, unless a call says another number.
+#: Seconds for a process to read its input (default).
 READ_WITHIN = 30.0
 _POLL_EVERY = 0.02
 
@@ -37,7 +37,7 @@ Pid = Annotated[int, Field(description="From bash with background=true.")]
 
 
 class CommandOutcome(BaseModel):
-    """End of a command, and its output."""
+    """The end of a command, and its output."""
 
     #: Standard output and standard error in order, if merged.
     output: str
@@ -56,9 +56,9 @@ class CommandOutcome(BaseModel):
     truncated: bool
     #: Files that it changed, as `kind path`; the first 100.
     changed: list[str]
-    #: What it was not allowed to do, and what would allow it.
+    #: Refused operations, and what would allow them.
     refused: list[str]
-    #: Of a command in the background, for read_output.
+    #: For a background command: its pid, for read_output.
     pid: int | None
 
 
@@ -66,7 +66,7 @@ class ProcessOutput(BaseModel):
     """The output of a background process, from an offset."""
 
     output: str
-    #: Pass it as `offset` to get only what comes later.
+    #: Pass it as `offset` to get only later output.
     next_offset: int
     running: bool
     exit_code: int | None
@@ -74,7 +74,7 @@ class ProcessOutput(BaseModel):
 
 
 class ProcessRow(BaseModel):
-    """One process in the background."""
+    """One background process."""
 
     pid: int
     command: str
@@ -83,15 +83,15 @@ class ProcessRow(BaseModel):
 
 
 class ProcessRows(BaseModel):
-    """The processes in the background of a sandbox."""
+    """The background processes of a sandbox."""
 
     processes: list[ProcessRow]
 
 
 class SentInput(BaseModel):
-    """Number of bytes that a process has taken, and whether it runs."""
+    """Number of bytes that a process read, and whether it runs."""
 
-    #: Bytes of `text` in UTF-8; all of them, or it is an error.
+    #: Bytes of `text` in UTF-8; fewer are an error.
     sent: int
     running: bool
 
@@ -178,7 +178,7 @@ def _ran(result: Result, limit: int, *, can_ask: bool) -> CallToolResult:
 
 
 async def _start(handle: ServedSandbox, command: str, hint: str) -> CallToolResult:
-    # One stream, in order. `eval`, so that bash's own words about the text are in it, too.
+    # Merge both streams in order. `eval` includes bash's own error messages about the text.
     argv = ["bash", "-c", 'exec 2>&1; eval "$1"', "bash", command]
     process = await handle.sandbox.start(argv)
     handle.processes[process.pid] = process

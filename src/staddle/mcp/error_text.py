@@ -1,7 +1,7 @@
 """Errors in words that a model can act on.
 
-The library's errors name what a Python program can do. A model has only the tools of the server and their
-arguments. Its errors name these, or say that the user must act, with the option or command for it.
+The library's errors suggest fixes for a Python program. A model has only the tools of the server and their
+arguments. Its errors name these, or say that the user must act, with the option or command.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from staddle.errors import SandboxClosed, StaddleError, rendered
 
-#: The user's way to a host, for servers without the tool allow_host.
+#: The user's way to allow a host, for servers without the tool allow_host.
 ALLOW_IT = "`staddle mcp --allow HOST`, or `--tools all` for a tool that asks"
-#: A part of a library error's `fix`, and what a caller of tools can do instead.
+#: A part of a library error's `fix`, and the fix for a caller of tools.
 _INSTEAD = (
     ("with paths=, or discard", "name the other changes in `paths`: these are left out then"),
     (
@@ -29,7 +29,7 @@ _INSTEAD = (
     ("sb.session(", "use another `session`"),
     ("session, and open another", "use another `session`"),
 )
-#: Options and variables of the user, as the command line spells them.
+#: Options and variables of the user, in the spelling of the command line.
 _SPELLINGS = (
     (re.compile(r"timeout=, limits\.timeout"), "`timeout`"),
     (re.compile(r"\blimits\.(\w+)"), lambda found: f"--{found[1].replace('_', '-')}"),
@@ -39,7 +39,7 @@ _SPELLINGS = (
     (re.compile(r"Network\.allow\('([^']+)'\)"), r"--allow \1"),
     (re.compile(r", or (?:set Limits\.none\(\)|leave on_connect out)"), ""),
 )
-#: Only a user has these.
+#: Words for things that only a user can change.
 _OF_USER = re.compile(
     r"staddle |--[a-z]|\$[A-Z]|STADDLE_|ulimit|Linux|ext4"
     r"|\b(?:backend|policy|install|limit|host|make room|make the place)\b"
@@ -49,12 +49,12 @@ _PYTHON = re.compile(r"\w\(|\w=|\b(?:sb|os|json)\.\w|\brb\b")
 
 
 def tool_error(what: str, *, why: str = "", fix: str = "") -> ToolError:
-    """An error of a tool, whose `fix` is for a model."""
+    """An error of a tool, with a `fix` for a model."""
     return ToolError(rendered(what, why, fix))
 
 
 def for_model(error: StaddleError) -> str:
-    """An error of the library, with a fix that a model has, or that it can tell the user."""
+    """An error of the library, with a fix that a model can apply, or tell the user."""
     what, why, fix = (spelled(text) for text in (error.what, error.why, error.fix))
     if isinstance(error, SandboxClosed):
         return rendered(what, why, "call again: what was not committed is lost")
@@ -67,7 +67,7 @@ def for_model(error: StaddleError) -> str:
 
 
 def spelled(text: str) -> str:
-    """A text with the options of `staddle mcp` in place of Python's words."""
+    """The text with the options of `staddle mcp` instead of Python's names."""
     for python, option in _SPELLINGS:
         text = python.sub(option, text)
     return text

@@ -14,16 +14,16 @@ from .calls import answer, clipped, handle_of, readable
 from .command_tools import MOST_OUTPUT, SandboxId
 from .error_text import tool_error
 
-#: The largest file that is read whole, and the largest picture or recording that is sent.
+#: The largest file to read, and the largest picture or recording to send.
 MOST_READ = 16 << 20
 MOST_MEDIA = 5 << 20
 LINES = 2000
-#: The first bytes of a file, and what it is then.
+#: The first bytes of a file, and its media type.
 _MEDIA = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
     (b"GIF8", "image/gif"),
-    (b"RIFF", ""),  # WEBP or WAVE: the word after the size says which
+    (b"RIFF", ""),  # WEBP or WAVE: the word after the size decides
     (b"ID3", "audio/mpeg"),
     (b"fLaC", "audio/flac"),
     (b"OggS", "audio/ogg"),
@@ -34,18 +34,18 @@ FilePath = Annotated[str, Field(description="Absolute, or relative to the shell'
 
 
 class FileText(BaseModel):
-    """Lines of a file, or what it is if it has none."""
+    """Lines of a file, or its media type if it is not text."""
 
     path: str
     media_type: str
     text: str
     first_line: int
-    #: How many lines are in `text`.
+    #: Number of lines in `text`.
     lines: int
     total_lines: int
     #: Bytes of the whole file.
     size: int
-    #: Whether there are more lines after these.
+    #: Whether more lines follow.
     truncated: bool
 
 
@@ -58,7 +58,7 @@ class WrittenFile(BaseModel):
 
 
 class EditedFile(BaseModel):
-    """An edit, as it was or would be done."""
+    """An edit that was done, or would be."""
 
     path: str
     replaced: int
@@ -67,14 +67,14 @@ class EditedFile(BaseModel):
 
 
 class FoundFiles(BaseModel):
-    """Paths that were found."""
+    """Found paths."""
 
     paths: list[str]
     truncated: bool
 
 
 class FoundLines(BaseModel):
-    """Lines that were found, as path:line:text."""
+    """Found lines, as path:line:text."""
 
     matches: list[str]
     truncated: bool
@@ -231,7 +231,7 @@ async def glob(
 
 
 def _listed(lines: list[str], *, truncated: bool) -> str:
-    """Lines as text, with a mark where there are more."""
+    """Lines as text, with a mark if there are more."""
     more = [f"[… more than {len(lines)}: narrow it, or raise limit …]"] if truncated else []
     return "\n".join([*lines, *more]) or "(nothing found)"
 

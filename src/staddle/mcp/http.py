@@ -1,7 +1,7 @@
-"""The server over HTTP: on loopback only, for who has the token, and for no web page.
+"""The server over HTTP: on loopback only, for clients with the token, and for no web page.
 
-A web page of the user's browser can reach loopback, by a form or by a host name that resolves to it (DNS
-rebinding). It has no token, sends its own Origin, and has its own name as Host: each of these is refused.
+A web page in the user's browser can reach loopback, by a form or by a host name that resolves to it (DNS
+rebinding). It has no token, sends its own Origin, and its own name as Host: each of these is refused.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _HOSTS = ("127.0.0.1", "localhost")
 
 
 class TokenCheck:
-    """Refuses every request without the token, before anything of it is read."""
+    """Refuses every request without the token, before reading its body."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._expected = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """The ASGI interface."""
         if scope["type"] == "http":
             given = [value for name, value in scope["headers"] if name == b"authorization"]
             if len(given) != 1 or not hmac.compare_digest(given[0], self._expected):
@@ -56,7 +56,7 @@ class TokenCheck:
 
 
 def http_app(server: MCPServer[Any], port: int) -> ASGIApp:
-    """The server as an ASGI application, for these names of this port only."""
+    """The server as an ASGI application, only for loopback names with this port."""
     names = [f"{host}:{port}" for host in _HOSTS]
     security = TransportSecuritySettings(
         enable_dns_rebinding_protection=True,
@@ -69,7 +69,7 @@ def http_app(server: MCPServer[Any], port: int) -> ASGIApp:
 
 
 def loopback_socket(port: int) -> socket.socket:
-    """A listening socket of 127.0.0.1; port 0 is any that is free."""
+    """A listening socket on 127.0.0.1; port 0 means any free port."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,7 +84,7 @@ def loopback_socket(port: int) -> socket.socket:
 
 
 def serve_http(settings: ServerSettings, port: int, token: str | None = None) -> None:
-    """Serve until a signal ends it. One line on standard output says where, and the token."""
+    """Serve until a signal ends it. Prints one line with the URL and the token."""
     import uvicorn
 
     secret = token or secrets.token_urlsafe(32)

@@ -1,4 +1,4 @@
-"""Tools for sandboxes as a whole: open, snapshot, fork, review, commit, and what is allowed."""
+"""Tools for whole sandboxes: open, snapshot, fork, review, commit, status and allowed hosts."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Paths = Annotated[list[str] | None, Field(description="Only these files and dire
 
 
 class SandboxFacts(BaseModel):
-    """A sandbox, and what holds it."""
+    """A sandbox and its enforcement."""
 
     sandbox: str
     forked_from: str
     #: The user's directory that it shows; empty if none.
     workspace: str
     mode: str
-    #: Of the shell, as last known while it runs a command.
+    #: Of the shell; the last known one while it runs a command.
     cwd: str
     backend: str
-    #: Protections in force, by name.
+    #: Enforced protections, by name.
     enforced: list[str]
-    #: What is not enforced here, and why.
+    #: Gaps, with the reason.
     gaps: list[str]
     network: str
     allowed_hosts: list[str]
@@ -72,7 +72,7 @@ class RestoredState(BaseModel):
     """The restored snapshot, and the processes that the restore ended."""
 
     snapshot: str
-    #: Commands of processes that were killed.
+    #: Commands of killed processes.
     ended: list[str]
 
 
@@ -83,7 +83,7 @@ class ForkedSandboxes(BaseModel):
 
 
 class CommittedChanges(BaseModel):
-    """Changes that are on the host now."""
+    """Changes that were written to the host."""
 
     committed: list[str]
 
@@ -177,7 +177,7 @@ async def restore(
     """Go back to a snapshot: files and shells are as they were then, background processes are ended."""
     handle = await handle_of(ctx, sandbox)
     found = handle.snapshots.get(snapshot)
-    if found is None:  # the newest that was given this label
+    if found is None:  # the newest one with this label
         found = next((one for one in reversed(handle.snapshots.values()) if one.label == snapshot), None)
     if found is None:
         raise tool_error(
@@ -234,7 +234,7 @@ async def diff(
 
 
 def diff_text(changes: Sequence[Change], limit: int) -> str:
-    """The changes as unified diffs of about `limit` characters, then the names of those left out."""
+    """The changes as unified diffs of about `limit` characters, then the names of the rest."""
     parts: list[str] = []
     room = limit
     for number, change in enumerate(changes):

@@ -1,7 +1,7 @@
 """Questions to the person at the client, before something leaves the sandbox.
 
-The SDK asks in the way of the client's protocol revision: by input_required on 2026-07-28, by an
-elicitation request before that. Only an accepted form with the box ticked is a yes.
+The SDK asks in the way of the client's protocol revision: by input_required on 2026-07-28, by an elicitation
+request before that. Only an accepted form with the box ticked is a yes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from .sandboxes import ServedSandbox, ServerSettings
 
-#: So many changes are listed in a question.
+#: Changes to list in a question.
 MOST_LISTED = 40
-#: So many protected names are spelled out in a command for the user.
+#: Protected names to spell out in a command for the user.
 _MOST_SPELLED = 5
-#: The review that a person was asked about, while one request is served.
+#: The review that a person was asked about, during one request.
 SHOWN: ContextVar[AsyncReview] = ContextVar("SHOWN")
 
 
@@ -44,13 +44,13 @@ class Consent(BaseModel):
 
 
 def refuse_unless(consent: Consent, what: str) -> None:
-    """ToolError, unless the person said yes."""
+    """Raise ToolError unless the person said yes."""
     if not consent.allow:
         raise ToolError(f"{what} was refused: the user declined")
 
 
 def ask(ctx: Context[Any, Any], tool: str, message: str, otherwise: str) -> Consent | Elicit[Consent]:
-    """Ask, unless this server was told not to. `otherwise` is what helps if the client cannot ask."""
+    """Ask, unless this server is set not to. `otherwise` is the fix if the client cannot ask."""
     if tool in sandboxes(ctx).settings.unasked:
         return Consent(allow=True)
     capabilities = ctx.client_capabilities
@@ -67,7 +67,7 @@ def ask(ctx: Context[Any, Any], tool: str, message: str, otherwise: str) -> Cons
 async def may_commit(
     ctx: Context[Any, Any], paths: list[str] | None, overwrite: bool, sandbox: str | None
 ) -> Consent | Elicit[Consent]:
-    """Ask whether the changes may be written to the host; there is no question if there are none."""
+    """Ask whether the changes may be written to the host; without changes there is no question."""
     handle = await handle_of(ctx, sandbox)
     review = await handle.sandbox.review(paths)
     SHOWN.set(review)
@@ -80,7 +80,7 @@ async def may_commit(
 
 
 def _refuse_protected(review: Review, handle: ServedSandbox, settings: ServerSettings) -> None:
-    """ToolError for changes that no tool can commit. A person is not asked about them."""
+    """Raise ToolError for changes that no tool can commit. The person is not asked about them."""
     if not review.held:
         return
     held = review.held
@@ -95,7 +95,7 @@ def _refuse_protected(review: Review, handle: ServedSandbox, settings: ServerSet
 
 
 def _outside(handle: ServedSandbox, settings: ServerSettings, option: str, words: str = "") -> str:
-    """The user's own way to commit: from a sandbox that is kept, or with another server."""
+    """The user's own way to commit: from a kept sandbox, or with another server."""
     if settings.keep and handle.id == DEFAULT:
         return f"the user can end this server, and then run `staddle commit {settings.keep}{words}`"
     options = f"{option}, or with --keep NAME" if option else "--keep NAME"
@@ -108,9 +108,9 @@ def _outside(handle: ServedSandbox, settings: ServerSettings, option: str, words
 
 @readable
 async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None) -> Consent | Elicit[Consent]:
-    """Ask whether programs in the sandbox may connect to a host; not again if they may already."""
+    """Ask whether programs in the sandbox may connect to a host, unless they already may."""
     handle = await handle_of(ctx, sandbox)
-    Network.allow(host)  # refuses an entry that means nothing
+    Network.allow(host)  # refuses an invalid entry
     if handle.sandbox.policy.network == Network.open():
         raise tool_error(
             f"{host} can be reached already",
@@ -129,10 +129,10 @@ async def may_allow_host(ctx: Context[Any, Any], host: str, sandbox: str | None)
 
 
 def question(review: Review, sandbox: str, where: str, *, overwrite: bool) -> str:
-    """The question about a commit: what to look at first, then the other changes.
+    """The question about a commit: the most important changes first, then the others.
 
-    It ends with the digest of the review, which covers what is not listed as well. An answer to another text
-    is no answer: a client of a stateless revision sends it with the next request.
+    It ends with the digest of the review, which also covers unlisted changes. An answer to another text does
+    not count: a client of a stateless revision sends it with the next request.
     """
     heads = [f"Write {counted(len(review.changes), 'change')} of the sandbox {sandbox} to {where}?"]
     if overwrite and review.conflicts:
@@ -145,7 +145,7 @@ def question(review: Review, sandbox: str, where: str, *, overwrite: bool) -> st
 
 
 def _kind_of(host: str) -> str:
-    """A remark for an entry that is an address: which kind it is."""
+    """A remark for an entry that is an address: its kind."""
     found = Network.allow(host).rules[0].host
     try:
         address = ip_network(found, strict=False)
@@ -179,7 +179,7 @@ _BUILD = frozenset(
 
 
 def _in_order(changes: Iterable[Change]) -> list[Change]:
-    """Order changes for a person: builds, programs, what is replaced or deleted, then what is new."""
+    """Order changes for a person: builds, programs, replaced or deleted files, then new ones."""
 
     def place(change: Change) -> tuple[bool, bool, bool]:
         name = change.path.rpartition("/")[2].lower()

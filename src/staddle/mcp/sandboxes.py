@@ -1,7 +1,7 @@
 """The sandboxes of one server, each under an id that tools take as an argument.
 
-A request of the newest protocol revision belongs to no session, so nothing is remembered for a client:
-whoever may call the server may use every sandbox of it by its id.
+A request of the newest protocol revision belongs to no session, so no state is kept per client: whoever may
+call the server may use all its sandboxes by id.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
     from staddle import Event, Result, Snapshot
 
-#: The id of the sandbox that a call without one uses; it is opened by the first such call.
+#: The id of the sandbox for calls without one; the first such call opens it.
 DEFAULT = "default"
-#: So many lines the log of a sandbox has, and so many answers are kept for calls that are repeated.
+#: Lines in the log of a sandbox, and answers kept for repeated calls.
 LOG_LINES = 500
 ANSWERS = 64
-#: The tools of a server that was not told others: few, since a model reads the list with every task.
+#: The default tools of a server: few, because a model reads the list with every task.
 DEFAULT_TOOLS = frozenset(
     ("bash", "read_file", "write_file", "edit_file", "snapshot", "restore", "diff", "commit")
 )
-#: Seconds in which a shell that runs nothing says where it is.
+#: Seconds for an idle shell to report its directory.
 _SHELL_ANSWERS = 0.5
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Options with which sandboxes are opened, the tools, and those that need no question to a person."""
+    """Options of the sandboxes, the tools, and the tools that need no consent of a person."""
 
     workspace: str | None = None
     policy: Policy = field(default_factory=Policy.agent)
@@ -47,13 +47,13 @@ class ServerSettings:
     best_effort: bool = False
     keep: str | None = None
     tools: frozenset[str] = DEFAULT_TOOLS
-    #: Tools that are done without asking.
+    #: Tools that run without asking.
     unasked: frozenset[str] = frozenset()
     most_sandboxes: int = 32
 
 
 class ServedSandbox:
-    """One open sandbox, and what tools refer to by a name: processes, snapshots, allowed hosts."""
+    """One open sandbox, and the objects that tools name: processes, snapshots, allowed hosts."""
 
     def __init__(self, name: str, sandbox: AsyncSandbox | None = None, parent: str = "") -> None:
         self.id, self.parent, self.opened = name, parent, time.time()
@@ -83,7 +83,7 @@ class ServedSandbox:
         self._sandbox = made
 
     def may_connect(self, event: Event) -> bool | None:
-        """True if a person has allowed this destination, else None: one may still do so.
+        """True if a person has allowed this destination, else None: they may still do so.
 
         Called from threads of the sandbox.
         """
@@ -91,14 +91,14 @@ class ServedSandbox:
         return event.what in self.allowed or host in self.allowed or None
 
     def note(self, result: Result) -> None:
-        """Write a command that is over to the log."""
+        """Write a finished command to the log."""
         command = result.command if isinstance(result.command, str) else " ".join(result.command)
         at = time.strftime("%H:%M:%S")
         self.log.append(f"{at} {result.reason} {result.exit_code} {result.duration:.3f}s {command!r}")
         self.log.extend(f"{at} refused {event.what}: {event.rule}" for event in result.violations)
 
     async def cwd(self) -> str:
-        """The directory of its shell; while that runs a command, the last one that is known."""
+        """The directory of its shell; while that runs a command, the last known one."""
         try:
             async with asyncio.timeout(_SHELL_ANSWERS):
                 self._cwd = (await self.sandbox.state).cwd
@@ -107,9 +107,9 @@ class ServedSandbox:
         return self._cwd
 
     async def type(self, pid: int, data: bytes, seconds: float) -> int:
-        """Write to the standard input of a process; the bytes that it took in this time.
+        """Write to the standard input of a process; return the bytes that it read in this time.
 
-        In pieces that a pipe takes whole or not at all.
+        Writes pieces of the size that a pipe accepts atomically.
         """
         process, sent = self.processes[pid], 0
         try:
@@ -122,11 +122,11 @@ class ServedSandbox:
         return sent
 
     async def once(self, call_id: str | None, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do `work`, or return what the call with the same id returned; wait for it while it runs."""
+        """Do `work`, or return the result of the call with the same id, waiting for it if it runs."""
         if call_id is None:
             return await work()
         while (known := self._answers.get(call_id)) is not None:
-            # Not `await known`: if that call is cancelled, this one is not, and does the work.
+            # Not `await known`: cancelling that call must not cancel this one, which then does the work.
             await asyncio.wait((known,))
             if not known.cancelled():
                 return known.result()
@@ -137,7 +137,7 @@ class ServedSandbox:
         try:
             answer.set_result(await work())
         except BaseException:
-            # A call that failed or was cancelled may be made again; one that waits for it does so.
+            # A failed or cancelled call may be repeated; a waiting one does so.
             self._answers.pop(call_id, None)
             answer.cancel()
             raise
@@ -156,13 +156,13 @@ class SandboxRegistry:
         return iter(list(self._handles.values()))
 
     async def get(self, name: str | None) -> ServedSandbox:
-        """The sandbox of that id; without one the default sandbox, which is opened if it is not yet."""
+        """The sandbox of that id; without an id the default one, which is opened if necessary."""
         if name is None or name == DEFAULT:
             return await self._living(await self.open(DEFAULT))
         return await self._living(self.known(name))
 
     async def _living(self, handle: ServedSandbox) -> ServedSandbox:
-        """The sandbox, unless it has ended by itself: that is said once, since its state is lost."""
+        """The sandbox, unless it has ended by itself. That is reported once, because its state is lost."""
         if handle.sandbox.alive:
             return handle
         await self.close(handle.id)
@@ -184,7 +184,7 @@ class SandboxRegistry:
         return found
 
     async def open(self, name: str | None, *, empty: bool = False) -> ServedSandbox:
-        """A sandbox of that id: the one that is open, or a new one."""
+        """The open sandbox of that id, or a new one."""
         found = self._handles.get(name) if name else None
         if found is not None:
             return found
@@ -213,7 +213,7 @@ class SandboxRegistry:
             return handle
 
     async def fork(self, handle: ServedSandbox, names: list[str]) -> list[ServedSandbox]:
-        """Sandboxes of these ids that continue from here; those that are there already are returned."""
+        """Sandboxes of these ids that continue from here; existing ones are returned."""
         async with self._opening:
             new = [name for name in names if name not in self._handles]
             self._room_for(len(new))
@@ -227,7 +227,7 @@ class SandboxRegistry:
         return [self._handles[name] for name in names]
 
     async def close(self, name: str) -> bool:
-        """Close one; whether it was open."""
+        """Close a sandbox; return whether it was open."""
         handle = self._handles.pop(name, None)
         if handle is not None:
             await handle.sandbox.close()

@@ -35,7 +35,7 @@ _WORKSPACE = {
     "bind": "The workspace is the user's directory: what you change there is changed for the user at once.",
     "readonly": "The workspace is the user's directory, and cannot be changed.",
 }
-#: Sentences about the whole server, each with the tools without which it is left out.
+#: Sentences about the whole server, each with the tools that it requires.
 _INSTRUCTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("A Linux computer of your own, confined by the kernel.", frozenset()),
     ("`bash` is a shell that remembers; the file tools see the same files.", frozenset(("bash",))),
@@ -43,7 +43,7 @@ _INSTRUCTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("`fork` lets you try several ways: name one of its sandboxes in `sandbox`.", frozenset(("fork",))),
     ("There is no network unless the user allows a host.", frozenset()),
 )
-#: Of bash: a tool, the sentence where it is offered, the one where it is not.
+#: For bash: a tool, the sentence if it is offered, the sentence if it is not.
 _ABOUT_BASH = (
     (
         "read_output",
@@ -81,12 +81,12 @@ TOOLS: dict[str, tuple[Any, str, ToolAnnotations]] = {
     "open_sandbox": (layer_tools.open_sandbox, "Open another sandbox", ADDS),
     "close_sandbox": (layer_tools.close_sandbox, "Close a sandbox", REPLACES),
 }
-#: Lists are the same for everybody for as long as the server runs.
+#: Lists are the same for everybody while the server runs.
 _LISTS = CacheHint(ttl_ms=3_600_000, scope="public")
 
 
 def tools_named(text: str) -> frozenset[str]:
-    """The tools of `default`, of `all`, or of names with commas between them."""
+    """The tools of `default`, of `all`, or of a comma-separated list."""
     if text in ("default", "all"):
         return DEFAULT_TOOLS if text == "default" else frozenset(TOOLS)
     names = [name.strip() for name in text.split(",")]
@@ -101,7 +101,7 @@ def tools_named(text: str) -> frozenset[str]:
 
 
 class ToolServer(MCPServer[SandboxRegistry]):
-    """A server that tells a model which tools it has, when it calls another one."""
+    """A server that lists its tools to a model that calls an unknown one."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[SandboxRegistry, Any] | None = None
@@ -118,7 +118,7 @@ class ToolServer(MCPServer[SandboxRegistry]):
 
 
 def make_server(settings: ServerSettings) -> ToolServer:
-    """A server that opens its sandboxes as `settings` say, and closes them when it ends."""
+    """A server that opens its sandboxes with `settings`, and closes them when it ends."""
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[SandboxRegistry]) -> AsyncIterator[SandboxRegistry]:
@@ -126,7 +126,7 @@ def make_server(settings: ServerSettings) -> ToolServer:
         try:
             yield registry
         finally:
-            # The transport's scope is cancelled by now; sandboxes are closed all the same.
+            # The transport's scope is cancelled by now; close the sandboxes nevertheless.
             await asyncio.shield(registry.close_all())
 
     app = ToolServer(
@@ -169,12 +169,11 @@ def serve_stdio(settings: ServerSettings) -> None:
     try:
         make_server(settings).run("stdio")
     except* (BrokenPipeError, ConnectionResetError):
-        # What it was about to be told is lost. Nothing is left in the buffer for the interpreter's end.
+        # The client is gone. Redirect stdout so that the interpreter's exit does not fail on the buffer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 # Resources: the files, the changes and the log of a sandbox, by address.
-#
 # `staddle://{sandbox}/…`, where `default` is the default sandbox.
 
 
@@ -228,7 +227,7 @@ async def file_of(sandbox: str, path: str, ctx: Context[Any, Any]) -> str | byte
 
 
 def add_resources(app: MCPServer[Any]) -> None:
-    """Offer them."""
+    """Add the resources to the server."""
     functions: tuple[Callable[..., Any], ...] = (changes_of, log_of, file_of)
     for (address, (name, description, kind)), function in zip(TEMPLATES.items(), functions, strict=True):
         app.resource(address, name=name, description=description, mime_type=kind)(function)

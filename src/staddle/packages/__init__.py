@@ -1,8 +1,7 @@
-"""Packages that are installed in a sandbox. `policy/package_sources` says where they come from.
+"""Packages that are installed in a sandbox. `policy/package_sources` defines their sources.
 
-    system_layer  the system as the root of a sandbox can change it, with packages that the host has
-    downloads     downloaded packages that outlive a sandbox
-    installed     which packages a sandbox has got
+  system_layer  the system as the root of a sandbox can change it, including the host's packages
+  installed     the packages that a sandbox has, and downloads that outlive it
 
 Nothing here is loaded unless a package is installed.
 """

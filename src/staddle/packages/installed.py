@@ -1,13 +1,13 @@
-"""The packages that a sandbox has got, by what their managers have left in its layers; and their downloads.
+"""The packages installed in a sandbox, according to their managers' files in its layers; and downloads.
 
-Nothing inside is asked: the files that say so are read where they are, as anything else of a
-sandbox that may lie. pip leaves a directory `name-version.dist-info` with the list of its files,
-dpkg its status and a list for each package, npm a `package.json` in each directory.
+staddle asks no program inside. It reads the managers' files, which a sandbox may have forged. pip leaves a
+directory `name-version.dist-info` with the list of its files, dpkg its status and a list for each package,
+npm a `package.json` in each directory.
 
-Downloads are kept for other sandboxes in a cache that they all see, and that none of them can change. It is
-filled only on a call from outside (`keep`), and used only by sandboxes that are told to. There it lies under
-their own caches: what they download goes to their layers. The caller of `keep` vouches for the downloads:
-what a sandbox has in its cache is that sandbox's word.
+Downloads are kept for other sandboxes in a cache that all can read and none can change. Only a call from
+outside fills it (`keep`), and only sandboxes that ask for it use it. It is a layer below their own caches:
+their downloads go to their own layers. The caller of `keep` vouches for the downloads, because a sandbox can
+put anything into its cache.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LARGEST = 16 << 20
 #: No name and no version is longer.
 _LONGEST = 200
 _STATUS, _LISTS = "/var/lib/dpkg/status", "/var/lib/dpkg/info/"
-#: Links to the same in /usr, in most systems of today.
+#: Links to the same names in /usr on most current systems.
 _MERGED = ("/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/")
 _DIST_INFO, _MODULES = ".dist-info", "/node_modules/"
 
 
 class Package(Value):
-    """One package that was installed in the sandbox, and how many of its changes are that."""
+    """One package that was installed in the sandbox, and the number of changes that belong to it."""
 
     name: str
     version: str
@@ -47,7 +47,7 @@ class Package(Value):
 
 
 def installed(changes: Sequence[Change]) -> tuple[Package, ...]:
-    """The packages that came with `changes`, those of a sandbox against its beginnings."""
+    """The packages in `changes`, the changes of a sandbox since its start."""
     return fold(changes)[0]
 
 
@@ -71,7 +71,7 @@ def fold(changes: Sequence[Change]) -> tuple[tuple[Package, ...], list[Change]]:
 
 
 def _without_places(rest: list[Change], owned: dict[str, Package]) -> list[Change]:
-    """Without the directories that were made for nothing else, and what the managers keep for themselves."""
+    """Leave out directories made only for packages, and the managers' own files."""
     kept = [change for change in rest if not _is_bookkeeping(change.path, owned)]
     needed: set[str] = set()
     for change in kept:
@@ -120,7 +120,7 @@ def _pip(changes: dict[str, Change], ordered: list[str]) -> Iterator[tuple[Packa
 
 
 def _from(site: str, relative: str) -> str:
-    """The path of a file that a RECORD lists: from its directory, `..` and all."""
+    """The absolute path of a file in a RECORD, whose paths are relative and may contain `..`."""
     parts = [] if relative.startswith("/") else site.split("/")[1:]
     for part in relative.split("/"):
         if part == "..":
@@ -146,7 +146,7 @@ def _dpkg(changes: dict[str, Change]) -> Iterator[tuple[Package, list[str]]]:
         for key in (name, f"{name}:{architecture}"):
             listed = changes.get(f"{_LISTS}{key}.list")
             if listed is not None:
-                for new in (True, False):  # one that the host has had is replaced, with all its files
+                for new in (True, False):  # a package of the host is replaced, with all its files
                     paths += _rows(content(listed, _LARGEST, new=new) or b"")
         merged = [f"/usr{path}" for path in paths if path.startswith(_MERGED)]
         yield Package(name, version, "apt"), [*paths, *merged]
@@ -176,7 +176,7 @@ def _npm(changes: dict[str, Change], ordered: list[str]) -> Iterator[tuple[Packa
         within = place.rpartition(_MODULES)[2]
         scoped = within.startswith("@")
         if within.count("/") != int(scoped):
-            continue  # a file of a package that has the name of one
+            continue  # a file of a package that only has this name
         version = _version(content(change, 1 << 20, new=True) or b"")
         if _plausible(within, version):
             yield Package(within, version, "npm"), _below(place, ordered)
@@ -197,7 +197,7 @@ def _version(text: bytes) -> str:
 
 
 def _below(place: str, ordered: list[str]) -> list[str]:
-    """The directory and everything in it, of paths in order."""
+    """The directory and everything in it, from sorted paths."""
     inside = slice(bisect_left(ordered, f"{place}/"), bisect_left(ordered, f"{place}0"))  # "0" follows "/"
     return [place, *ordered[inside]]
 
@@ -210,16 +210,16 @@ def _plausible(name: str, version: str) -> bool:
     return all(0 < len(text) <= _LONGEST and text.isprintable() for text in (name, version))
 
 
-#: The directories of a home that caches are in, and what of them is kept: pip's, uv's and npm's.
+#: The cache directories of a home, and the parts to keep: pip's, uv's and npm's.
 PLACES = (".cache", ".npm")
 KEPT = (".cache/pip/", ".cache/uv/", ".npm/_cacache/")
-#: Names another place for them. Run by root, everybody must be able to pass through to it.
+#: Overrides the directory. As root, everybody must be able to traverse its parents.
 VARIABLE = places.DOWNLOADS
 _LARGEST_DOWNLOAD, _MOST_DOWNLOADS = 256 << 20, 16 << 30
 
 
 def home_of_downloads() -> str:
-    """Directory of downloads on the host: the user's own cache. Root's is where everybody may read."""
+    """Directory of downloads on the host: the user's own cache. Root's is readable by everybody."""
     if chosen := os.environ.get(VARIABLE):
         return os.path.abspath(chosen)
     if os.geteuid() == 0:
@@ -228,7 +228,7 @@ def home_of_downloads() -> str:
 
 
 def keep(changes: Iterable[Change], home: str) -> int:
-    """Copy what is in the caches of a sandbox whose home is `home`; how many files that were."""
+    """Copy the caches of a sandbox with the home `home`; return the number of files."""
     place = home_of_downloads()
     os.makedirs(place, 0o755, exist_ok=True)
     root = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -250,10 +250,10 @@ def keep(changes: Iterable[Change], home: str) -> int:
 
 
 def trees(home: str, store: str, owner: int | None) -> dict[str, list[str]]:
-    """The layers below the caches of a sandbox whose home is `home`, topmost first; see `snapshot.extend`.
+    """The layers below the caches of a sandbox with the home `home`, topmost first; see `snapshot.extend`.
 
-    `owner` is who the sandbox's user is on the host, if not we: then directories of its own lie over
-    ours, in `store`.
+    `owner` is the host's id of the sandbox's user, unless that is us. Then `store` gets directories with that
+    owner, on top of ours.
     """
     from .system_layer import repeated
 

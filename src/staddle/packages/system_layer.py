@@ -1,19 +1,17 @@
-"""The system, as it is for the root of a sandbox: all of it can be changed, and the host notices nothing.
+"""The system for a sandbox with root: everything in it can be changed, without effect on the host.
 
-A file of the host keeps an owner that is nobody inside, and cannot be changed in place, not in a
-layer either. A directory, though, belongs to whom its uppermost layer says. So between the
-host's directory and the layer lies a *skeleton*: every directory again, the sandbox's own, and of
-the files only those that programs change in place. Then anything can be created, replaced and
-deleted, which is what a package manager does.
+The host's files belong to nobody inside, and cannot be changed in place, not even in a layer. But a directory
+belongs to the owner of its topmost layer. So between the host's directory and the layer there is a
+*skeleton*: all the directories again, owned by the sandbox, and only those files that programs change in
+place. Then a package manager can create, replace and delete anything.
 
-Of /etc and /var nothing of the host is below the skeleton: what is needed of them is copied,
-and the rest stays unseen, as it is without a root.
+Below the skeletons of /etc and /var there is nothing of the host. Required files are copied, and the rest is
+invisible, as in a sandbox without root.
 
-dpkg can replace packages that the host has: their files are made the sandbox's own first. It keeps a link to
-every file that it is about to replace, and the kernel lets only a file's owner make one
-(fs.protected_hardlinks); of a symbolic link it keeps a copy with the same owner. Files of the host belong to
-nobody inside. dpkg runs a hook before it begins: ours puts a copy in the place of each such file of the
-packages that are to be unpacked, as the owner of the directory may.
+dpkg can replace packages of the host only if the sandbox owns their files. dpkg keeps a hard link to every
+file that it replaces, and the kernel lets only a file's owner make one (fs.protected_hardlinks); of a
+symbolic link it keeps a copy with the same owner. So dpkg runs our hook first. The hook replaces each such
+file of the packages to unpack with a copy, which the owner of the directory may do.
 """
 
 from __future__ import annotations
@@ -94,18 +92,18 @@ FILES = {
 
 
 class Part(Value):
-    """A directory of the system: where it is seen, its skeleton, and what of the host lies below that."""
+    """A directory of the system: its path, its skeleton, and the host's directory below, if any."""
 
     root: str
     skeleton: str
     host: str = ""
 
 
-#: Shown with the host's own below them.
+#: Shown with the host's own directories below them.
 REPEATED = ("/usr", "/opt", "/var/lib/dpkg", "/var/lib/apt")
-#: Made of copies, or of nothing.
+#: Made from copies, or empty.
 OWN = ("/etc", ROOT_HOME, "/var")
-#: What a package manager needs of /etc beyond what every sandbox sees of it.
+#: Parts of /etc that a package manager needs, beyond those that every sandbox sees.
 ETC = (
     *(
         "adduser.conf",
@@ -122,23 +120,23 @@ ETC = (
     *("rc3.d", "rc4.d", "rc5.d", "rc6.d", "rcS.d", "security", "sgml", "skel", "systemd", "sysctl.d"),
     *("tmpfiles.d", "ucf.conf", "update-motd.d", "X11", "xdg", "xml"),
 )
-#: Never copied, wherever it lies: it may hold a password.
+#: Never copied, wherever it is: it may contain a password.
 SECRET = ("auth.conf", "auth.conf.d", "shadow", "gshadow", "opasswd")
-#: Directories that are there in an empty /var, and links.
+#: Directories and links in an otherwise empty /var.
 VAR = (
     *("backups", "cache/apt/archives/partial", "cache/debconf", "cache/fontconfig", "cache/ldconfig"),
     *("cache/man", "lib/apt", "lib/dpkg", "lib/misc", "lib/pam", "lib/python", "lib/systemd", "lib/ucf"),
     *("local", "log/apt", "mail", "opt", "spool", "tmp"),
 )
 VAR_LINKS = {"lock": "/run/lock", "run": "/run"}
-#: Files that are changed in place, as the host has them, or empty.
+#: Files that are changed in place: copies of the host's, or empty.
 COPIED = (
     *("/var/lib/dpkg/status", "/var/lib/dpkg/available", "/var/lib/dpkg/diversions"),
     *("/var/lib/dpkg/triggers/File", "/var/lib/dpkg/triggers/Unincorp"),
     *("/var/cache/debconf/config.dat", "/var/cache/debconf/templates.dat", "/var/lib/apt/extended_states"),
     *("/var/lib/ucf/hashfile", "/var/lib/ucf/registry"),
 )
-#: What apt knows of its repositories; it changes the small files among them in place.
+#: apt's lists of its repositories; it changes the small files among them in place.
 LISTS = "/var/lib/apt/lists"
 EMPTY = (
     *("/var/lib/dpkg/lock", "/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/triggers/Lock"),
@@ -147,17 +145,17 @@ EMPTY = (
     *("/var/log/dpkg.log", "/var/log/alternatives.log"),
     *("/var/log/apt/history.log", "/var/log/apt/term.log", "/var/log/apt/eipp.log.xz"),
 )
-#: What our own configuration adds: apt would download as a user that cannot be had here.
+#: Our own configuration: apt would download as a user that does not exist here.
 ADDED = {
     "/etc/apt/apt.conf.d/99sandbox": b'APT::Sandbox::User "root";\nDpkg::Use-Pty "0";\n',
     "/usr/sbin/policy-rc.d": b"#!/bin/sh\n# No services are started here.\nexit 101\n",
     **FILES,
 }
-#: The skeleton of `/` itself: the directories that are there, for things to be made in them.
+#: The skeleton of `/` itself, with its existing directories, so that entries can be made in them.
 TOP_PLACE = "/.top"
 _OPAQUE = ("user.overlay.opaque", b"y")
 _EVERYBODY = 0o005
-#: More than this is not a configuration.
+#: Larger files are not configuration.
 _LARGEST, _MOST = 16 << 20, 256 << 20
 
 
@@ -166,13 +164,13 @@ def build(
 ) -> None:
     """Make the skeleton in the empty directory `place`.
 
-    `view` is what the sandbox sees without a root: of /etc it is copied, and for what is shown
-    in root's home and in /var there are places. Everything belongs to `owner`, if that is not us. Only what
-    everybody may read is looked at, whoever we are. `host` is where the host's root is. With `whole` it is
-    that of a base, and all of its directories are repeated.
+    `view` lists what the sandbox sees without root: its parts of /etc are copied, and its paths in root's
+    home and in /var get mount points. Everything belongs to `owner`, unless that is us. Only files that
+    everybody may read are used, whoever we are. `host` is the path of the host's root. With `whole` it is the
+    root of a base, and all its directories are repeated.
     """
     made = _Skeleton(place, owner, host, whole=whole)
-    # What the host's root has below its home, and everybody sees without a root, everybody goes on to see.
+    # Without root, everybody can see the parts of the host's root home in `view`; keep it so.
     is_shown = any(operation.path.startswith(f"{ROOT_HOME}/") for operation in view)
     for root in OWN:
         made.directory(root, 0o700 if root == ROOT_HOME and not is_shown else 0o755)
@@ -206,7 +204,7 @@ def build_top(place: str, view: Sequence[Operation], owner: int | None) -> None:
 
 
 def parts(place: str, host: str = "") -> tuple[Part, ...]:
-    """The directories that the system layer in `place` was made for, parents first."""
+    """The directories of the system layer in `place`, parents first."""
     own = [Part(root, f"{place}{root}") for root in OWN]
     own.append(Part(ROOT_TREE, place + TOP_PLACE))
     over = [Part(root, f"{place}{root}", host + root) for root in _repeated(host)]
@@ -214,7 +212,7 @@ def parts(place: str, host: str = "") -> tuple[Part, ...]:
 
 
 def _repeated(host: str) -> list[str]:
-    """Entries of REPEATED that the host has; of a base, every directory of its root that is shown."""
+    """Entries of REPEATED that the host has; of a base, all shown directories of its root."""
     roots: tuple[str, ...] = REPEATED
     if host:
         names = {f"/{name}" for name in os.listdir(host)}
@@ -223,7 +221,7 @@ def _repeated(host: str) -> list[str]:
 
 
 def repeated(source: str, place: str, owner: int) -> str:
-    """`place`, where every directory of `source` is there again, for `owner`, and nothing else."""
+    """Repeat every directory of `source` in `place` for `owner`, without files; return `place`."""
     made = _Skeleton(place, owner, source)
     made.directory("")
     made.repeat("")
@@ -231,18 +229,18 @@ def repeated(source: str, place: str, owner: int) -> str:
 
 
 class _Skeleton:
-    """One in the making."""
+    """A skeleton under construction."""
 
     def __init__(self, place: str, owner: int | None, host: str, *, whole: bool = False) -> None:
-        """With `whole`, what not everybody may look into is repeated as well."""
+        """With `whole`, directories that not everybody may read are repeated, too."""
         self._place, self._owner, self._host = place, owner, host
         self._whole = whole
-        self._counting: set[int] = set()  # devices on which links of directories are counted
+        self._counting: set[int] = set()  # devices that count a directory's subdirectories as links
         self._room = _MOST
         self._umask = process.umask()
 
     def directory(self, path: str, mode: int = 0o755) -> None:
-        """A directory of the sandbox's own; one that is there stays as it is."""
+        """Make a directory owned by the sandbox; an existing one stays unchanged."""
         here = self._place + path
         try:
             os.mkdir(here, mode)
@@ -253,19 +251,19 @@ class _Skeleton:
             os.chmod(here, mode)
 
     def directories(self, path: str) -> None:
-        """A directory, and those above it that are missing."""
+        """Make a directory and its missing parents."""
         names = path.split("/")[1:]
         for count in range(1, len(names) + 1):
             self.directory("/" + "/".join(names[:count]))
 
     def top(self, view: Sequence[Operation]) -> None:
-        """The directories of `/` that are there, with those on the way to what is shown."""
+        """Make the existing directories of `/`, and the parents of the paths in `view`."""
         ways = {way for operation in view for way in above(operation.path)}
         for path in {*TOP, *ways} - {"/"}:
             self.directories(TOP_PLACE + path)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, unless something is there."""
+        """Make a symbolic link, unless the path exists."""
         try:
             os.symlink(target, self._place + path)
         except FileExistsError:
@@ -273,7 +271,7 @@ class _Skeleton:
         self._own(self._place + path)
 
     def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """A file with this content, in place of any other."""
+        """Make a file with this content, replacing any other."""
         self.directories(os.path.dirname(path))
         here = self._place + path
         if os.path.lexists(here):
@@ -284,7 +282,7 @@ class _Skeleton:
         os.chmod(here, mode)
 
     def copy(self, path: str, source: str = "", *, empty: bool = False) -> None:
-        """The host's file, if everybody may read it; else nothing, or an `empty` one."""
+        """Copy the host's file if everybody may read it; else make nothing, or an `empty` one."""
         source = source or self._host + path
         content = None
         try:
@@ -305,7 +303,7 @@ class _Skeleton:
             self.file(path, b"")
 
     def etc(self, operations: Sequence[Operation]) -> None:
-        """Copy the files of /etc that every sandbox sees, and those that a package manager needs besides."""
+        """Copy the files of /etc that every sandbox sees, and those that a package manager also needs."""
         for name in ETC:
             self._copies(f"/etc/{name}", f"{self._host}/etc/{name}")
         for operation in operations:
@@ -321,7 +319,7 @@ class _Skeleton:
                 self._copies(path, operation.outside)
 
     def accounts(self) -> None:
-        """The accounts beside the sandbox's own: those of every such system, none of this host's."""
+        """Add the standard accounts of such systems to the sandbox's own; none of this host's."""
         for name in ("passwd", "group"):
             own = self._text(f"{self._place}/etc/{name}")
             master = self._text(f"{self._host}/usr/share/base-passwd/{name}.master")
@@ -340,7 +338,7 @@ class _Skeleton:
             return b""
 
     def place(self, operation: Operation) -> None:
-        """A place for something that is shown there."""
+        """Make a mount point for the operation."""
         directory = not isinstance(operation, Mask | File)
         if isinstance(operation, Bind):
             directory = os.path.isdir(operation.outside)
@@ -353,7 +351,7 @@ class _Skeleton:
             self.file(operation.path, b"")
 
     def _copies(self, path: str, source: str) -> None:
-        """A file, a link, or a directory with all that is in it."""
+        """Copy a file, a link, or a directory with its content."""
         for inner, kind in _everything(source):
             target = path + inner
             if kind == "directory":
@@ -371,7 +369,7 @@ class _Skeleton:
             self.file(path, without_credentials(text))
 
     def repeat(self, root: str) -> None:
-        """Every directory below the host's `root`. What not everybody may look into is empty."""
+        """Repeat every directory below the host's `root`. Those that not everybody may read are empty."""
         todo = [root]
         while todo:
             path = todo.pop()
@@ -384,8 +382,8 @@ class _Skeleton:
         try:
             status = os.stat(source)
             if self._whole or status.st_mode & _EVERYBODY == _EVERYBODY:
-                # A directory is linked from its own place, itself and each directory in it. Not every file
-                # system counts so; where one was seen to, most directories need not be read.
+                # A directory's link count is 2 plus its subdirectories, but not on every file system. Where
+                # this holds, most directories need not be read.
                 if status.st_nlink == 2 and status.st_dev in self._counting:
                     return []
                 with os.scandir(source) as entries:
@@ -394,7 +392,7 @@ class _Skeleton:
                     self._counting.add(status.st_dev)
                 return found
         except OSError:
-            pass  # gone meanwhile, or closed to us
+            pass  # removed meanwhile, or not readable
         os.setxattr(self._place + path, *_OPAQUE)
         return []
 
@@ -429,13 +427,13 @@ def _everything(source: str) -> Iterator[tuple[str, str]]:
             elif stat.S_ISREG(mode):
                 yield inner, "file"
         except OSError:
-            continue  # gone meanwhile, or closed to us
+            continue  # removed meanwhile, or not readable
 
 
 def merged_accounts(own: bytes, more: bytes) -> bytes:
-    """The rows of `own`, and those of `more` whose names and numbers are not among them. Pure.
+    """The rows of `own`, and those of `more` with other names and numbers. Pure.
 
-    Who is root by another name is among them by name only.
+    Other names of root count as known by name only.
     """
     rows = [row for row in own.split(b"\n") if row]
     known = {part for row in rows for part in _who(row)}
@@ -449,9 +447,9 @@ def _who(row: bytes) -> tuple[bytes, ...]:
 
 
 def as_root(accounts: bytes) -> bytes:
-    """These accounts by the one id that an ordinary user has, under all their names. Pure.
+    """Map all these accounts to the single id that an ordinary user has. Pure.
 
-    What a package gives to one of them is root's then, instead of not being installed.
+    Files that a package gives to one of them then belong to root, instead of failing the installation.
     """
     rows = [row.split(b":") for row in accounts.split(b"\n") if row]
     numbers = (2, 3) if rows and len(rows[0]) > 4 else (2,)
@@ -461,13 +459,13 @@ def as_root(accounts: bytes) -> bytes:
 
 
 def without_passwords(accounts: bytes, kind: str) -> bytes:
-    """A shadow or gshadow file in which every login is locked. Pure."""
+    """A shadow or gshadow file with every login locked. Pure."""
     rest = b":*:1:0:99999:7:::\n" if kind == "shadow" else b":*::\n"
     return b"".join(row.split(b":")[0] + rest for row in accounts.split(b"\n") if row)
 
 
 def without_credentials(text: bytes) -> bytes:
-    """The same text with no user name and password in any URL of it. Pure."""
+    """The text without user names and passwords in URLs. Pure."""
     found: list[bytes] = []
     rest = text
     while True:
@@ -484,6 +482,6 @@ def without_credentials(text: bytes) -> bytes:
 
 
 def mounted_below(roots: Iterable[str], mountinfo: bytes) -> list[str]:
-    """Keep those of `roots` that have mounts in them, and so cannot be under a layer. Pure."""
+    """The `roots` that contain mounts, and so cannot be below a layer. Pure."""
     points = [os.fsdecode(row.split(b" ")[4]) for row in mountinfo.splitlines()]
     return [root for root in roots if any(point.startswith(f"{root}/") for point in points)]

@@ -1,1 +1,1 @@
-"""`staddle tui`: a terminal UI that shows what an agent does in a sandbox, and steers it. Needs textual."""
+"""`staddle tui`: a terminal UI that shows and controls an agent's work in a sandbox. Needs textual."""

@@ -1,4 +1,4 @@
-"""Actions of the UI's keys on sandboxes. All work is done in threads; errors become lines of the log."""
+"""Actions of the UI's keys on sandboxes. Threads do the work; errors go to the log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ else:
 
 
 class SandboxActions(_Base):
-    """Actions of the application on the sandbox of the tab that is shown."""
+    """Actions of the application on the sandbox of the visible tab."""
 
     if TYPE_CHECKING:
         feed: EventFeed
@@ -48,7 +48,7 @@ class SandboxActions(_Base):
         async def remove_tab(self, tab: SandboxTab) -> None: ...
 
     def _here(self) -> tuple[SandboxTab, Sandbox] | None:
-        """The tab that is shown and its open sandbox."""
+        """The visible tab and its open sandbox."""
         tab = self.tab
         if tab is None or tab.watched.sandbox is None:
             self.notify("the sandbox is not open", severity="warning", markup=False)
@@ -56,7 +56,7 @@ class SandboxActions(_Base):
         return tab, tab.watched.sandbox
 
     def work(self, what: str, job: Callable[[], Any], then: Callable[[Any], object] | None = None) -> None:
-        """Do `job` in a thread, then `then` with its result here. An error is noted."""
+        """Run `job` in a thread, then call `then` with its result here. Errors go to the log."""
 
         def done() -> None:
             try:
@@ -227,7 +227,7 @@ class SandboxActions(_Base):
         self._confirm(f"Delete the snapshot {shown(chosen.label)}?", "Delete", forget)
 
     def action_compare(self) -> None:
-        """Compare the snapshot under the cursor with the marked one, by their changes in forks of them."""
+        """Compare the snapshot under the cursor with the marked one, by the changes in forks of them."""
         here, pane = self._here(), self._snapshot_pane()
         chosen = pane.chosen() if pane is not None else None
         marked = pane.marked if pane is not None else None
@@ -256,7 +256,7 @@ class SandboxActions(_Base):
     # ------------------------------------------------------------ tabs
 
     def action_fork(self) -> None:
-        """Fork: from the snapshot under the cursor, else from now."""
+        """Fork from the snapshot under the cursor, or from the current state."""
         pane = self._snapshot_pane()
         chosen = pane.chosen() if pane is not None and pane.has_focus else None
         self._fork(chosen)
@@ -412,7 +412,7 @@ class SandboxActions(_Base):
 
 
 def _workspace_inside(changes: Any) -> str:
-    """The directory inside that the workspace is at: /workspace, or its own path."""
+    """The directory of the workspace inside: /workspace, or its own path."""
     path: str = changes[0].path
     return "/workspace" if path.startswith("/workspace/") else path.rpartition("/")[0]
 

@@ -1,4 +1,4 @@
-"""The application: tabs, keys, the status bar. What its actions do to sandboxes is in `actions`."""
+"""The application: tabs, keys, the status bar. `actions` has its actions on sandboxes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from .. import Sandbox
     from .opening import SandboxOpening
 
-#: Below so many columns the shell and the side are shown one at a time.
+#: In fewer columns the shell and the side are shown one at a time.
 _NARROW = 100
 #: Characters of the directory in the status bar.
 _PATH = 30
-#: Seconds for leaving in good order after a signal.
+#: Seconds for an orderly exit after a signal.
 _LEAVING = 15.0
 
 
@@ -82,7 +82,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         Binding("s", "snapshot", "take a snapshot"),
         Binding("c", "commit", "review and commit"),
     ]
-    #: A full-screen program gets these itself.
+    #: A full-screen program gets these keys itself.
     _FUNCTION_KEYS = frozenset(("help", "shell", "pane", "show_log", "commit", "leave"))
 
     def __init__(self, opening: SandboxOpening, *, vertical: bool = False) -> None:
@@ -93,14 +93,14 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self.tabs: list[SandboxTab] = []
         self.current = 0
         self._numbers = iter(range(1, 1 << 30))
-        #: (kind, text, when) of the log, for tabs that come later.
+        #: (kind, text, when) of the log, for later tabs.
         self._lines: deque[tuple[str, str, float]] = deque(maxlen=LINES)
         self._seen_changes: dict[int, set[tuple[str, str]]] = {}
         self._wake_waits = False
         bindings = [each for each in self.BINDINGS if isinstance(each, Binding) and each.priority]
         self._ours = frozenset(key for each in bindings for key in each.key.split(","))
 
-    # ------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------ start and end
 
     def compose(self) -> ComposeResult:
         yield TabBar()
@@ -120,16 +120,16 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self.call_after_refresh(self._first_pane)
 
     def _end_on_signals(self) -> None:
-        """Leave in good order when we are asked to end, or the terminal is gone."""
+        """Exit in an orderly way after a signal, or when the terminal is gone."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             try:
                 loop.add_signal_handler(number, self._leave_in_time, 128 + number)
             except (ValueError, RuntimeError):
-                return  # this is not the main thread
+                return  # not the main thread
 
     def _leave_in_time(self, status: int) -> None:
-        """Leave; at once if that takes long: the driver waits for ever for a terminal that is gone."""
+        """Exit, at the latest after `_LEAVING`: textual waits forever for a terminal that is gone."""
         late = threading.Timer(_LEAVING, os._exit, (status,))
         late.daemon = True
         late.start()
@@ -141,7 +141,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             await tab.show_pane("changes", self.feed, focus=False)
 
     def _from_thread(self, call: Callable[..., object], *arguments: object) -> None:
-        """Have it called in the UI's thread; not when that has ended."""
+        """Call it in the UI's thread, unless the UI has ended."""
         try:
             self._loop_call(call, *arguments)
         except RuntimeError:
@@ -153,7 +153,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             loop.call_soon_threadsafe(lambda: self.call_later(call, *arguments))
 
     def _opened(self, watched: WatchedSandbox, opened: Sandbox | BaseException) -> None:
-        """The sandbox of a tab is open, or is not."""
+        """Handle an opened sandbox of a tab, or the error."""
         if isinstance(opened, BaseException):
             watched.error = str(opened)
             self.note("error", str(opened))
@@ -168,7 +168,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self._show_status()
 
     def start_shell(self, tab: SandboxTab) -> None:
-        """Open a terminal for a tab, in a thread: a sandbox may take its time."""
+        """Open a terminal for a tab, in a thread: opening may take long."""
         sandbox = tab.watched.sandbox
         if sandbox is None:
             return
@@ -193,7 +193,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             terminal.close()  # type: ignore[attr-defined]
 
     def close_everything(self) -> None:
-        """End every sandbox; after the UI has ended."""
+        """End every sandbox, after the UI has ended."""
         self.feed.close()
         for watched in {id(tab.watched): tab.watched for tab in self.tabs}.values():
             watched.close()
@@ -202,7 +202,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     @property
     def tab(self) -> SandboxTab | None:
-        """The tab that is shown."""
+        """The visible tab."""
         return self.tabs[min(self.current, len(self.tabs) - 1)] if self.tabs else None
 
     def _watched(self, label: str) -> WatchedSandbox:
@@ -224,14 +224,14 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         return tab
 
     async def add_tab(self, watched: WatchedSandbox, session: str) -> None:
-        """Another tab, and a shell in it."""
+        """Add a tab with a shell."""
         tab = await self._add_tab(watched, session)
         await tab.show_pane("changes", self.feed, focus=False)
         if watched.sandbox is not None:
             self.start_shell(tab)
 
     def show_tab(self, number: int) -> None:
-        """Show the tab of that number."""
+        """Show the tab with that number."""
         if not 0 <= number < len(self.tabs):
             return
         self.current = number
@@ -248,7 +248,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self.query_one(TabBar).show(labels, self.current)
 
     async def remove_tab(self, tab: SandboxTab) -> None:
-        """Close a tab; with the last one of a sandbox, that is closed as well."""
+        """Close a tab; the last tab of a sandbox closes the sandbox, too."""
         number = self.tabs.index(tab)
         terminal = tab.terminal.terminal
         tab.terminal.detach()
@@ -275,7 +275,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     # ------------------------------------------------------------ keys
 
     async def on_event(self, event: Event) -> None:
-        """Give a key that is the terminal's to it at once, without the way through every queue above it."""
+        """Pass a key for the terminal to it directly, bypassing the message queues."""
         if isinstance(event, Key) and event.key not in self._ours and len(self.screen_stack) == 1:
             focused = self.focused
             if isinstance(focused, TerminalPane):
@@ -284,7 +284,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         await super().on_event(event)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A full-screen program on the terminal has the function keys; a screen on top has its own keys."""
+        """A full-screen program on the terminal gets the function keys; a screen on top has its own keys."""
         if len(self.screen_stack) > 1 and action in NOT_ON_TOP:
             return False
         focused = self.focused
@@ -310,7 +310,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             await self.tab.show_pane(name, self.feed)
 
     def show_pane(self, name: str) -> None:
-        """Show a pane of the side."""
+        """Show a side pane."""
         self.call_later(self.action_pane, name)
 
     def action_show_log(self) -> None:
@@ -346,10 +346,10 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     def on_resize(self, event: Resize) -> None:
         self.screen.set_class(event.size.width < _NARROW, "narrow")
 
-    # ------------------------------------------------------------ news
+    # ------------------------------------------------------------ events
 
     def _wake(self) -> None:
-        """The feed has something; called from any thread."""
+        """Handle new items in the feed; called from any thread."""
         if not self._wake_waits:
             self._wake_waits = True
             self._from_thread(self._take)
@@ -370,7 +370,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             tab.log_pane.add(kind, text, at)
 
     def _told(self, watched: WatchedSandbox, what: str) -> None:
-        """The thread of a sandbox has seen something new."""
+        """Show a change that the thread of a sandbox found."""
         if what == "lost":
             self.note("error", f"the sandbox has stopped: {watched.error}")
             what = "changes"
@@ -476,11 +476,11 @@ def _short(path: str) -> str:
 
 
 def _is_light() -> bool:
-    """Whether the terminal says that its background is light (COLORFGBG, as rxvt and others set it)."""
+    """Whether the terminal reports a light background (COLORFGBG, as set by rxvt and others)."""
     return os.environ.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
 
 
-# The actions of the palette, and those that wait while another screen is on top. Data.
+# Data: the actions of the palette, and the actions disabled while another screen is on top.
 
 
 #: Actions that do nothing while a question, the help or a review is on top.
@@ -500,7 +500,7 @@ NOT_ON_TOP = frozenset(
         "snapshot",
     )
 )
-#: (title, help, action) of every action that the palette lists.
+#: (title, help, action) of every action in the palette.
 PALETTE = (
     ("Help", "the keys", "help"),
     ("Shell", "terminal, or the list of commands", "shell"),

@@ -1,4 +1,4 @@
-"""The changes of a sandbox as a tree, and each of them as a diff: unified, or side by side."""
+"""The changes of a sandbox as a tree, and each change as a diff: unified, or side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from staddle import Change
 
-#: One letter and colour for each kind of change.
+#: Letter and colour of each kind of change.
 KINDS = {
     "added": ("A", "green"),
     "modified": ("M", "yellow"),
@@ -33,7 +33,7 @@ KINDS = {
     "type": ("T", "magenta"),
     "link": ("L", "magenta"),
 }
-#: Entries that the tree has at most. The rest is counted.
+#: Most entries in the tree. The rest is only counted.
 MOST_ENTRIES = 2000
 _MOST_LINES = 2000
 
@@ -76,7 +76,7 @@ class ChangesPane(Tree[object]):
         self._folders: dict[str, TreeNode[object]] = {}
 
     def show_changes(self, changes: list[Change], error: str = "") -> None:
-        """Draw these. Folders that were closed stay so, the cursor stays where it is."""
+        """Draw the changes. Collapsed folders stay collapsed; the cursor keeps its position."""
         closed = {path for path, node in self._folders.items() if not node.is_expanded}
         chosen = self.cursor_node.data if self.cursor_node is not None else None
         chosen_path = getattr(chosen, "path", chosen)
@@ -130,7 +130,7 @@ class ChangesPane(Tree[object]):
         return node
 
     def chosen(self) -> str | None:
-        """The path that the cursor is on."""
+        """The path under the cursor."""
         data = self.cursor_node.data if self.cursor_node is not None else None
         path = getattr(data, "path", data)
         return path if isinstance(path, str) else None
@@ -172,7 +172,7 @@ class SearchScreen(ModalScreen[str | None]):
 
 
 class DiffScreen(ModalScreen[None]):
-    """A change as a diff. `v` changes between unified and side by side."""
+    """A change as a diff. `v` switches between unified and side by side."""
 
     BINDINGS = [
         ("escape,q", "dismiss(None)", "leave"),
@@ -194,7 +194,7 @@ class DiffScreen(ModalScreen[None]):
         self._text = ""
 
     def compose(self) -> ComposeResult:
-        # A name is the agent's: it is drawn as text, never as the markup of a title.
+        # The agent chose the name, so draw it as text, never as markup of a title.
         heading = Static(label_of(self._change), markup=False)
         scroll = VerticalScroll(heading, Static("reading …", markup=False, id="diff"))
         scroll.border_subtitle = "v side by side · Esc back"
@@ -219,7 +219,7 @@ class DiffScreen(ModalScreen[None]):
 
 
 def unified(diff: str, path: str) -> RenderableType:
-    """A unified diff in colours: syntax for the text, red and green for what went and came."""
+    """A unified diff in colours: syntax for the text, red and green for removed and added lines."""
     lines = shown_block(diff).rstrip("\n").split("\n")
     parts: list[RenderableType] = []
     syntax = _highlighter(path)
@@ -241,7 +241,7 @@ def unified(diff: str, path: str) -> RenderableType:
 
 
 def side_by_side(diff: str, width: int) -> RenderableType:
-    """The same in two columns."""
+    """A diff in two columns."""
     half = max(10, (width - 3) // 2)
     rows: list[Text] = []
     for left, right in _pairs(shown_block(diff).rstrip("\n").split("\n")[:_MOST_LINES]):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from staddle import Result, Sandbox
 
-#: Commands that are kept, lines of output that are shown unfolded, characters of it that are kept.
+#: Commands to keep, lines of output to show unfolded, characters of output to keep.
 _COMMANDS, _LINES, _LETTERS = 200, 200, 1 << 16
 
 
@@ -43,7 +43,7 @@ class CommandEntry(Static, can_focus=True):
         self._lock = threading.Lock()
 
     def add_output(self, text: str) -> None:
-        """Take output, from the thread that runs the command; the end of it is kept."""
+        """Add output, from the thread that runs the command; keeps the end."""
         with self._lock:
             self._output += text[-_LETTERS:]
             if len(self._output) > 2 * _LETTERS:
@@ -51,7 +51,7 @@ class CommandEntry(Static, can_focus=True):
                 self._output = self._output[-_LETTERS:]
 
     def show(self) -> None:
-        """Draw it as it is now."""
+        """Draw its current state."""
         line = Text("$ ", style="bold cyan")
         line.append(shown(self.command), style="bold")
         if self.failure:
@@ -83,7 +83,7 @@ class CommandEntry(Static, can_focus=True):
 
 
 class CommandPane(Vertical):
-    """Runs commands of one session, one at a time, each in a thread."""
+    """Runs the commands of one session, one at a time, each in a thread."""
 
     DEFAULT_CSS = """
     CommandPane { height: 1fr; }
@@ -94,10 +94,10 @@ class CommandPane(Vertical):
     """
 
     class Done(Message):
-        """A command is over."""
+        """A command has ended."""
 
     class Leave(Message):
-        """Ctrl-C was typed while nothing ran."""
+        """The user typed Ctrl-C while no command was running."""
 
     def __init__(self, session: str, *, timeout: float | None = None, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -121,7 +121,7 @@ class CommandPane(Vertical):
 
     @property
     def is_on_screen(self) -> bool:
-        """Whether it is shown."""
+        """Whether it is visible."""
         return bool(self.display and self.size.height)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -136,7 +136,7 @@ class CommandPane(Vertical):
         self.run(command)
 
     def run(self, command: str) -> None:
-        """Run it; its entry shows what it prints."""
+        """Run a command; its entry shows the output."""
         sandbox = self.sandbox
         if sandbox is None:
             return

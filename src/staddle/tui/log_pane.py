@@ -1,4 +1,4 @@
-"""The log: the last 1,000 lines of what happened, each with its time and one of seven colours."""
+"""The log: the last 1,000 events, each with its time and one of seven colours. And the feed of events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLOURS = {
     "sandbox": "bright_black",
     "error": "bold red",
 }
-#: What an audit log calls a change of state, in a word or two.
+#: Short texts for the state changes in an audit log.
 _STATES = {
     "opened": "sandbox opened",
     "terminal": "terminal opened",
@@ -53,7 +53,7 @@ _FILES_OF_A_RESULT = 8
 
 
 class LogPane(ScrollView, can_focus=True):
-    """The log. Everything in it is made harmless first. Small on purpose: it is there from the start."""
+    """The log. All text is escaped first. Small on purpose: it is loaded at the start."""
 
     DEFAULT_CSS = (
         "LogPane { background: $surface; color: $foreground; overflow-y: scroll; overflow-x: hidden; }"
@@ -84,7 +84,7 @@ class LogPane(ScrollView, can_focus=True):
         self.refresh()
 
     def on_resize(self) -> None:
-        """Wrap the lines anew."""
+        """Wrap the lines again."""
         wide = self.scrollable_content_region.width
         if wide and wide != self._wide:
             self._wide, self._rows = wide, []
@@ -112,7 +112,7 @@ class LogPane(ScrollView, can_focus=True):
         return strip.crop_extend(0, self.size.width, base).apply_offsets(0, at)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text that was selected with the mouse."""
+        """The text selected with the mouse."""
         found = []
         for number, start, end in self._rows:
             _, stamp, text = self.lines[number - self._dropped]
@@ -182,14 +182,15 @@ def _details(record: dict[str, Any]) -> str:
     return str(record.get("label") or "")
 
 
-# Queue of reports and questions from sandboxes' threads to the UI. Loads no textual.
-#
-# feed = EventFeed() Sandbox(".", audit=feed.record, on_connect=feed.on_connect) feed.wake =
-# loop.call_soon_threadsafe, ...     # called when there is something to take feed.take()
-# # lines for the log feed.questions()                               # connections that wait for an answer
+# Queue of records and questions from the sandboxes' threads to the UI. Does not import textual.
+# feed = EventFeed()
+# Sandbox(".", audit=feed.record, on_connect=feed.on_connect)
+# feed.wake = ...   # called when there are new items
+# feed.take()       # new lines for the log
+# feed.questions()  # connections that wait for an answer
 
 
-#: Records that wait to be taken. More are dropped, the oldest first.
+#: Most records in the queue. Beyond that the oldest are dropped.
 _WAITING = 5000
 #: Seconds for which a connection waits for the user's answer.
 PATIENCE = 60.0
@@ -216,9 +217,9 @@ class EventFeed:
 
     def __init__(self, *, asks: bool = True) -> None:
         self.asks = asks
-        #: What may be connected to in this session: `host:port`, or a host for every port.
+        #: Destinations allowed in this session: `host:port`, or a host for every port.
         self.allowed: set[str] = set()
-        #: What is not asked about again.
+        #: Destinations not to ask about again.
         self.refused: set[str] = set()
         self.wake: Callable[[], object] | None = None
         self._records: deque[dict[str, Any]] = deque(maxlen=_WAITING)
@@ -227,7 +228,7 @@ class EventFeed:
         self._closed = False
 
     def record(self, record: dict[str, Any]) -> None:
-        """Take a line of an audit log."""
+        """Add a line of an audit log."""
         self._records.append(record)
         self._tell()
 
@@ -239,9 +240,9 @@ class EventFeed:
         return found
 
     def on_connect(self, event: Event) -> bool | None:
-        """Wait for the user's answer about a connection; no answer is a no.
+        """Wait for the user's answer about a connection; no answer counts as no.
 
-        A no is None, which nobody remembers but us: the user may change their mind.
+        A no is returned as None, which the sandbox does not remember: the user may change their mind.
         """
         if self.permits(event.what):
             return True
@@ -262,12 +263,12 @@ class EventFeed:
         return what in self.allowed or what.rpartition(":")[0] in self.allowed
 
     def questions(self) -> list[ConnectionQuestion]:
-        """The connections that wait, the oldest first."""
+        """The waiting connections, oldest first."""
         with self._lock:
             return [question for question in self._questions if not question.decided.is_set()]
 
     def close(self) -> None:
-        """Refuse what waits, and everything from now on."""
+        """Refuse all waiting and all further connections."""
         self._closed = True
         self.wake = None
         for question in self.questions():

@@ -1,4 +1,4 @@
-"""Opens the sandbox of the UI in a thread, while the UI is still being loaded. Loads no textual."""
+"""Opens the sandbox of the UI in a thread, while the UI is still loading. Does not import textual."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class SandboxOpening:
     """A sandbox that is being opened.
 
-    `open_it` opens one for `feed`, for the first tab the kept one, later ones anew. It is called in a
+    `open_it` opens a sandbox for `feed`: the kept one for the first tab, new ones later. It is called in a
     thread that lives as long as the program.
     """
 
@@ -46,12 +46,12 @@ class SandboxOpening:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin to open it."""
+        """Start to open it."""
         self._thread = threading.Thread(target=self._work, name="staddle-tui open", daemon=True)
         self._thread.start()
 
     def when_open(self, then: Callable[[Sandbox | BaseException], object]) -> None:
-        """Have `then` called with the sandbox, or the error, perhaps at once; from any thread."""
+        """Call `then` with the sandbox, or the error, possibly at once; from any thread."""
         with self._lock:
             self._then = then
             opened = self._opened
@@ -59,11 +59,11 @@ class SandboxOpening:
             then(opened)
 
     def another(self) -> Sandbox:
-        """One more sandbox of the same kind, not a kept one."""
+        """Open another sandbox of the same kind, never a kept one."""
         return self._open_it(self.feed, False)
 
     def close(self) -> None:
-        """End a sandbox that was opened for no tab; wait for one that is being opened."""
+        """Wait until it is open, and end it if no tab uses it."""
         if self._thread is not None:
             self._thread.join()
         if self._opened is not None and not isinstance(self._opened, BaseException):
@@ -71,7 +71,7 @@ class SandboxOpening:
 
     @property
     def error(self) -> BaseException | None:
-        """Reason why it could not be opened."""
+        """The reason why it could not be opened."""
         return self._opened if isinstance(self._opened, BaseException) else None
 
     def _work(self) -> None:
@@ -93,12 +93,12 @@ class SandboxOpening:
 _SECTION = re.compile(r"^\s*\[network\]\s*(#.*)?$", re.MULTILINE)
 _ANY_SECTION = re.compile(r"^\s*\[", re.MULTILINE)
 _ALLOW = re.compile(r"^(\s*allow\s*=\s*\[)", re.MULTILINE)
-#: What an entry of an allow list can be made of; nothing that would end a TOML string.
+#: Characters of an entry in an allow list; none can end a TOML string.
 _ENTRY = re.compile(r"[A-Za-z0-9.:*/\[\]_-]{1,300}")
 
 
 def add_host(file: str, entry: str, workspace: str) -> None:
-    """Have the policy file allow `entry`. PolicyError, and no change, if it would mean something else."""
+    """Let the policy file allow `entry`. PolicyError, and no change, if that would mean something else."""
     if not _ENTRY.fullmatch(entry):
         raise PolicyError(
             f"{entry!r} cannot be written to a policy file",

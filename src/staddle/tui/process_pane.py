@@ -1,4 +1,4 @@
-"""The processes of a sandbox, and small plots of what it uses against its limits."""
+"""The side panes: processes and plots of usage against limits, snapshots, network, policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class ProcessPane(Vertical):
-    """Plots above, a table of processes below; k ends one."""
+    """Plots above, a table of processes below; k ends a process."""
 
     BINDINGS = [("k", "app.kill", "end it (SIGTERM)"), ("K", "app.kill_hard", "kill it (SIGKILL)")]
     DEFAULT_CSS = """
@@ -47,7 +47,7 @@ class ProcessPane(Vertical):
         self.query_one(DataTable).add_columns("pid", "state", "cpu s", "memory", "command")
 
     def show_usage(self, watched: WatchedSandbox) -> None:
-        """Draw what is known now."""
+        """Draw the current usage."""
         table = self.query_one(DataTable)
         row = table.cursor_row
         table.clear()
@@ -81,7 +81,7 @@ class ProcessPane(Vertical):
         return text
 
     def chosen(self) -> int | None:
-        """The number of the process that the cursor is on."""
+        """The number of the process under the cursor."""
         row = self.query_one(DataTable).cursor_row
         return self._pids[row] if 0 <= row < len(self._pids) else None
 
@@ -110,7 +110,7 @@ def _count(count: float) -> str:
 
 
 def plot(values: Sequence[float], limit: float | None) -> str:
-    """Values as a row of bars: against the limit, or against the largest of them."""
+    """Values as a row of bars, relative to the limit or the largest value."""
     top = max([*values, 1e-9]) if limit is None else limit
     return "".join(_BARS[max(value > 0, min(8, round(value / top * 8)))] for value in values)
 
@@ -145,7 +145,7 @@ class SnapshotPane(Tree[object]):
         self._shown: list[Snapshot] = []
 
     def show_snapshots(self, snapshots: list[Snapshot]) -> None:
-        """Draw these, each below the one that it went on from."""
+        """Draw the snapshots, each below its parent."""
         self._shown = [each for each in snapshots if not each.closed]
         chosen = self.chosen()
         self.clear()
@@ -170,7 +170,7 @@ class SnapshotPane(Tree[object]):
         return text
 
     def chosen(self) -> Snapshot | None:
-        """The snapshot that the cursor is on."""
+        """The snapshot under the cursor."""
         node = self.cursor_node
         return node.data if node is not None and node.data is not None else None  # type: ignore[return-value]
 
@@ -179,11 +179,11 @@ class SnapshotPane(Tree[object]):
         self.show_snapshots(self._shown)
 
 
-# Every attempt on the network, allowed or refused and by which rule; and the connections that wait.
+# Every attempted connection, allowed or refused, with its rule; and the waiting connections.
 
 
 class NetworkPane(DataTable[Text]):
-    """One row for each attempt; connections that wait for an answer come first."""
+    """One row per attempted connection; connections that wait for an answer come first."""
 
     BINDINGS = [
         ("a", "app.allow", "allow for this session"),
@@ -205,7 +205,7 @@ class NetworkPane(DataTable[Text]):
     def show_events(
         self, events: Iterable[tuple[float, Event]], questions: Iterable[ConnectionQuestion]
     ) -> None:
-        """Draw these, the newest first."""
+        """Draw the events, newest first."""
         self._last = list(events), list(questions)
         if not self.columns:
             return
@@ -232,7 +232,7 @@ class NetworkPane(DataTable[Text]):
         self.add_row(Text(when, style="dim"), verdict, Text(shown(event.what)), Text(rule, style="dim"))
 
     def chosen(self) -> ConnectionQuestion | Event | None:
-        """Row under the cursor."""
+        """The row under the cursor."""
         return self._rows[self.cursor_row] if 0 <= self.cursor_row < len(self._rows) else None
 
     def action_search(self) -> None:
@@ -246,7 +246,7 @@ class NetworkPane(DataTable[Text]):
         self.app.push_screen(SearchScreen(self._search), searched)
 
 
-# Pane of what the policy allows and why, as `staddle explain` prints it; searchable.
+# The policy with the reason for each grant, as `staddle explain` prints it; searchable.
 
 
 class PolicyPane(VerticalScroll, can_focus=True):

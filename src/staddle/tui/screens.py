@@ -62,7 +62,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 class ConfirmScreen(ModalScreen[bool]):
-    """A question with yes and no. No is what Enter says, unless Tab has gone to yes."""
+    """A question with yes and no. Enter means no, unless Tab moved to yes."""
 
     BINDINGS = [("y", "dismiss(True)", "yes"), ("n,escape", "dismiss(False)", "no")]
     DEFAULT_CSS = """
@@ -116,12 +116,12 @@ class CommitChoice:
         self.paths, self.allow, self.overwrite, self.count = paths, allow, overwrite, count
 
 
-#: With more changes, whole directories are chosen instead of files.
+#: With more changes, the user picks whole directories instead of files.
 MOST_ROWS = 1000
 
 
 class ReviewScreen(ModalScreen[CommitChoice | None]):
-    """The changes with a box each. What is held back is not chosen at first, and says why."""
+    """The changes with a check box each. Changes that need approval are unchecked, with the reason."""
 
     BINDINGS = [
         ("escape,q", "dismiss(None)", "leave"),

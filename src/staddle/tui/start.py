@@ -1,4 +1,4 @@
-"""Run the UI until it is left. The sandbox is being opened while textual is loaded."""
+"""Run the UI until the user leaves it. The sandbox is opened while textual is loading."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 def start(opening: SandboxOpening, *, vertical: bool = False) -> int:
-    """Show the UI on this terminal; the exit status. Every sandbox has ended when it returns."""
-    # Ctrl-C ends the program until the UI handles it. A KeyboardInterrupt in the middle of an import may
-    # leave the interpreter's import lock held. The thread that opens the sandbox imports too, and would hang.
+    """Show the UI on this terminal; return the exit status. Every sandbox has ended by then."""
+    # Until the UI handles Ctrl-C, it ends the program. A KeyboardInterrupt during an import may leave the
+    # interpreter's import lock locked, and the thread that opens the sandbox, which also imports, would hang.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     opening.begin()
-    # Textual redraws at most so often: an echo must not wait for the next 60th of a second. What prints
-    # much is drawn less often by its pane.
+    # Textual's frame rate: an echo must not wait for the next 60th of a second. Panes with much output draw
+    # less often.
     os.environ.setdefault("TEXTUAL_FPS", "250")
-    os.environ.setdefault("ESCDELAY", "25")  # milliseconds in which Esc may be the beginning of another key
-    for name in ("COLUMNS", "LINES"):  # the terminal itself knows better
+    os.environ.setdefault("ESCDELAY", "25")  # milliseconds in which Esc may start another key
+    for name in ("COLUMNS", "LINES"):  # the terminal's own size is right
         os.environ.pop(name, None)
     app = None
     try:
         from .app import TuiApp
 
         gc.freeze()
-        gc.enable()  # `staddle` runs without; this stays for hours
+        gc.enable()  # `staddle` runs without it; the UI runs for hours
         app = TuiApp(opening, vertical=vertical)
         status = app.run()
     finally:

@@ -1,4 +1,4 @@
-"""One tab: a shell of a sandbox at one side, at the other the panes about the sandbox, and the log."""
+"""One tab: a shell on one side, and on the other the panes about its sandbox, and the log."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from .log_pane import EventFeed
     from .watched import WatchedSandbox
 
-#: The panes at the side by name, with the key of each.
+#: The side panes by name, with their keys.
 PANES = {"changes": "F3", "snapshots": "F4", "network": "F5", "processes": "F6", "policy": "F7"}
-#: Where a shorter name is needed: all have to fit into 40 of 100 columns, with the numbers of their F keys.
+#: Shorter names: all names with their F key numbers must fit into 40 of 100 columns.
 _SHORT = {"processes": "usage"}
 
 
 class TabBar(Static):
-    """The tabs; a click chooses one."""
+    """The tabs; a click selects one."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, id="tabs")
         self._ends: list[tuple[int, int]] = []
 
     def show(self, labels: list[str], current: int) -> None:
-        """Draw them. One tab needs no bar."""
+        """Draw the tabs. A single tab needs no bar."""
         from rich.text import Text
 
         self.display = len(labels) > 1
@@ -58,7 +58,7 @@ class PaneNames(Static):
         self._ends: list[tuple[int, str]] = []
 
     def show(self, current: str) -> None:
-        """Draw them, with `current` marked."""
+        """Draw the names, with `current` marked."""
         from rich.text import Text
 
         text, self._ends = Text(), []
@@ -76,7 +76,7 @@ class PaneNames(Static):
 
 
 class SandboxTab(Container):
-    """A shell and the panes about its sandbox. `session` names the session of its list of commands."""
+    """A shell and the panes about its sandbox. `session` is the session of its command list."""
 
     DEFAULT_CSS = """
     SandboxTab { height: 1fr; layout: horizontal; }
@@ -120,11 +120,11 @@ class SandboxTab(Container):
 
     @property
     def is_list(self) -> bool:
-        """Whether the list of commands is shown, and not the terminal."""
+        """Whether the list of commands is visible instead of the terminal."""
         return self.query_one("#shell", ContentSwitcher).current == "list"
 
     def focus_shell(self, *, toggle: bool = False) -> None:
-        """Give the keys to the shell; with `toggle`, change between terminal and list if it has them."""
+        """Focus the shell; if it has the focus and `toggle` is set, switch between terminal and list."""
         self.remove_class("side")
         switcher = self.query_one("#shell", ContentSwitcher)
         focused = self.screen.focused
@@ -141,7 +141,7 @@ class SandboxTab(Container):
         return self.commands.running is not None or self.terminal.is_busy()
 
     def count_commands(self) -> int:
-        """Commands of this tab: those of the list, and lines that were entered at the prompt."""
+        """Number of commands in this tab: in the list, and lines entered at the prompt."""
         busy = self.terminal.is_busy()
         if self.was_busy and not busy:
             self.watched.look()
@@ -151,7 +151,7 @@ class SandboxTab(Container):
     # ------------------------------------------------------------ the side
 
     async def show_pane(self, name: str, feed: EventFeed, *, focus: bool = True) -> None:
-        """Show a pane; it is made when it is first shown."""
+        """Show a pane; it is created on first use."""
         switcher = self.query_one("#panes", ContentSwitcher)
         if not switcher.query(f"#{name}"):
             await switcher.mount(_made(name))
@@ -169,7 +169,7 @@ class SandboxTab(Container):
             (target.query_one("DataTable") if name == "processes" else target).focus()
 
     def refresh_pane(self, name: str, feed: EventFeed) -> None:
-        """Draw a pane anew, if it is the one that is shown."""
+        """Redraw a pane if it is visible."""
         found = self.query(f"#panes > #{name}")
         if name != self.pane or not found:
             return
@@ -187,13 +187,13 @@ class SandboxTab(Container):
             pane.show_policy(watched.sandbox)  # type: ignore[attr-defined]
 
     def side_pane(self, name: str) -> Widget | None:
-        """A pane that was shown before."""
+        """A pane, if it was shown before."""
         found = self.query(f"#panes > #{name}")
         return found.first() if found else None
 
 
 def _made(name: str) -> Widget:
-    # Each is loaded when it is first shown: the first prompt does not wait for them.
+    # Import each on first use, so that the first prompt does not wait for them.
     if name == "changes":
         from .changes_pane import ChangesPane
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .emulator.grid import Attributes, CellLine, Runs
 
     class PseudoTerminal(Protocol):
-        """`Terminal` of a sandbox, as far as it is used here."""
+        """The part of a sandbox's `Terminal` that is used here."""
 
         def fileno(self) -> int: ...
         def read_some(self) -> bytes | None: ...
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-#: Seconds between two pictures while much is printed, and for which output is collected then.
+#: With much output: seconds between two frames, and seconds to collect output for one.
 _FRAME, _COLLECT = 1 / 40, 0.012
-#: Seconds for which output is taken at a time, and between two times: keys and clicks are handled then.
+#: Seconds to process output at a time, and the pause between, in which keys and clicks are handled.
 _SLICE, _PAUSE = 0.012, 0.003
-#: Bytes that are drawn at once, and how often between two pictures.
+#: Bytes to draw immediately, and how often between two frames.
 _LITTLE, _LITTLES = 256, 4
-#: Bytes: a lot at once, the most at once, typed or answered ahead of a program that does not read.
+#: Bytes: much at once, the most at once, input and answers to queue for a program that does not read.
 _MUCH, _MOST, _TYPED_AHEAD, _ANSWERS = 1 << 15, 1 << 22, 1 << 16, 1 << 12
 
 
 @lru_cache(2048)
 def style_of(attributes: Attributes) -> Style:
-    """The attributes of a cell as Rich has them. A conceal is not honoured: what is there is shown dim."""
+    """The attributes of a cell as a Rich style. Concealed text is shown dim instead."""
     foreground, background, flags = attributes
     return Style(
         color=_colour(foreground),
@@ -82,7 +82,7 @@ def _strip(runs: Runs) -> Strip:
 
 
 class TerminalPane(Widget, can_focus=True):
-    """Shows a terminal and types into it. `attach` gives it one; before, it shows a sentence."""
+    """Shows a terminal and types into it. Before `attach` it shows a sentence."""
 
     DEFAULT_CSS = "TerminalPane { height: 1fr; width: 1fr; }"
 
@@ -94,14 +94,14 @@ class TerminalPane(Widget, can_focus=True):
             self.pane, self.status = pane, status
 
     class Restart(Message):
-        """Enter was typed after the end: another shell is wanted."""
+        """The user typed Enter after the end, to get another shell."""
 
         def __init__(self, pane: TerminalPane) -> None:
             super().__init__()
             self.pane = pane
 
     class Printed(Message):
-        """Something was printed after a while in which nothing was."""
+        """Output arrived after a pause."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -110,22 +110,22 @@ class TerminalPane(Widget, can_focus=True):
         self.sentence = "opening the sandbox …"
         self.is_over = False
         self._typed = b""
-        self._back = 0  # lines that the view is above the end
+        self._back = 0  # lines between the view and the end
         self._painted, self._little = 0.0, 0
-        self.entered = 0  # lines that were entered at the prompt
+        self.entered = 0  # lines entered at the prompt
         self._drawn_lines: list[CellLine] = []
         self._drawn_cursor = 0
         self._paint_waits = False
-        #: Output that was read and not taken yet, and where its rest begins. No more is read meanwhile.
+        #: Unprocessed output, and the position of its rest. Reading stops until it is processed.
         self._unfed, self._fed = b"", 0
         self._next_slice: asyncio.TimerHandle | None = None
-        self._is_slow = False  # a flood that cannot be skipped: less of it is read ahead
-        self._has_ended = False  # nothing comes after the output that was read
+        self._is_slow = False  # a flood that cannot be skipped: read less ahead
+        self._has_ended = False  # no more output will come
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: int | None = None
         self._writing = False
 
-    # ------------------------------------------------------------ the program's side
+    # ------------------------------------------------------------ the program
 
     def attach(self, terminal: PseudoTerminal) -> None:
         """Show this terminal from now on."""
@@ -141,7 +141,7 @@ class TerminalPane(Widget, can_focus=True):
         self.refresh()
 
     def detach(self) -> None:
-        """Leave the terminal alone; who has opened it closes it."""
+        """Stop using the terminal; its opener closes it."""
         if self._loop is not None and self._reading is not None:
             self._loop.remove_reader(self._reading)
             self._loop.remove_writer(self._reading)
@@ -155,7 +155,7 @@ class TerminalPane(Widget, can_focus=True):
         self.detach()
 
     def _read(self) -> None:
-        """Take what there is; of a flood as much as comes in a moment, so that most of it can be skipped."""
+        """Read the available output; during a flood, collect more, so that most of it can be skipped."""
         terminal = self.terminal
         if terminal is None or self._reading is None:
             return
@@ -187,13 +187,13 @@ class TerminalPane(Widget, can_focus=True):
         self._feed()
 
     def _feed(self) -> None:
-        """Take a slice of the output that was read; read on, or end, when all of it is taken."""
+        """Process a slice of the output; then read on, or end, if there is no rest."""
         loop, emulator, reading = self._loop, self.emulator, self._reading
         if loop is None or reading is None:
             return
         before, start, until = emulator.scrolled, self._fed, time.monotonic() + _SLICE
         self._fed = emulator.feed(self._unfed, start, lambda: time.monotonic() >= until)
-        if self._back:  # the view stays where it is while lines come below it
+        if self._back:  # keep the view in place while lines are added below
             self._back = min(self._back + emulator.scrolled - before, len(emulator.history))
         if self._unfed:
             self._paint(self._fed - start)
@@ -202,7 +202,7 @@ class TerminalPane(Widget, can_focus=True):
             self._is_slow = (self._is_slow or size >= FLOOD) and self._fed < size // 2
         if self._fed < size:
             if is_first:
-                loop.remove_reader(reading)  # the program waits until its output is taken
+                loop.remove_reader(reading)  # the program waits until its output is processed
             self._next_slice = loop.call_later(_PAUSE, self._feed)
             return
         self._next_slice, self._unfed, self._fed = None, b"", 0
@@ -212,7 +212,7 @@ class TerminalPane(Widget, can_focus=True):
             loop.add_reader(reading, self._read)
 
     def _paint(self, size: int) -> None:
-        """At once after a pause, and for a little, such as an echo; while much is printed, not each piece."""
+        """Draw immediately after a pause, and for short output such as an echo; else only once per frame."""
         now = time.monotonic()
         if now - self._painted >= _FRAME:
             if now - self._painted > 1:
@@ -232,7 +232,7 @@ class TerminalPane(Widget, can_focus=True):
         self._refresh_changed()
 
     def _refresh_changed(self) -> None:
-        """Draw the rows that have changed: an echo is one."""
+        """Draw the changed rows: an echo changes one."""
         grid = self.emulator.grid
         lines, before, cursors = grid.lines, self._drawn_lines, {self._drawn_cursor, grid.y}
         rows = [
@@ -262,7 +262,7 @@ class TerminalPane(Widget, can_focus=True):
         self.refresh()
 
     def is_busy(self) -> bool:
-        """Whether a program, not the shell, has the terminal."""
+        """Whether a program other than the shell has the terminal."""
         if self.terminal is None or self._reading is None:
             return False
         import fcntl
@@ -274,16 +274,16 @@ class TerminalPane(Widget, can_focus=True):
         except OSError:
             return False
 
-    # ------------------------------------------------------------ the user's side
+    # ------------------------------------------------------------ the user
 
     def type(self, data: bytes) -> None:
-        """Type these bytes. More than fits ahead of a program that does not read is dropped."""
+        """Type these bytes. If the program does not read, input beyond a limit is dropped."""
         if data and len(self._typed) < _TYPED_AHEAD:
             self._typed += data
             self._flush()
 
     def _answer(self, data: bytes) -> None:
-        if len(self._typed) < _ANSWERS:  # a program that asks and does not listen
+        if len(self._typed) < _ANSWERS:  # limit the answers to a program that does not read
             self._typed += data
             self._flush()
 
@@ -345,7 +345,7 @@ class TerminalPane(Widget, can_focus=True):
                 pass
 
     def scroll_back(self, lines: int) -> None:
-        """Look at older lines, or with a negative number at newer ones."""
+        """Scroll to older lines, or with a negative number to newer ones."""
         limit = 0 if self.emulator.is_alternate else len(self.emulator.history)
         back = max(0, min(limit, self._back + lines))
         if back != self._back:
@@ -355,7 +355,7 @@ class TerminalPane(Widget, can_focus=True):
     # ------------------------------------------------------------ mouse
 
     def _report(self, event: events.MouseEvent, button: int, *, pressed: bool) -> bool:
-        """Tell the program about the mouse, if it asked for that; Shift keeps it for selecting."""
+        """Report the mouse to the program, if it asked for that; with Shift the mouse selects text."""
         emulator = self.emulator
         if not emulator.mouse or event.shift or self.terminal is None:
             return False
@@ -437,7 +437,7 @@ class TerminalPane(Widget, can_focus=True):
         return Strip([*left, *Segment.apply_style(middle, post_style=Style(reverse=True)), *right])
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """The text that was selected with the mouse."""
+        """The text selected with the mouse."""
         lines = [self._line(y).text.rstrip() for y in range(self.size.height)]
         return selection.extract("\n".join(lines)), "\n"
 
@@ -461,12 +461,11 @@ _SCROLLING: dict[str, Callable[[TerminalPane], None]] = {
     "shift+end": lambda pane: pane.scroll_back(-(1 << 30)),
 }
 
-# Draw a part of a widget at once, instead of at the screen's next turn.
-#
-# Textual collects what has changed and draws it when all messages are done and a timer has run: some
-# milliseconds, which are felt between a key and its echo. A few rows that nothing covers are written
-# directly, as textual would draw them. This uses names of textual that are not public (hence its bounds in
-# pyproject.toml); where one is missing, the part is drawn in the usual way.
+# Draw a part of a widget immediately, instead of at the screen's next update.
+# Textual collects changes and draws them after all messages and a timer: users notice these milliseconds
+# between a key and its echo. If nothing covers them, a few rows are written directly, as textual would draw
+# them. This uses private names of textual (hence its bounds in pyproject.toml); if one is missing, the part
+# is drawn in the usual way.
 
 
 def paint_now(widget: Widget, regions: Iterable[Region]) -> None:
@@ -487,12 +486,12 @@ def paint_now(widget: Widget, regions: Iterable[Region]) -> None:
     widget.refresh(*parts)
 
 
-#: Rows that are written one by one; more are composed with everything else.
+#: Rows to write directly; more are drawn by the compositor.
 _FEW = 3
 
 
 def _written(widget: Widget, parts: list[Region]) -> bool:
-    """Write a few whole rows of a widget to the terminal, if nothing can be on top of them."""
+    """Write a few whole rows of a widget to the terminal, if nothing can cover them."""
     app, screen = widget.app, widget.screen
     try:
         if len(parts) > _FEW or len(app.screen_stack) > 1 or app._notifications or app._driver is None:
@@ -500,7 +499,7 @@ def _written(widget: Widget, parts: list[Region]) -> bool:
         if app.is_headless or screen._layout_required or screen._repaint_required:
             return False
         if widget._repaint_regions:
-            return False  # more of it is still to be drawn: that would be forgotten with what is drawn here
+            return False  # drawing here would drop the rest of its pending update
         left, top = widget.content_region.offset
         data = ""
         for part in parts:

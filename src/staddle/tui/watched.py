@@ -1,7 +1,7 @@
-"""`WatchedSandbox`: one sandbox that the UI shows, looked at by a thread of its own. Loads no textual.
+"""`WatchedSandbox`: one sandbox in the UI, polled by its own thread. Does not import textual.
 
-The thread asks for changes, network events and processes, the dearer the rarer, and tells who listens.
-Nothing that a sandbox does not answer can hold the UI.
+The thread polls changes, network events and processes, the more expensive the less often, and reports news. A
+sandbox that does not answer cannot block the UI.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from staddle import Change, Event, Sandbox, Snapshot
 
-#: Seconds between two looks, at least; and how much longer than a look itself the pause after it is.
+#: Minimum seconds between two polls; and the pause after a poll, as a multiple of its duration.
 _CHANGES, _NETWORK, _PROCESSES, _REST = 1.0, 0.5, 2.0, 10
-#: Events and samples that are kept.
+#: Events and samples to keep.
 _EVENTS, SAMPLES = 1000, 60
 
 
@@ -32,7 +32,7 @@ class UsageSample:
 
 
 class WatchedSandbox:
-    """A sandbox and what is known about it. `sandbox` is None until it is open; `error` says why not."""
+    """A sandbox and its polled state. `sandbox` is None until it is open; `error` is the reason why not."""
 
     def __init__(self, label: str, tell: Callable[[WatchedSandbox, str], object]) -> None:
         self.label = label
@@ -43,7 +43,7 @@ class WatchedSandbox:
         self.events: deque[tuple[float, Event]] = deque(maxlen=_EVENTS)
         self.processes: list[object] = []
         self.samples: deque[UsageSample] = deque(maxlen=SAMPLES)
-        #: Kept here: a snapshot that nobody has is deleted.
+        #: References that keep the snapshots: an unreferenced snapshot is deleted.
         self.snapshots: list[Snapshot] = []
         self.before_discard: Snapshot | None = None
         self.users = 0  # tabs that show it
@@ -52,13 +52,13 @@ class WatchedSandbox:
         self._cpu: tuple[float, float] | None = None
         self._ending = threading.Event()
         self._look_now = threading.Event()
-        self._looked = threading.Event()  # at the changes, since it was cleared
-        #: Whether processes are looked at: while their pane is shown.
+        self._looked = threading.Event()  # the changes were polled since it was cleared
+        #: Whether to poll processes: while their pane is visible.
         self.wants_processes = False
         self._thread: threading.Thread | None = None
 
     def begin(self, sandbox: Sandbox) -> None:
-        """It is open: look at it from now on."""
+        """Start to poll an opened sandbox."""
         self.sandbox = sandbox
         try:
             self.snapshots = sandbox.snapshots()
@@ -68,11 +68,11 @@ class WatchedSandbox:
         self._thread.start()
 
     def look(self) -> None:
-        """Look at everything again soon: something was done."""
+        """Poll everything again soon, after an action."""
         self._look_now.set()
 
     def uncommitted(self, patience: float = 2.0) -> int:
-        """The number of changes now; as far as it is known when a look takes longer than `patience`."""
+        """The current number of changes; the last known one if a poll takes longer than `patience`."""
         self._looked.clear()
         self._look_now.set()
         if self._thread is not None and self._thread.is_alive():
@@ -80,7 +80,7 @@ class WatchedSandbox:
         return len(self.changes)
 
     def close(self) -> None:
-        """Stop looking, and end the sandbox."""
+        """Stop polling, and end the sandbox."""
         self._ending.set()
         self._look_now.set()
         sandbox, self.sandbox = self.sandbox, None

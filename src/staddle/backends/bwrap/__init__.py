@@ -1,15 +1,15 @@
-"""bubblewrap: a fresh root with only what the plan names, in namespaces of its own.
+"""bubblewrap: a fresh root with only the plan's paths, in its own namespaces.
 
-    probe             finds bwrap, checks it, and runs a harmless command in a real sandbox
-    describe, judge   which bwrap it is, and why one that is there does not confine
-    staged_view       as root, or with very many mounts: the view built by us (see `mounts`)
-    arguments         operations -> bwrap's arguments, and prlimit's
-    launching         argv and descriptors of the whole chain of programs; steps and gaps in words
-    abstract_sockets  with an open network: Landlock's scope, put on before bwrap starts
+  probe             finds bwrap, checks it, and runs a harmless command in a real sandbox
+  describe, judge   the version of bwrap, and why an installed bwrap does not confine
+  staged_view       as root, or with very many mounts: staddle builds the view (see `mounts`)
+  arguments         operations -> bwrap's arguments, and prlimit's
+  launching         argv and descriptors of the whole chain of programs; steps and gaps in words
+  abstract_sockets  with an open network: applies Landlock's scope before bwrap starts
 
-What it does not do, by nature: a UNIX socket that appears in a granted directory after the start can
-be connected to, read-only or not; a name of the policy's that appears on the host after the start is not
-seen; the mount table inside shows the paths of what was granted.
+Limits of this backend: a command can connect to a UNIX socket that appears in a granted directory after
+the start, even if the directory is read-only. It does not see a path of the policy that appears on the
+host after the start. Its mount table shows the host paths of the grants.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 _INSTALL = "apt-get install bubblewrap (or dnf, pacman, apk, zypper)"
 
-#: What was found out about a bwrap, by the file it was and who asked. Per process.
+#: Probe results, by the file of bwrap and the user. Per process.
 _known: dict[tuple[str | int, ...], Probe] = {}
-#: The self-tests under way.
+#: Running self-tests.
 _begun: dict[tuple[str | int, ...], SelfTest] = {}
 _probing = _thread.allocate_lock()
 
 
 class Bwrap:
-    """Confines with bubblewrap, an `executable` of your choice or the system's."""
+    """Confines with bubblewrap: the given `executable` (default: the system's)."""
 
     name = "bwrap"
 
@@ -57,19 +57,19 @@ class Bwrap:
     # The contract.
 
     def begin_probe(self) -> None:
-        """Start the self-test, so that it runs while the caller does something else."""
+        """Start the self-test in the background."""
         found = self._find()
         if isinstance(found, Starter):
             with _probing:
                 self._begin(found)
 
     def probe(self) -> Probe:
-        """Whether a real sandbox confines as it must. Tried once per process and bwrap."""
+        """Whether a real sandbox confines its command. Tried once per process and bwrap."""
         found = self._find()
         return found if isinstance(found, Probe) else self._probed(found)
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps of `plan`: what bwrap does not hold on this host."""
+        """The parts of `plan` that bwrap does not enforce on this host."""
         from .launching import gaps
 
         return tuple(gaps(plan, layout_of(plan), self._starter()))
@@ -81,7 +81,7 @@ class Bwrap:
         return tuple(steps(plan, layout_of(plan), self._starter()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """The command as bwrap will confine it. Raises when bwrap was not seen to confine."""
+        """The command as bwrap will confine it. Raises unless the self-test of bwrap passed."""
         starter = self._starter()
         with _probing:
             self._begin(starter)
@@ -96,11 +96,11 @@ class Bwrap:
             raise BackendUnavailable("bwrap cannot confine anything here", why=probe.why, fix=probe.fix)
         return prepared
 
-    # How.
+    # Internals.
 
     def _probed(self, found: Starter) -> Probe:
         key = _key(found)
-        with _probing:  # a second caller waits for the first one's answer
+        with _probing:  # a second caller waits for the first one's result
             self._begin(found)
             canary = _begun.pop(key, None)
             if canary is not None:
@@ -122,7 +122,7 @@ class Bwrap:
         return found
 
     def _find(self) -> Starter | Probe:
-        """The programs to start, or why there are none."""
+        """The programs to start, or the reason why there are none."""
         bwrap = self._bwrap()
         if bwrap is None:
             where = self._executable or f"no bwrap in {', '.join(programs.DIRECTORIES) or 'any directory'}"
@@ -144,14 +144,14 @@ class Bwrap:
         who = unprivileged_uid()
         if isinstance(who, Obstacle):
             return self._unusable(who.why, who.fix)
-        if not mounts.can_set_attributes():  # most views need mounts of ours
+        if not mounts.can_set_attributes():  # staddle makes mounts itself for most views
             return self._unusable(mounts.TOO_OLD, mounts.NEWER)
         return Starter(bwrap.path, bwrap.identity, able.mounts_descriptors, **tools, unprivileged_uid=who)
 
     def _bwrap(self) -> programs.Program | None:
         if self._executable is None:
             return programs.find("bwrap")
-        # Named by the program that uses us: its own user may own it, unless that is a stranger to root.
+        # The calling program named this file, so its user may own it; as root, only root may.
         return programs.examine(os.path.abspath(self._executable), owners=(0, os.geteuid()))
 
     def _begin(self, found: Starter, *, again: bool = False) -> None:
@@ -184,24 +184,24 @@ def _key(found: Starter) -> tuple[str | int, ...]:
     return found.bwrap, *found.identity, os.geteuid()
 
 
-#: The first version that can forbid user namespaces inside (--disable-userns).
+#: The first version with --disable-userns, which forbids user namespaces inside.
 OLDEST = (0, 8, 0)
 
 _described: dict[tuple[int, ...], Bubblewrap] = {}
 
 
 class Bubblewrap(Value):
-    """The version and the abilities of an installed bwrap, as far as its own text tells."""
+    """Version and abilities of an installed bwrap, as far as its own text shows them."""
 
     version: str
     mounts_descriptors: bool
 
 
 def describe(path: str, identity: tuple[int, ...] = ()) -> Bubblewrap:
-    """Version and abilities of the bwrap at `path`, read from the file: a tenth of starting it.
+    """Version and abilities of the bwrap at `path`, read from the file: ten times as fast as starting it.
 
-    A file that does not have them in its text (a script around it) is asked instead. Told
-    the file's `identity`, it is read once per process.
+    If the text of the file does not contain them (a wrapper script), bwrap is started and asked. With the
+    file's `identity` the result is cached per process.
     """
     if identity not in _described:
         _described[identity] = _describe(path)
@@ -219,7 +219,7 @@ def _describe(path: str) -> Bubblewrap:
 
 
 def is_old(version: str) -> bool:
-    """Whether this version, or a text that is none, is older than what we need."""
+    """Whether `version` is older than `OLDEST`, or not a version."""
     numbers = version.split(".")
     if not all(number.isdigit() for number in numbers):
         return True
@@ -260,12 +260,12 @@ _REINSTALL = "reinstall bubblewrap, and see what else has put a program of that 
 
 
 def diagnose(found: Starter, problem: str, message: str) -> tuple[str, str]:
-    """The true cause and its remedy: tried out again, step by step, without bwrap."""
+    """Try each step without bwrap, and return the cause of the failure and its fix."""
     return judge(found.bwrap, problem, message, observe(found.unprivileged_uid))
 
 
 def judge(bwrap: str, problem: str, message: str, facts: UsernsFacts) -> tuple[str, str]:
-    """The same from facts: what the self-test found wrong, bwrap's message, what the kernel allows us."""
+    """Derive cause and fix from the self-test's problem, bwrap's message and the kernel's restrictions."""
     if problem != "the command did not run":
         return f"{bwrap} ran its self-test without confining it: {problem}", _REINSTALL
     in_the_way = obstacle(facts)

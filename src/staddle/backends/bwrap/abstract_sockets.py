@@ -1,10 +1,10 @@
-"""With the network open, keep the host's abstract UNIX sockets out of reach.
+"""Keep a command with an open network from the host's abstract UNIX sockets.
 
-They belong to the network namespace, which is then the host's. Landlock can tell who made a
-socket (ABI 6, Linux 6.12): a process of the sandbox reaches its own and no other. A rule set
-that says only this leaves mounting alone, so it can be put on before bwrap starts:
+Abstract sockets belong to the network namespace, which the sandbox then shares with the host. Landlock knows
+who made a socket (ABI 6, Linux 6.12): a process of the sandbox reaches only the sandbox's own. A ruleset with
+this scope alone does not restrict mounting, so it can be applied before bwrap starts:
 
-    python -I -S .../abstract_sockets.py -- nsenter ... bwrap ...
+  python -I -S .../abstract_sockets.py -- nsenter ... bwrap ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 def prefix() -> tuple[str, ...]:
-    """The words to put before the launcher's command line; none when this host cannot hold it."""
+    """The words to put before the launcher's command line; empty if this host cannot enforce it."""
     from ..description import scopes_sockets
 
     if not sys.executable or not scopes_sockets():
@@ -23,7 +23,7 @@ def prefix() -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Restrict this process, then become the command after `--`. Whatever fails, it does not start."""
+    """Restrict this process, then exec the command after `--`. On any failure the command does not start."""
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
     from staddle.linux import landlock, process
 

@@ -1,4 +1,4 @@
-"""bwrap's arguments: for the namespaces and rights, for the filesystem, for the environment."""
+"""bwrap's arguments for namespaces, rights, filesystem and environment."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from ..launching import Descriptors
 
-#: bwrap gives up at this many (MAX_ARGS in bubblewrap.c).
+#: bwrap fails with more arguments (MAX_ARGS in bubblewrap.c).
 _MOST = 9000
 
 
 def confinement(plan: Plan) -> tuple[str, ...]:
-    """Namespaces, ids, capabilities, session: everything but the filesystem.
+    """Namespaces, ids, capabilities and session: everything but the filesystem.
 
-    Where something outside can be reached, bwrap is started in a network of the sandbox's own.
+    If the policy allows some hosts, bwrap is started in the sandbox's own network and shares it.
     """
     who = plan.identity
     shared = plan.network.mode == "open" or reaches_out(plan)
     return (
         "--unshare-all",
         *(("--share-net",) if shared else ()),
-        # Not "if possible", as --unshare-all means it; and none may be made inside.
+        # --unshare-all means "if possible" for the user namespace; and the command may make none.
         *("--unshare-user", "--disable-userns"),
         *("--uid", str(who.uid), "--gid", str(who.gid)),
         *("--cap-drop", "ALL"),
@@ -46,18 +46,17 @@ def confinement(plan: Plan) -> tuple[str, ...]:
 
 
 def environment(plan: Plan) -> Iterator[str]:
-    """The variables, and only they. bwrap adds PWD."""
+    """Exactly the plan's variables. bwrap adds PWD."""
     yield "--clearenv"
     for variable in plan.variables:
         yield from ("--setenv", variable.name, variable.value)
 
 
 def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descriptor: bool) -> Iterator[str]:
-    """The operations as arguments; what they refer to is opened into `give`.
+    """The operations as arguments; their files are opened into `give`.
 
-    Whatever is shown is opened here, without following a link, so that nothing put in its
-    place later is shown instead (bwrap compares what it mounted). A bwrap that takes no
-    descriptors gets the path that was just checked.
+    Each bind source is opened here without following a link, so that nobody can replace it later (bwrap
+    compares what it mounted). A bwrap without support for descriptors gets the checked path.
     """
     made = {"/", "/dev", "/proc"}
     for operation in operations:
@@ -78,7 +77,7 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
             made.add(operation.path)
         elif isinstance(operation, Mask):
             check_place(operation.path, directory=False)
-            # A device that cannot be opened: bwrap mounts without devices.
+            # This device cannot be opened: bwrap mounts with nodev.
             yield from ("--ro-bind", "/dev/null", operation.path)
         elif isinstance(operation, File):
             if operation.below:
@@ -97,7 +96,7 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
 
 
 def _directories_above(path: str, made: set[str]) -> Iterator[str]:
-    """The directories of ours that `path` is in. bwrap would make them by itself, with odd modes."""
+    """Arguments that make the missing parents of `path`. bwrap would make them with other modes."""
     missing = []
     while (path := path[: path.rindex("/")] or "/") not in made:
         missing.append(path)
@@ -120,7 +119,7 @@ def _bind(operation: Bind, give: Descriptors, by_descriptor: bool) -> tuple[str,
 
 
 def packed(words: Iterable[str]) -> bytes:
-    """The arguments as bwrap reads them from a descriptor."""
+    """The arguments in the form that bwrap reads from a descriptor."""
     listed = list(words)
     if len(listed) > _MOST:
         raise PolicyNotEnforceable(
@@ -136,24 +135,23 @@ def packed(words: Iterable[str]) -> bytes:
     return data
 
 
-# Resource limits, set by prlimit of util-linux: a plain command line cannot set them otherwise.
-#
-# Outside, before bwrap: what holds for every sandbox. Inside, before the command: what the
-# policy asks for, because bwrap itself must open and write files to set everything up.
+# Resource limits, set by prlimit of util-linux: a command line has no other way to set them.
+# Before bwrap, prlimit sets the limits of every sandbox. Inside, before the command, it sets the policy's
+# limits, because bwrap itself must open and write files for the setup.
 
 _NUMBERS = {"fsize": 1, "core": 4, "nofile": 7, "memlock": 8, "nice": 13, "rtprio": 14}
-#: 1 byte of core is the only value that also stops a core handler (`|program` in core_pattern,
-#: run by the kernel as root on the host); nothing real-time, no higher priority, little pinned memory.
+#: A core limit of 1 byte is the only value that also stops a core handler (`|program` in core_pattern, which
+#: the kernel runs as root on the host). No real-time, no higher priority, little pinned memory.
 ALWAYS = {"core": 1, "rtprio": 0, "nice": 0, "memlock": 65536}
 
 
 def rlimits_outside(ceiling: Callable[[str], int]) -> tuple[str, ...]:
-    """prlimit's options for every sandbox. `ceiling` is the hard limit we have: none is raised."""
+    """prlimit's options for every sandbox. `ceiling` returns our hard limit, which is never raised."""
     return _options(ALWAYS, ceiling)
 
 
 def rlimits_inside(limits: Limits, ceiling: Callable[[str], int]) -> tuple[str, ...]:
-    """prlimit's options for what this policy limits, none when it does not."""
+    """prlimit's options for the limits of this policy; empty if it has none."""
     asked = {"fsize": limits.file_size, "nofile": limits.open_files}
     return _options({name: value for name, value in asked.items() if value is not None}, ceiling)
 
@@ -164,7 +162,7 @@ def _options(asked: dict[str, int], ceiling: Callable[[str], int]) -> tuple[str,
 
 
 def hard_limit(name: str) -> int:
-    """The hard limit of this process; no limit is the largest number."""
+    """The hard limit of this process; unlimited is the largest number."""
     answer = ctypes.create_string_buffer(16)
     call("prlimit64", 0, _NUMBERS[name], None, ctypes.addressof(answer))
     ceiling: int = struct.unpack("QQ", answer.raw)[1]

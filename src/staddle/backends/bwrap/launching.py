@@ -1,16 +1,16 @@
-"""From operations to a command line: who starts whom, with which rights. Also in words, and the gaps.
+"""From operations to a command line: the chain of programs, their rights, the steps and the gaps.
 
-    python    (only with the network open) keeps abstract sockets of the host out of reach
-    nsenter   (with a staged view) enters the staged mounts, and as root becomes an unused id
-    setpriv   (as root, without a staged view) becomes an unused id; nsenter wants a namespace from 2.41 on
-    python    (in their place, where something outside can be reached) starts the gateway, makes the
-              network, and does what they do
-    prlimit   limits that hold for every sandbox
-    bwrap     namespaces, filesystem, rights, filter; its arguments are in a descriptor
-    prlimit   (only when the policy limits files) what bwrap itself could not live with
-    command
+  python    (only with the network open) keeps abstract sockets of the host out of reach
+  nsenter   (with a staged view) enters the staged mounts, and as root becomes an unused id
+  setpriv   (as root, without a staged view) becomes an unused id; nsenter wants a namespace from 2.41 on
+  python    (instead of these two, if the policy allows some hosts) starts the gateway, makes the
+            network, and does what they do
+  prlimit   sets the limits of every sandbox
+  bwrap     namespaces, filesystem, rights, filter; it reads its arguments from a descriptor
+  prlimit   (only if the policy limits files) sets limits that would break bwrap itself
+  command
 
-Each replaces itself by the next, so the process that is started is bwrap in the end.
+Each program replaces itself with the next by exec, so the started process ends up as bwrap.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from .staged_view import Built
 
-#: bwrap reads the whole mount table for each of these; from here on building the view ourselves is faster.
+#: bwrap reads the whole mount table for each mount; above this number staddle builds the view faster.
 _MANY_MOUNTS = 48
-#: And it takes no more than 9000 arguments, of which an operation has up to six.
+#: bwrap accepts 9000 arguments, and an operation has up to six.
 _MANY = 1000
-#: For the programs before bwrap, and for bwrap: its /proc entry shows these to the host's user.
+#: For bwrap and the programs before it: the host's user can read it in bwrap's /proc entry.
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
 
 class Starter(Value):
-    """The programs on the way, and the id to become when root starts them."""
+    """The programs of the chain, and the id to become if root starts them."""
 
     bwrap: str
     identity: tuple[int, ...]
@@ -62,7 +62,7 @@ class Starter(Value):
 
 
 def is_staged(layout: Layout, unprivileged_uid: int | None) -> bool:
-    """Whether the view is built by us instead of bwrap."""
+    """Whether staddle builds the view instead of bwrap."""
     operations = layout.operations
     binds = [op for op in operations if isinstance(op, Bind)]
     mounted = len(binds) + sum(
@@ -71,7 +71,7 @@ def is_staged(layout: Layout, unprivileged_uid: int | None) -> bool:
     if mounted > _MANY_MOUNTS or len(operations) > _MANY or any(op.source for op in binds):
         return True
     if any(isinstance(op, Mask) and op.optional for op in operations):
-        return True  # bwrap would make an empty file of what has just gone
+        return True  # bwrap would create an empty file in place of a file deleted just now
     if unprivileged_uid is None:
         return False
     from ...mounts.host import needs_translation
@@ -80,7 +80,7 @@ def is_staged(layout: Layout, unprivileged_uid: int | None) -> bool:
 
 
 def launch(starter: Starter, plan: Plan, layout: Layout, command: Sequence[str]) -> Launch:
-    """Everything opened, packed and ready to be started once. Raises rather than leave anything out."""
+    """Open and pack everything for one start. Raises instead of leaving anything out."""
     give = Descriptors()
     try:
         return _launch(starter, plan, layout, command, give)
@@ -100,14 +100,14 @@ def _launch(
     operations: Sequence[Operation] = layout.operations
     built: Built | None = None
     if is_staged(layout, starter.unprivileged_uid):
-        from . import staged_view  # not for every start: an ordinary one is quicker without it
+        from . import staged_view  # lazily: ordinary starts are faster without it
 
         ours, operations = staged_view.split(operations)
         if starter.unprivileged_uid is not None:
             built = staged_view.build_as_root(ours, starter.unprivileged_uid)
         else:
             built = staged_view.build_as_user(ours)
-    # Not a pipe: a launcher that finds its reader gone must not die of it half-way.
+    # A file, not a pipe: if the reader is gone, the launcher must not die of SIGPIPE half-way.
     status = give.holding(b"")
     gateway_log, ends = gateways.open_socket(plan, give, command, lasting=True, copies=True)
     if gateway_log is None:
@@ -156,21 +156,21 @@ def _launch(
 
 
 class _Enter(Value):
-    """The program that brings us where bwrap is to start, and bwrap's first arguments then."""
+    """The command prefix that enters the namespaces for bwrap, and bwrap's first arguments."""
 
     before: tuple[str, ...] = ()
     first: tuple[str, ...] = ()
 
 
 def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Enter:
-    """Enter by nsenter where there is a staged view, and become the unused id."""
+    """Enter a staged view with nsenter, and become the unused id."""
     uid = starter.unprivileged_uid
     if built is None:
         become_uid = (starter.setpriv, f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--")
         return _Enter(() if uid is None else become_uid)
     before = [f"--mount=/proc/self/fd/{give.keep(built.mount_namespace)}"]
-    # nsenter leaves these open, and bwrap would hand them on. It closes what it was told
-    # to wait for (which ends at once: nothing can be read there) or to hold on to.
+    # nsenter leaves these descriptors open, and bwrap would pass them to the command. bwrap closes the
+    # descriptor to wait for (--block-fd, which is at its end already) and the one to hold (--sync-fd).
     first = ["--block-fd", str(give.all()[-1])]
     if built.user_namespace is not None:
         before += [f"--user=/proc/self/fd/{give.keep(built.user_namespace)}", "--preserve-credentials"]
@@ -183,7 +183,7 @@ def _entering(starter: Starter, built: Built | None, give: Descriptors) -> _Ente
 def _connecting(
     starter: Starter, plan: Plan, built: Built | None, give: Descriptors, fds: tuple[int, ...]
 ) -> _Enter:
-    """Enter by our own step, which makes a network first. `fds`: status descriptor, gateway's ends."""
+    """Enter with our own program, which first makes a network. `fds`: status, both gateway ends, copies."""
     from ...inside import bwrap_prelude
     from ...launch.contract import helper_command
 
@@ -202,13 +202,13 @@ def _connecting(
 
 
 def failure(said: bytes) -> str | None:
-    """The reason why the command did not start, by bwrap's status; None when it did.
+    """The reason why the command did not start, from bwrap's status; None if it did.
 
-    bwrap writes the exit status of a command that it executed, and of nothing else. It is
-    silent, too, when it was killed before that: ask only after it ended by itself.
+    bwrap writes the exit status only of a command that it executed. It also writes nothing if it is killed
+    before that, so call this only after bwrap ended by itself.
     """
     if said[:1].isdigit():
-        return sentence(said)  # of our own step, before there was a bwrap
+        return sentence(said)  # written by our own program, before bwrap started
     if b'"exit-code"' in said:
         return None
     if b'"child-pid"' in said:
@@ -220,7 +220,7 @@ _OURS = "bwrap"
 
 
 def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
-    """Each thing that is set up, in the order in which it is."""
+    """Every setup step, in order."""
     unprivileged_uid = starter.unprivileged_uid
     yield from gateways.started(_OURS, plan)
     if gateways.reaches_out(plan):
@@ -251,7 +251,7 @@ def steps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Step]:
 
 
 def _ordinary_scheduling(starter: Starter) -> tuple[str, ...]:
-    """The words by which nothing of it is a real-time process, where the host program is one."""
+    """Words that reset scheduling to normal if the host program runs with real-time priority."""
     if os.sched_getscheduler(0) not in (os.SCHED_FIFO, os.SCHED_RR):
         return ()
     return (os.path.join(os.path.dirname(starter.prlimit), "chrt"), "--other", "0")
@@ -278,6 +278,6 @@ def gaps(plan: Plan, layout: Layout, starter: Starter) -> Iterator[Gap]:
 
 
 def _scopes() -> bool:
-    from . import abstract_sockets  # only where it matters
+    from . import abstract_sockets  # lazily: few plans need it
 
     return bool(abstract_sockets.prefix())

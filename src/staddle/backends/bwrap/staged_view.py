@@ -1,11 +1,12 @@
-"""Build the view ourselves, in a mount namespace that only this launch ever sees.
+"""Build the view ourselves, in a mount namespace that belongs to this launch alone.
 
-bwrap then starts in that namespace and takes the finished tree as its root. Done in two
-cases. Run by root, what is granted must be shown through mounts that translate its owner to
-the unused id that the sandbox runs as, which only root can make. And with very many
-mounts bwrap takes seconds: it reads the whole mount table again for each.
+bwrap then starts in that namespace and uses the finished tree as its root. There are two reasons. As
+root, staddle must show the grants through mounts that map their owner to the sandbox's unused id, and
+only root can make such mounts. With very many mounts, bwrap takes seconds, because it reads the whole
+mount table again for each.
 
-Nothing can be left behind: the namespace lives in a descriptor, and goes with the last one.
+Nothing can be left behind: a descriptor keeps the namespace alive, and the kernel removes it with the
+last one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def split(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
-    """(what we do, what is left to bwrap).
+    """Split the operations into (ours, bwrap's).
 
-    bwrap's are /dev and /proc, which must be made in the sandbox's own namespaces, sealing
-    the root after that, and files, which it is quicker at, unless their directory is sealed.
+    bwrap mounts /dev and /proc, because they need the sandbox's own namespaces, and then seals the root. It
+    also makes files, faster than we do, unless their directory is sealed.
     """
     sealed = tuple(op.path for op in operations if isinstance(op, Seal) and op.path not in ("/", "/dev"))
     ours: list[Operation] = []
@@ -43,7 +44,7 @@ def split(operations: Sequence[Operation]) -> tuple[list[Operation], list[Operat
 
 
 class Built(Value):
-    """The tree at `place` in the namespace `mount_namespace`, owned by `user_namespace` if not the host's."""
+    """A tree at `place` in `mount_namespace`, which belongs to `user_namespace` (None: the host's)."""
 
     place: str
     mount_namespace: int
@@ -53,7 +54,7 @@ class Built(Value):
 def build_as_root(operations: Sequence[Operation], unprivileged_uid: int) -> Built:
     """Carry out `operations` for a sandbox that will run as `unprivileged_uid`. Needs CAP_SYS_ADMIN.
 
-    In a thread of its own: it alone moves to the new namespace, and ends.
+    Runs in its own thread: only that thread enters the new namespace, and it ends afterwards.
     """
     import _thread
 
@@ -90,7 +91,7 @@ def build_as_root(operations: Sequence[Operation], unprivileged_uid: int) -> Bui
 
 
 def build_as_user(operations: Sequence[Operation]) -> Built:
-    """Carry out `operations` as an ordinary user, in a child with a user namespace of its own."""
+    """Carry out `operations` as an ordinary user, in a child with its own user namespace."""
     from ...linux.own_mounts import with_own_mounts
 
     place = place_for(operations)

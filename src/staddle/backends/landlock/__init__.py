@@ -1,11 +1,10 @@
-"""Landlock: no namespaces, no mounts, no privilege; a helper confines itself and becomes the command.
+"""Landlock: no namespaces, mounts or privilege; a helper confines itself and execs the command.
 
-Landlock decides about files, signals and abstract sockets, the system call filter about
-everything else, and a supervisor makes the connections to UNIX sockets that the policy
-allows. Run by root, the command becomes a user with an unused id, in a mount namespace that
-gives it its files.
+Landlock restricts files, signals and abstract sockets. The system call filter restricts everything else.
+A supervisor makes the connections to UNIX sockets that the policy allows. As root, staddle gives the
+command an unused user id, and a mount namespace with its files.
 
-What this backend cannot do is in `gaps`; docs/backends.md has the reasons.
+`gaps` returns the limits of this backend; docs/backends.md has the reasons.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Landlock:
         self._found: Findings | None = None
 
     def probe(self) -> Probe:
-        """Confine a shell in a child and let it try what must not work."""
+        """Confine a shell in a child process that tries forbidden operations."""
         return self._findings().probe
 
     def _findings(self) -> Findings:
@@ -62,16 +61,16 @@ class Landlock:
         return self._found
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps: what Landlock has no means for, what this kernel lacks, what of `plan` cannot be held."""
+        """The protections that Landlock, this kernel or this plan rules out."""
         return _gaps(plan, self._findings())
 
     def needs_copy(self, plan: Plan) -> bool:
-        """Whether the command has an id that cannot write all that `plan` lets it write."""
+        """Whether the plan grants writes that the command's id cannot make."""
         found = self._findings()
         return found.uid >= 0 and not found.can_mount and bool(_closed(plan))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """The steps of the helper, in its order."""
+        """The helper's steps, in order."""
         return _steps(*self._arrange(plan, ["command"]), _profile(plan, self._findings()))
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
@@ -177,27 +176,30 @@ class Landlock:
 
 
 def _profile(plan: Plan, found: Findings) -> str:
-    """The system call filter. Who stays root owns the host's programs, and may make none set-user-ID."""
+    """The system call filter.
+
+    A command that stays root owns the host's programs: it may set no set-user-ID bit.
+    """
     profile = landlock_profile(plan)
     return profile if not found.stays_root or profile.endswith("-nosuid") else f"{profile}-nosuid"
 
 
 def _uid(plan: Plan, found: Findings) -> int:
-    """The id of one run; -1 for an ordinary user, who stays who he is."""
+    """The user id of one run; -1 for an ordinary user, whose id does not change."""
     if found.uid >= 0:
         for grant in plan.grants:
-            # A copy may have been given to the id that is to work in it.
+            # A copy may already belong to the id that will work in it.
             if grant.origin == COPY and (owner := os.stat(grant.path).st_uid) >= FIRST_UNUSED:
                 return owner
     return found.uid if found.uid < 0 else id_for_sandbox() or found.uid
 
 
 def _granted_in_place(plan: Plan, seen: RootView) -> list[str]:
-    """Private directories that are where the plan says: only a mount can do that.
+    """Private directories mounted at the plan's own paths.
 
-    A rule on one holds for everything below, grants that show through it included. What is
-    only read there is mounted read-only; but what is denied there would be allowed again, so
-    then another directory stands in for it.
+    A rule on such a directory covers everything below it, including grants mounted there. Read grants are
+    mounted read-only. A denied path below it would be allowed again, so such a directory is replaced by
+    another one instead.
     """
     mounted = {path for path, _, _ in seen.empty}
     denied = {up for item in plan.hidden for up in upward(item.path)}
@@ -205,7 +207,7 @@ def _granted_in_place(plan: Plan, seen: RootView) -> list[str]:
 
 
 def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:
-    # One byte, not zero: only that also stops a core_pattern that starts a program.
+    # One byte, not zero: only this value stops a core_pattern that starts a program.
     limits = [(process.RLIMIT_CORE, 1, 1), (process.RLIMIT_RTPRIO, 0, 0), (process.RLIMIT_NICE, 0, 0)]
     if plan.limits.file_size is not None:
         limits.append((process.RLIMIT_FSIZE, plan.limits.file_size, plan.limits.file_size))
@@ -215,14 +217,14 @@ def _rlimits(plan: Plan) -> tuple[tuple[int, int, int], ...]:
 
 
 def _sockets(plan: Plan, layout: PrivateDirs, mounted: Iterable[str]) -> tuple[tuple[bytes, bytes], ...]:
-    """Sockets that the supervisor connects to: those in directories the command may write."""
+    """Sockets that the supervisor connects to: sockets in directories that the command may write."""
     beneath = [grant.path for grant in plan.grants if grant.access == "write" and grant.directory]
     beneath += [*layout.directories()[1:], *mounted]
     rows = [(b"beneath", path) for path in beneath]
     rows += [(b"exactly", socket.path) for socket in plan.sockets]
     rows += [(b"never", item.path) for item in plan.hidden]
     rows += [(b"never", item.path) for item in plan.closed]
-    # A grant that shows through a private directory is the host's.
+    # A grant visible below a private directory belongs to the host.
     rows += [(b"never", grant.path) for grant in plan.grants if grant.access == "read"]
     return tuple((kind, os.fsencode(path)) for kind, path in rows)
 
@@ -230,7 +232,7 @@ def _sockets(plan: Plan, layout: PrivateDirs, mounted: Iterable[str]) -> tuple[t
 def _steps(
     plan: Plan, granted: list[LandlockRule], seen: RootView | None, order: ExecSpec, profile: str
 ) -> tuple[Step, ...]:
-    """The instructions in words, in the order in which they are carried out."""
+    """The instructions in words, in order of execution."""
     found: list[Step] = []
     if seen is not None:
         found += _mounts(plan, seen, order)
@@ -291,7 +293,7 @@ _ANOTHER = "choose namespaces or bwrap"
 
 
 def _gaps(plan: Plan, found: Findings) -> tuple[Gap, ...]:
-    """Everything of `plan`, and of the promises every backend makes, that will not hold."""
+    """Every part of `plan`, and of the promises of all backends, that is not enforced here."""
     if found.uid >= 0:
         ours = _as_root(plan, found) if found.can_mount else _as_container_root(plan)
     else:
@@ -335,7 +337,7 @@ def _as_a_user(plan: Plan) -> Iterator[Gap]:
 
 
 def _as_root_itself(plan: Plan, found: Findings) -> Iterator[Gap]:
-    """The command is still root, without any capability. Only a nested policy accepts that."""
+    """The command stays root, without capabilities. Only a nested policy accepts that."""
     if not found.stays_root:
         return
     if plan.limits.processes is not None and "processes" not in plan.limits.defaults:
@@ -369,7 +371,7 @@ def _without_mounts(plan: Plan) -> Iterator[Gap]:
 
 
 def _as_container_root(plan: Plan) -> Iterator[Gap]:
-    """The command has an unused id, but root may mount nothing: files belong to whom they belong."""
+    """The command has an unused id, but this root may not mount: files keep their owners."""
     yield _documented(
         "metadata", "names, sizes and modes of files outside can be looked up, though not changed"
     )
@@ -390,12 +392,12 @@ def _as_container_root(plan: Plan) -> Iterator[Gap]:
 
 
 def _closed(plan: Plan) -> list[str]:
-    """The paths that the plan lets be written, and that an id which owns nothing cannot write."""
+    """The plan's writable paths that an id without files cannot write."""
     return [grant.path for grant in plan.grants if grant.access == "write" and not _others_may_write(grant)]
 
 
 def _others_may_write(grant: Grant) -> bool:
-    """Whether an id that owns nothing can write there, or the copy that is granted is its own."""
+    """Whether an id that owns nothing can write there; a granted copy belongs to the command's id."""
     if grant.origin == COPY:
         return True
     try:
@@ -437,7 +439,7 @@ def _guards(plan: Plan) -> Iterator[Gap]:
 def _of_the_kernel(abi: int) -> Iterator[Gap]:
     _, lost = kernel.weaken(kernel.EVERYTHING, abi)
     newer = f"this kernel has Landlock ABI {abi}"
-    fix = "use Linux 6.12 or newer"  # for all of these: what is lifted earlier leaves the next one
+    fix = "use Linux 6.12 or newer"  # the same for all: an older kernel would still leave the next gap
     if "truncate" in lost:
         yield Gap("write", f"{newer}: files outside can be truncated before ABI 3", fix)
     if "ioctl_dev" in lost:
@@ -490,7 +492,7 @@ def _of_the_plan(plan: Plan, *, can_mount: bool) -> Iterator[Gap]:
 
 
 def too_many(path: str) -> str:
-    """Refusal to grant around the denied paths below `path`: they are too many."""
+    """The message for too many denied paths below `path`."""
     return f"what is denied below {path!r} takes more than {rules.MOST_RULES} rules to step around"
 
 

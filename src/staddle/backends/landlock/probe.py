@@ -1,4 +1,4 @@
-"""Find out whether Landlock can confine here, by confining a shell and letting it try."""
+"""Test whether Landlock can confine here: confine a shell and let it try forbidden operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...ipc.exec_spec import ExecSpec
     from ...launch.contract import Launch
 
-#: What the shell says when something is possible that must not be, or has not been done.
+#: The shell prints a line for each forbidden operation that works, and for each missing setup step.
 _TRY = """
 if { true < /etc/passwd; } 2>/dev/null; then echo 'a file that was not granted can be read'; fi
 if { true >> "$1"; } 2>/dev/null; then echo 'a file that was not granted can be written'; fi
@@ -39,13 +39,13 @@ echo tried
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/etc/ld.so.cache")
 _PATIENCE = 20.0
 
-#: What root needs to stop being root: the root of a container has these.
+#: The capabilities that root needs to become another user. Root in a container has them.
 _CAPABILITIES = {"CAP_CHOWN": 0, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}
-#: And to show its files to someone else as theirs.
+#: The capability to show files with another owner.
 _MOUNTS = 21  # CAP_SYS_ADMIN
 
 
-#: A word of a problem, and what to do about it.
+#: A word of a problem, and its fix.
 _FIXES = {
     "mount namespace": "run staddle as an ordinary user, who needs none, or allow root to make one",
     "filter": "run staddle outside of what filters its system calls, or start the container with the options "
@@ -56,8 +56,8 @@ _FIXES = {
 class Findings(Value):
     """The result of the probe. `uid` is the id of root's command, -1 for an ordinary user.
 
-    `can_mount`: that command gets a mount namespace, with files that are shown as its own. The root of a
-    container may make none. `stays_root` is why root's command has to keep the id 0; empty when it has not.
+    `can_mount`: the command gets a mount namespace that shows its files as its own, which root in a container
+    may not make. `stays_root` is the reason why root's command keeps the id 0; empty if it does not.
     """
 
     probe: Probe
@@ -69,7 +69,7 @@ class Findings(Value):
 
 
 def find_out(name: str) -> Findings:
-    """Try it, in a child. Never raises."""
+    """Probe in a child process. Never raises."""
     try:
         architecture()
         abi = kernel.abi()
@@ -79,10 +79,10 @@ def find_out(name: str) -> Findings:
         hides = mounts = uid >= 0 and bool(capabilities()[0] >> _MOUNTS & 1)
         problem = _attempt(abi, uid, hides, mounts)
         if problem and "processes cannot be hidden" in problem:
-            hides = False  # a container covers parts of /proc, so no new one may be mounted
+            hides = False  # a container covers parts of /proc, so the kernel refuses a new /proc mount
             problem = _attempt(abi, uid, hides, mounts)
         if problem and mounts and "mount namespace" in problem:
-            hides = mounts = False  # a filter refuses it
+            hides = mounts = False  # a system call filter refuses it
             problem = _attempt(abi, uid, hides, mounts)
         fix = next((fix for word, fix in _FIXES.items() if word in problem), "")
         return Findings(Probe(name, not problem, problem, fix, f"ABI {abi}"), abi, uid, hides, mounts, why)
@@ -107,7 +107,7 @@ def _unprivileged_uid() -> tuple[int, str]:
 
 
 def _attempt(abi: int, uid: int, hides: bool, mounts: bool) -> str:
-    """Confine a shell; what went wrong, in words, or nothing."""
+    """Confine a shell; return the problem in words, or an empty string."""
     from ...launch.contract import helper_launch
 
     started = helper_launch(_instructions(abi, uid, hides, mounts))
@@ -133,7 +133,7 @@ def _instructions(abi: int, uid: int, hides: bool, mounts: bool) -> ExecSpec:
     readable = {os.path.realpath(path) for path in _SYSTEM if os.path.exists(path)}
     rows = [(path, kernel.READ) for path in sorted(readable)]
     rows.append(("/proc", rules.PROC))
-    # The rules of every run: what cannot be granted here must not show only then.
+    # Add the rules of every run, so that the probe finds a rule that fails on this host.
     rows += [(rule.path, rule.rights) for rule in rules.for_devices() if os.path.exists(rule.path)]
     scoped = "scoped" if "signal" in kept else ""
     return ExecSpec(
@@ -155,9 +155,9 @@ def _instructions(abi: int, uid: int, hides: bool, mounts: bool) -> ExecSpec:
 
 
 def _run(started: Launch, status: int) -> tuple[bytes, bytes]:
-    """Start it and wait for its end: (what the helper said, what the shell wrote)."""
+    """Start the helper and wait for it: (status of the helper, output of the shell)."""
     out, write = os.pipe2(os.O_CLOEXEC)
-    # Spawned, not forked: our caller may have threads and gigabytes.
+    # Spawn, not fork: the host program may have threads and gigabytes of memory.
     actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]] = [
         *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in started.pass_fds),
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -175,7 +175,7 @@ def _run(started: Launch, status: int) -> tuple[bytes, bytes]:
         try:
             os.waitpid(pid, 0)
         except ChildProcessError:
-            pass  # the program around us reaps every child itself
+            pass  # the host program reaps every child itself
         return heard or (b"3 the helper did not answer", b"")
     finally:
         for fd in (out, write):
@@ -184,7 +184,7 @@ def _run(started: Launch, status: int) -> tuple[bytes, bytes]:
 
 
 def _hear(fds: tuple[int, int], deadline: float) -> tuple[bytes, bytes] | None:
-    """Read both until both are closed; None when that takes too long."""
+    """Read both until both are closed; None after the deadline."""
     heard = dict.fromkeys(fds, b"")
     poll = select.poll()
     for fd in fds:

@@ -1,9 +1,8 @@
-"""Plan -> the mount namespace in which root's sandbox, which is not root, finds its files.
+"""Plan -> the mount namespace with the files of root's sandbox, which does not run as root.
 
-Root becomes a user that owns nothing. What the plan grants is cloned in place with its
-owner translated to that user; private directories are mounted over the host's, and an /etc
-with only what the plan names; and where a directory on the way to a grant may not be passed
-by everybody, an empty one covers it.
+Root becomes a user that owns nothing. Each grant is cloned in place, with its owner mapped to that user.
+Private directories are mounted over the host's, as is an /etc with only the plan's files. If a parent of
+a grant cannot be traversed by everybody, an empty directory covers it.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ...policy.plan import Plan, Text
 
-#: Shown as they are: everybody may read them, and nothing in them is granted for writing.
+#: Shown unchanged: everybody may read them, and the plan grants no write in them.
 _AS_IT_IS = (*system.DIRECTORIES["linux"], *KERNEL_TREES)
-#: Made anew from the plan's grants, files and links below it.
+#: Rebuilt from the plan's grants, files and links below it.
 _MADE_ANEW = "/etc"
-#: Room for directories, links and small files.
+#: Size for directories, links and small files.
 _SMALL = 16 << 20
 
 
 class RootView(Value):
-    """The rows that `inside.root_view` builds: those of the instructions, as text."""
+    """The mounts, files and links that `inside.root_view` makes, as text."""
 
     trees: tuple[tuple[str, int, int, bool], ...]
     empty: tuple[tuple[str, int, int], ...]
@@ -39,17 +38,17 @@ class RootView(Value):
 
 
 def view(plan: Plan, uid: int, home: str) -> RootView:
-    """The view for `plan` when the sandbox's user is `uid` with this home directory."""
+    """The view of `plan` for a sandbox user `uid` with this home directory."""
     trees: dict[str, tuple[int, int, bool]] = {}
     for grant in plan.grants:
         if grant.access == "write":
             trees[grant.path] = (*_owner(grant.path), False)
-        elif covers(_MADE_ANEW, grant.path):  # everybody may read it, and its owner stays who it is
+        elif covers(_MADE_ANEW, grant.path):  # everybody may read it; it keeps its owner
             trees[grant.path] = (-1, -1, True)
         elif not any(covers(place, grant.path) for place in _AS_IT_IS):
             trees[grant.path] = (*_owner(grant.path), True)
     for socket in plan.sockets:
-        if socket.present:  # it must belong to the user to be connected to, and must not be changed
+        if socket.present:  # the user must own it to connect, and must not change it
             trees.setdefault(socket.path, (*_owner(socket.path), True))
     most = plan.limits.disk
     empty = {
@@ -70,7 +69,7 @@ def view(plan: Plan, uid: int, home: str) -> RootView:
         texts=tuple(
             (text.path, as_user(text, plan, uid, home)) for text in plan.texts if not text.mode & 0o200
         ),
-        # No file of the home is made here: an environment in it would have an interpreter and nothing else.
+        # The home's files are not made here: a virtual environment in it would be only an interpreter.
         links=tuple((link.path, link.target) for link in plan.links if link.origin != VIRTUAL_ENVIRONMENT),
     )
 
@@ -90,13 +89,13 @@ def _is_directory(path: str) -> bool:
 def _obstacle(
     path: str, trees: dict[str, tuple[int, int, bool]], empty: dict[str, tuple[int, int]]
 ) -> str | None:
-    """The outermost directory on the way to `path` that an unprivileged user may not pass."""
+    """The outermost directory above `path` that an unprivileged user may not traverse."""
     for directory in reversed(list(above(path))):
         if directory in empty or directory == "/":
             continue
         around = next((place for place in upward(directory) if place in trees or place in empty), "")
         if around in empty:
-            continue  # we make the way there ourselves
+            continue  # staddle makes the directories there
         found = os.lstat(directory)
         owned = around in trees and trees[around][0] == found.st_uid
         if not owned and not found.st_mode & stat.S_IXOTH:
@@ -105,7 +104,7 @@ def _obstacle(
 
 
 def as_user(text: Text, plan: Plan, uid: int, home: str) -> bytes:
-    """The content of `text`; of an account file, with the plan's user being the one that really is."""
+    """The content of `text`; account files get the real user id of the plan's user."""
     if text.path not in ("/etc/passwd", "/etc/group"):
         over_tcp = text.content == system.RESOLV_CONF
         return text.content + b"options %s\n" % ASKS_OVER_TCP.encode() if over_tcp else text.content

@@ -1,8 +1,8 @@
-"""Plan -> Landlock rules: what may be done beneath which path, and destinations of TCP. Changes nothing.
+"""Plan -> Landlock rules: rights by path, and TCP destinations. Changes nothing.
 
-Landlock only allows. A path that is denied below a read grant is therefore stepped around:
-its siblings are granted instead of the directory it is in, all the way down to it. Below a
-write grant that is impossible, since the command may make new siblings.
+Landlock can only allow. To deny a path below a read grant, the rules grant its siblings at each level
+instead of the directory. Below a write grant that is impossible, because the command may create new
+siblings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ...inside.landlock.connections import Row
     from ...policy.plan import Plan
 
-#: Each costs the kernel and us a few microseconds at every start.
+#: Each rule costs a few microseconds at every start.
 MOST_RULES = 2000
 
 _USE = frozenset({"read_file", "write_file", "truncate"})
@@ -31,13 +31,13 @@ DEVICES = {
     **{f"/dev/{name}": _USE for name in ("null", "zero", "full", "random", "urandom")},
     **{f"/dev/{name}": _USE | {"ioctl_dev"} for name in ("tty", "ptmx", "pts")},
 }
-#: Semaphores and shared memory, by name: without listing it, others' names have to be guessed.
+#: Named semaphores and shared memory. Without the right to list, others' names must be guessed.
 SHARED_MEMORY = frozenset({"read_file", "write_file", "truncate", "make_reg", "remove_file"})
 PROC = frozenset({"read_file", "read_dir"})
 
 
 class LandlockRule(Value):
-    """These rights at `path` and all below it. Missing is an error unless `optional`."""
+    """These rights at `path` and below. A missing path is an error unless `optional`."""
 
     path: str
     rights: frozenset[str]
@@ -46,7 +46,7 @@ class LandlockRule(Value):
 
 
 class TooMany(Exception):
-    """Stepping around what is denied below `path` would take too many rules."""
+    """The denied paths below `path` would need too many rules."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -54,7 +54,7 @@ class TooMany(Exception):
 
 
 def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[LandlockRule]:
-    """The rules for the plan's grants. `private` are directories that a grant must not show either."""
+    """The rules for the plan's grants. Grants must not show the directories `private`."""
     denied = {item.path: item.kind == "directory" for item in plan.hidden}
     denied |= dict.fromkeys(private, True)
     obstacles = _Denied(denied)
@@ -71,13 +71,13 @@ def for_grants(plan: Plan, private: Iterable[str] = ()) -> list[LandlockRule]:
 
 
 class _Denied:
-    """Denied paths, and the directories that lead to them, looked up at once however many there are."""
+    """Denied paths and their parent directories, as sets."""
 
     def __init__(self, denied: dict[str, bool]) -> None:
         self.paths = denied.keys()
         self.above = {up for path in denied for up in above(path)}
-        #: A directory that can be listed lets everything below it be listed, so where a denied
-        #: directory is below, nothing on the way to it can be.
+        #: The right to list a directory covers everything below it. So no directory above a denied directory
+        #: gets that right.
         self.unlistable = {up for path, is_directory in denied.items() if is_directory for up in above(path)}
 
 
@@ -86,10 +86,10 @@ def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[Landlock
         yield LandlockRule(directory, frozenset({"read_dir"}), origin, optional=True)
     try:
         with os.scandir(directory) as entries:
-            # A link is no place of its own: what it leads to is granted there, or is not.
+            # Skip links: their target has its own rule, or none.
             names = sorted(entry.name for entry in entries if not entry.is_symlink())
     except OSError:
-        return  # nothing in it can be read anyway
+        return  # nothing in it can be read
     for name in names:
         path = os.path.join(directory, name)
         if path in denied.paths:
@@ -103,30 +103,30 @@ def _siblings(directory: str, denied: _Denied, origin: str) -> Iterator[Landlock
 def for_system(plan: Plan, *, can_mount: bool) -> list[LandlockRule]:
     """The rules for what every program needs: devices, /proc, the plan's part of /etc.
 
-    Where nothing can be mounted, /dev/shm and the files in /etc are the host's own.
+    Without mounts, /dev/shm and the files in /etc are the host's own.
     """
     rules = for_devices()
     rules.append(LandlockRule("/proc", PROC, "system"))
     if not can_mount and any(item.path == "/dev/shm" for item in plan.scratch):
         rules.append(LandlockRule("/dev/shm", SHARED_MEMORY, "shared memory", optional=True))
     if can_mount and not any(covers("/etc", item.path) for item in plan.hidden):
-        # All of it was made for this run. (A rule above something denied would allow it again.)
+        # All of /etc was made for this run. (A rule above a denied path would allow it again.)
         return [*rules, LandlockRule("/etc", frozenset({"read_file", "read_dir"}), "system")]
     for text in plan.texts:
         if text.mode & 0o200:
-            continue  # of the private home: on the host that name is another directory
+            continue  # belongs to the private home, which is another directory on the host
         if not can_mount and text.path == "/etc/machine-id":
-            continue  # it would tell which machine this is
-        # At its real place: a rule is made through no link.
+            continue  # would identify the host
+        # Use the real path: a rule cannot go through a link.
         path = text.path if can_mount else os.path.realpath(text.path)
         rules.append(LandlockRule(path, frozenset({"read_file"}), text.origin, optional=True))
     return rules
 
 
 def for_devices() -> list[LandlockRule]:
-    """The rules for the devices that exist. A rule is made through no link.
+    """The rules for the devices that exist. Links get none.
 
-    In containers /dev/ptmx is one to pts/ptmx, which the rule for /dev/pts allows.
+    In containers /dev/ptmx is a link to pts/ptmx, which the rule for /dev/pts allows.
     """
     return [
         LandlockRule(path, rights, "device", optional=True)
@@ -148,27 +148,26 @@ def names(rights: frozenset[str]) -> str:
     return ", ".join(sorted(rights))
 
 
-# The part of a plan's network that the supervisor can hold: connections over TCP to addresses.
-#
-# It makes every connection in the command's place, and knows the address it connects to. For names there
-# is a proxy outside, at a port of the host's loopback, which is the only one there is. A command can ask it
-# for a name over TCP only: a datagram socket would send anywhere.
+# The supervisor enforces one part of the network policy: TCP connections to addresses.
+# It makes every connection for the command, so it knows the address. Host names go through a proxy outside,
+# at a port of the host's loopback; no other loopback port is open. The command resolves names over TCP only,
+# because a datagram socket could send anywhere.
 
 _ELSEWHERE = "use the namespaces, bwrap or systemd backend"
 _LOCALHOST = bytes((127, 0, 0, 1))
-#: The option of the C library's resolver (RES_OPTIONS, resolv.conf) to ask over TCP.
+#: The option of the C library's resolver (RES_OPTIONS, resolv.conf) that makes it use TCP.
 ASKS_OVER_TCP = "use-vc"
-#: The first Landlock that keeps a command from taking a port of the host's.
+#: The first Landlock ABI that can keep a command from binding a port of the host.
 _PORTS_SINCE = 4
 
 
 def has_destinations(plan: Plan) -> bool:
-    """Whether it is neither none of the network nor all of it."""
+    """Whether the policy allows some destinations, neither none nor all."""
     return plan.network.mode in ("loopback", "allow")
 
 
 def destinations(plan: Plan, proxy: int = 0) -> tuple[Row, ...]:
-    """The addresses that may be connected to, and those that may not; `proxy` is the port of its proxy."""
+    """The allowed and refused addresses; `proxy` is the port of the HTTP proxy."""
     network = plan.network
     if network.mode == "loopback":
         return tuple((_LOCALHOST, 32, port, 0) for port in network.ports)
@@ -188,9 +187,10 @@ def destinations(plan: Plan, proxy: int = 0) -> tuple[Row, ...]:
 def ports(
     plan: Plan, rights: frozenset[str], proxy: int = 0
 ) -> tuple[tuple[tuple[int, int], ...], frozenset[str]]:
-    """(port, rights) that Landlock itself allows, and the rights that it handles at all.
+    """(port, rights) that Landlock itself allows, and the rights that it handles.
 
-    The supervisor is under the same rules as the command. Ports cannot be counted where every one is meant.
+    The supervisor is under the same rules as the command. If every port is allowed, Landlock cannot list
+    them.
     """
     if plan.network.mode == "open":
         return (), rights - kernel.TCP
@@ -202,14 +202,14 @@ def ports(
 
 
 def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
-    """The gaps of the network, each in its words. More than the policy says is never reached."""
+    """The gaps of the network. The command never reaches more than the policy allows."""
     if not has_destinations(plan):
         return
     yield Gap(
         "network",
         "Landlock gives no loopback of its own: no program inside can listen for connections over TCP",
         _ELSEWHERE,
-        # A list of hosts needs no loopback; who asks for one gets none.
+        # A list of hosts needs no loopback. A policy that asks for one cannot get it.
         documented=plan.network.mode == "allow",
     )
     if any(rule.kind != "network" and not rule.deny for rule in plan.network.rules):
@@ -233,21 +233,20 @@ def network_gaps(plan: Plan, abi: int) -> Iterator[Gap]:
             yield Gap("network", f"{rule} cannot be reached: Landlock cannot restrict UDP", _ELSEWHERE)
 
 
-# The places of a plan's private directories where nothing can be mounted.
-#
+# Private directories where nothing can be mounted.
 # Without a mount namespace /tmp and the home cannot be replaced. They are not granted; a private directory
-# stands in for each, and variables and the working directory that point into them point there instead. A
-# program that insists on the name /tmp fails.
+# replaces each, and variables and the working directory point there instead. A program that insists on the
+# name /tmp fails.
 
 
-#: A file that cannot be hidden, only refused, and a program that gives up when it is: what to tell it.
+#: Files that Landlock refuses but cannot hide, and the variable that keeps a program from failing on them.
 _NOT_TO_BE_READ = {"/etc/gitconfig": ("GIT_CONFIG_NOSYSTEM", "1")}
 
 
 class PrivateDirs:
-    """`moved` maps a private directory of the plan to the one that stands in for it.
+    """`moved` maps a private directory of the plan to its replacement.
 
-    `granted` are paths of the host, which stay where they are also below such a directory.
+    `granted` are host paths, which stay in place even below such a directory.
     """
 
     def __init__(self, top: str, moved: dict[str, str], granted: Iterable[str] = ()) -> None:
@@ -257,29 +256,29 @@ class PrivateDirs:
 
     @classmethod
     def of(cls, plan: Plan, parent: str, token: str, but: Iterable[str] = ()) -> PrivateDirs:
-        """Directories below `parent` for what the plan points to. `but`: those are where they should be."""
+        """Directories below `parent` for the private paths that the plan uses, except those in `but`."""
         top = os.path.join(parent, f"staddle-{token}")
         moved: dict[str, str] = {}
         granted = [grant.path for grant in plan.grants]
         pointed_to = [plan.cwd, *(part for value in plan.environment().values() for part in value.split(":"))]
         for item in plan.scratch:
             if item.path not in but and any(covers(item.path, place) for place in pointed_to):
-                # Short: the name of a socket below it must fit into 108 bytes.
+                # Short names: the path of a socket below must fit into 108 bytes.
                 moved[item.path] = os.path.join(top, f"{len(moved)}")
         return cls(top, moved, granted)
 
     def directories(self) -> tuple[str, ...]:
-        """The directories to make, in order; the first holds the others and is removed at the end."""
+        """The directories to make, in order. The first contains the others and is removed at the end."""
         return (self.top, *self.moved.values()) if self.moved else ()
 
     def place(self, path: str) -> str:
-        """Path at which `path` of the plan really lies."""
+        """The real path of the plan's `path`."""
         around = (item for item in (*self._granted, *self.moved) if covers(item, path))
         inside = max(around, key=len, default="")
         return self.moved[inside] + path[len(inside) :] if inside in self.moved else path
 
     def environment(self, plan: Plan, *, can_mount: bool) -> dict[str, str]:
-        """The plan's variables, with every path in them where it is, also in lists such as PATH."""
+        """The plan's variables with real paths, including those in lists such as PATH."""
         told = (
             {}
             if can_mount
@@ -296,7 +295,7 @@ class PrivateDirs:
 
 
 def parent_for_private(candidates: Iterable[str]) -> str:
-    """The first of these directories in which we can make one that no other user can replace."""
+    """The first directory in which staddle can make one that no other user can replace."""
     for directory in candidates:
         real = os.path.realpath(directory) if directory.startswith("/") else ""
         if real and os.path.isdir(real) and os.access(real, os.W_OK | os.X_OK):

@@ -1,8 +1,8 @@
 """E2B's interface: `from staddle.compat.e2b import Sandbox` in place of `from e2b import Sandbox`.
 
-Also for e2b_code_interpreter: the same class has `run_code`. Sandboxes are on this machine and end with
-this process; the network is denied unless `allow_internet_access=True` or `policy=` says otherwise.
-`docs/e2b.md` lists what is different.
+It also replaces e2b_code_interpreter: the same class has `run_code`. Sandboxes run on this machine and end
+with this process. The network is denied (default); `allow_internet_access=True` or `policy=` change that.
+`docs/e2b.md` lists the differences.
 """
 
 from __future__ import annotations

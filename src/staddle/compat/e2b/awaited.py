@@ -1,4 +1,4 @@
-"""The same, awaited: each call runs in a thread."""
+"""The interface for asyncio: each call runs in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WRAPPED = (E2BSandbox, Commands, Filesystem, Pty, CommandHandle, PtyHandle, Wat
 
 
 class CallbacksOnLoop:
-    """Functions and coroutine functions of one call, which threads call and the caller's loop runs in order.
+    """Callbacks of one call: threads call them, and the caller's event loop runs them in order.
 
     A thread does not wait for them: the loop may be busy, or have ended.
     """
@@ -32,7 +32,7 @@ class CallbacksOnLoop:
         self._failed: BaseException | None = None
 
     def wrapped(self, value: Any) -> Any:
-        """A function that a thread can call; what is no function stays as it is."""
+        """A function that a thread can call; other values are returned unchanged."""
         if not callable(value):
             return value
 
@@ -46,7 +46,7 @@ class CallbacksOnLoop:
         return call
 
     async def over(self) -> None:
-        """Wait for those that were called so far; raise what one of them raised."""
+        """Wait for all calls so far; raise the first error of a callback."""
         if self._last is not None:
             await asyncio.wrap_future(self._last)
         if self._failed is not None:
@@ -63,7 +63,7 @@ class CallbacksOnLoop:
 
 
 class Awaited:
-    """The methods of an object as coroutines; what is no method stays as it is."""
+    """The methods of an object as coroutines; other attributes are unchanged."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -97,7 +97,7 @@ class AsyncCommandInputHandle:
         self._until = time.monotonic() + timeout if timeout else float("inf")
 
     async def send(self, data: str | bytes) -> None:
-        """Write to it. TimeoutException if its time is up."""
+        """Write to it. TimeoutException after its timeout."""
         if self._closed:
             raise SandboxException("this input is closed: open another with stream_input(pid)")
         if time.monotonic() > self._until:
@@ -131,7 +131,7 @@ class AwaitedStream:
         return piece
 
     async def aclose(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         await asyncio.to_thread(self._stream.close)
 
     async def __aenter__(self) -> Self:
@@ -142,7 +142,7 @@ class AwaitedStream:
 
 
 class AwaitedByIdToo:
-    """A method of E2BSandbox, awaited: on a sandbox, or on the class with the id of one first."""
+    """A method of E2BSandbox, awaited: on a sandbox, or on the class with a sandbox id first."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -157,7 +157,7 @@ class AwaitedByIdToo:
 
 
 class OfOneToo:
-    """`list_snapshots`: those of a sandbox, or on the class of all of them, as pages."""
+    """`list_snapshots` as pages: of a sandbox, or on the class of all sandboxes."""
 
     def __get__(self, instance: AsyncE2BSandbox | None, owner: type) -> Any:
         target = E2BSandbox if instance is None else instance._target
@@ -184,7 +184,7 @@ class AsyncE2BSandbox(Awaited):
     delete_snapshot, get_metrics, update_network = (AwaitedByIdToo() for _ in range(3))
 
     def get_host(self, port: int) -> str:
-        """As E2BSandbox."""
+        """As `E2BSandbox.get_host`."""
         host: str = self._target.get_host(port)
         return host
 

@@ -1,4 +1,4 @@
-"""`sandbox.commands`: programs in the foreground and in the background."""
+"""`sandbox.commands`: programs in the foreground and in the background. And `sandbox.pty`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
     Heard = Callable[[str], Any] | None
 
-#: Seconds between two looks at the output of a program in the background, while it is followed.
+#: Seconds between two polls of a background program's output, while it is followed.
 _LOOK_EVERY = 0.05
 HOME = "/home/user"
-#: Seconds to wait for a program that was killed.
+#: Seconds to wait for a killed program.
 TO_END = 10
 
 
 @dataclass
 class E2BCommandResult:
-    """Output and exit code of a command; `error` says why it did not run, or was killed.
+    """Output and exit code of a command; `error` is the reason why it did not run, or was killed.
 
     The output is None with `retain_output=False`.
     """
@@ -66,7 +66,7 @@ def at(path: str) -> str:
 
 
 def streamed(send: Callable[[Any], None], data: Iterable[str | bytes], timeout: float | None) -> None:
-    """Send the pieces of an input in their order. TimeoutException between two of them, if time is up."""
+    """Send the pieces of an input in order. TimeoutException between two pieces after the timeout."""
     if isinstance(data, str | bytes | bytearray | memoryview):
         raise InvalidArgumentException("`data` is one piece: give a list of pieces, such as `[data]`")
     until = time.monotonic() + timeout if timeout else None
@@ -79,7 +79,7 @@ def streamed(send: Callable[[Any], None], data: Iterable[str | bytes], timeout: 
 class Commands:
     """The commands of one sandbox: `run`, `list`, `kill`, `connect`, `send_stdin`.
 
-    `programs` returns the directory that comes first on the PATH of a command, or an empty string.
+    `programs` returns the first directory for the PATH of a command, or an empty string.
     """
 
     def __init__(self, sandbox: Sandbox, programs: Callable[[], str]) -> None:
@@ -107,7 +107,7 @@ class Commands:
         options: dict[str, Any] = {"cwd": at(cwd or HOME), "env": envs, "user": user}
         options |= {"on_stdout": on_stdout, "on_stderr": on_stderr, "timeout": timeout or None}
         with translated():
-            # A login shell sets PATH anew, so the directory is added in it.
+            # A login shell sets PATH again, so the directory is added inside it.
             programs = self._programs()
             text = f"PATH={shlex.quote(programs)}:$PATH; {cmd}" if programs else cmd
             argv = ["/bin/bash", "-l", "-c", text]
@@ -121,7 +121,7 @@ class Commands:
         return _checked(result, retain_output)
 
     def list(self, request_timeout: float | None = None) -> list[RunningProcess]:
-        """The programs that were started in the background and run."""
+        """The running background programs."""
         return [
             RunningProcess(pid, None, "/bin/bash", ["-l", "-c", cmd])
             for pid, (process, cmd) in self._started.items()
@@ -129,7 +129,7 @@ class Commands:
         ]
 
     def kill(self, pid: int, request_timeout: float | None = None) -> bool:
-        """Kill a program in the background with everything it started; whether it ran."""
+        """Kill a background program with all its children; return whether it was running."""
         process, _ = self._started.get(pid, (None, ""))
         if process is None or not process.running:
             return False
@@ -145,14 +145,14 @@ class Commands:
         request_timeout: float | None = None,
         retain_output: bool = True,
     ) -> CommandHandle:
-        """A handle of a program that runs in the background.
+        """A handle of a running background program.
 
-        The handle waits for at most `timeout` seconds from now (0 and None: no end). The program runs on.
+        The handle waits for at most `timeout` seconds from now (0 and None: no limit). The program continues.
         """
         return CommandHandle(self._running(pid), self._sandbox, timeout, retain_output)
 
     def send_stdin(self, pid: int, data: str | bytes, request_timeout: float | None = None) -> None:
-        """Write to the standard input of a program that was started with `stdin=True`."""
+        """Write to the standard input of a program started with `stdin=True`."""
         with translated():
             self._running(pid).send_stdin(data)
 
@@ -173,7 +173,7 @@ class Commands:
 
 
 class CommandHandle:
-    """A program in the background: `wait()`, `kill()`, `send_stdin()`; iterate for its output as it comes."""
+    """A background program: `wait()`, `kill()`, `send_stdin()`; iterate over its output as it arrives."""
 
     def __init__(
         self, process: Any, sandbox: Sandbox, timeout: float | None = None, retain_output: bool = True
@@ -183,7 +183,7 @@ class CommandHandle:
 
     @property
     def pid(self) -> int:
-        """Its number inside."""
+        """Its process number inside."""
         return int(self._process.pid)
 
     @property
@@ -247,7 +247,7 @@ class CommandHandle:
             raise SandboxNotRunningException("the sandbox was killed or reached its end of life")
 
     def kill(self) -> bool:
-        """Kill it with everything it started; whether it ran."""
+        """Kill it with all its children; return whether it was running."""
         running = bool(self._process.running)
         with translated():
             self._process.kill()
@@ -264,7 +264,7 @@ class CommandHandle:
         self._process.close_stdin()
 
     def disconnect(self) -> None:
-        """Do nothing: it runs on."""
+        """Do nothing: the program continues."""
 
 
 def _checked(result: Result, retain_output: bool) -> E2BCommandResult:
@@ -289,7 +289,7 @@ class PtySize:
 
 
 class PtyHandle:
-    """A terminal; its output goes to `on_data`, in a thread."""
+    """A terminal; a thread passes its output to `on_data`."""
 
     def __init__(self, terminal: Any, on_data: Callable[[bytes], Any] | None) -> None:
         self._terminal, self._said, self._on_data = terminal, b"", on_data
@@ -299,12 +299,12 @@ class PtyHandle:
 
     @property
     def pid(self) -> int:
-        """The number of the shell inside."""
+        """The process number of the shell inside."""
         return int(self._terminal.pid)
 
     @property
     def stdout(self) -> str:
-        """Its output so far, of which the last MiB is kept."""
+        """The last MiB of its output so far."""
         return self._said.decode("utf-8", "replace")
 
     @property
@@ -319,16 +319,16 @@ class PtyHandle:
         return code
 
     def listen(self, on_data: Callable[[bytes], Any] | None) -> None:
-        """Give what is printed from now on to another function, or to none."""
+        """Pass further output to another function, or to none."""
         with self._lock:
             self._on_data = on_data
 
     def connected(self, timeout: float | None) -> None:
-        """Have `wait` end in so many seconds from now (0 and None: never)."""
+        """Let `wait` end this many seconds from now (0 and None: never)."""
         self._until = time.monotonic() + timeout if timeout else float("inf")
 
     def wait(self, on_pty: Any = None, on_stdout: Any = None, on_stderr: Any = None) -> E2BCommandResult:
-        """Wait for the end of the shell. `on_pty` gets what was printed so far, and what is printed then."""
+        """Wait for the end of the shell. `on_pty` gets the output so far, and all further output."""
         if on_pty is not None:
             with self._lock:
                 if self._said:
@@ -342,7 +342,7 @@ class PtyHandle:
         return E2BCommandResult("", self._said.decode("utf-8", "replace"), code or 0)
 
     def kill(self) -> bool:
-        """Kill the shell with everything it started."""
+        """Kill the shell with all its children."""
         running = self._terminal.poll() is None
         if running:
             self._terminal.kill()
@@ -355,7 +355,7 @@ class PtyHandle:
             self._terminal.write(data.encode() if isinstance(data, str) else data)
 
     def disconnect(self) -> None:
-        """Hear no more of it; it runs on."""
+        """Stop receiving its output; the shell continues."""
         self.listen(None)
 
     def _follow(self) -> None:
@@ -387,7 +387,7 @@ class Pty:
         request_timeout: float | None = None,
         on_data: Callable[[bytes], Any] | None = None,
     ) -> PtyHandle:
-        """A terminal with an interactive shell, which is killed after `timeout` seconds; 0 is no end."""
+        """A terminal with an interactive shell, which is killed after `timeout` seconds (0: never)."""
         with translated():
             terminal = self._sandbox.terminal(
                 rows=size.rows, cols=size.cols, cwd=at(cwd or HOME), env=envs, user=user
@@ -407,9 +407,9 @@ class Pty:
         request_timeout: float | None = None,
         on_data: Callable[[bytes], Any] | None = None,
     ) -> PtyHandle:
-        """The handle of a terminal that is open; `on_data` gets what it prints from now on.
+        """The handle of an open terminal; `on_data` gets its further output.
 
-        Its `wait` ends `timeout` seconds from now at the latest. The shell runs on.
+        Its `wait` ends after at most `timeout` seconds from now. The shell continues.
         """
         self._terminal(pid)
         self._handles[pid].connected(timeout)
@@ -428,12 +428,12 @@ class Pty:
         streamed(self._handles[pid].send_stdin, data, timeout)
 
     def resize(self, pid: int, size: PtySize, request_timeout: float | None = None) -> None:
-        """Another size."""
+        """Change the size."""
         with translated():
             self._terminal(pid).resize(size.rows, size.cols)
 
     def kill(self, pid: int, request_timeout: float | None = None) -> bool:
-        """Kill its shell; whether it ran."""
+        """Kill its shell; return whether it was running."""
         terminal = self._terminals.get(pid)
         if terminal is None or terminal.poll() is not None:
             return False

@@ -1,4 +1,4 @@
-"""Results of `run_code`, as e2b_code_interpreter has them."""
+"""Results of `run_code`, in the form of e2b_code_interpreter."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExecutionError:
 
 @dataclass
 class RichResult:
-    """A value that a cell gave or displayed, in each form that it offers; images are base64."""
+    """A value that a cell returned or displayed, in each format that it has; images are base64."""
 
     text: str | None = None
     html: str | None = None
@@ -54,7 +54,7 @@ class RichResult:
     is_main_result: bool = False
 
     def formats(self) -> Iterable[str]:
-        """The forms that are there."""
+        """The available formats."""
         return [name for name in _FORMS if getattr(self, name) is not None]
 
     def __getitem__(self, name: str) -> Any:
@@ -74,7 +74,7 @@ class Logs:
 
 @dataclass
 class CodeExecution:
-    """A cell that was run."""
+    """An executed cell."""
 
     results: list[RichResult] = field(default_factory=list)
     logs: Logs = field(default_factory=Logs)
@@ -93,7 +93,7 @@ class CodeExecution:
 
 @dataclass
 class CodeContext:
-    """An interpreter of its own."""
+    """A separate interpreter."""
 
     id: str
     language: str

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from staddle import Sandbox
 
-    Entries = list["EntryInfo"]  # for where `list` is a method
+    Entries = list["EntryInfo"]  # for use where `list` is a method
     Words = list[str]
 
-#: Seconds between two looks at a directory whose changes are told to a function.
+#: Seconds between two polls of a watched directory with a callback.
 _LOOK_EVERY = 0.2
 _PIECE = 64 << 10
-#: Metadata is in extended attributes `user.e2b.KEY`. Keys and values are those that HTTP headers can have.
+#: Metadata is stored in extended attributes `user.e2b.KEY`. Keys and values must fit into HTTP headers.
 _KEY, _VALUE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"), re.compile(r"[ -~]*")
 _SET = """import os, sys
 path, *pairs = sys.argv[1:]
@@ -45,7 +45,7 @@ for path in json.load(sys.stdin):
     except OSError:
         pass
 print(json.dumps(found))"""
-#: Set when a file first gets metadata: until then no program is started inside to look for it.
+#: Set when a file first gets metadata: before that, no program is started inside to read it.
 _USED = threading.Event()
 
 
@@ -123,7 +123,7 @@ class FileStream:
         return piece
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -150,7 +150,7 @@ class Filesystem:
     ) -> Any:
         """The content of a file: as `text`, as `bytes` (a bytearray), or as a `stream` of bytes.
 
-        `gzip` is how it would travel; here it does not travel.
+        `gzip` is ignored: nothing is transferred here.
         """
         with translated():
             files = self._files(user)
@@ -169,7 +169,7 @@ class Filesystem:
         use_octet_stream: bool = False,
         metadata: dict[str, str] | None = None,
     ) -> WriteInfo:
-        """Write text, bytes or an open file; directories above it are made. It has this metadata then."""
+        """Write text, bytes or an open file with this metadata; missing directories are made."""
         for key, value in (metadata or {}).items():
             if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
                 raise InvalidArgumentException(f"{key!r}: {value!r} cannot be metadata of a file")
@@ -192,7 +192,7 @@ class Filesystem:
         use_octet_stream: bool = False,
         metadata: dict[str, str] | None = None,
     ) -> list[WriteInfo]:
-        """Write many files; each has this metadata then."""
+        """Write many files, each with this metadata."""
         return [self.write(entry["path"], entry["data"], user, metadata=metadata) for entry in files]
 
     def list(
@@ -215,18 +215,18 @@ class Filesystem:
         return found
 
     def exists(self, path: str, user: str | None = None, request_timeout: float | None = None) -> bool:
-        """Whether there is something."""
+        """Whether the path exists."""
         with translated():
             return bool(self._files(user).exists(at(path)))
 
     def get_info(self, path: str, user: str | None = None, request_timeout: float | None = None) -> EntryInfo:
-        """The facts about a file."""
+        """Information about a file."""
         with translated():
             info = self._files(user).stat(at(path), follow_symlinks=False)
             return self._described([self._entry(at(path), info, user)], user)[0]
 
     def remove(self, path: str, user: str | None = None, request_timeout: float | None = None) -> None:
-        """Remove a file, or a directory with all that is in it. What does not exist need not be removed."""
+        """Remove a file, or a directory with its content. A missing path is no error."""
         with translated():
             try:
                 self._files(user).remove(at(path), recursive=True)
@@ -236,13 +236,13 @@ class Filesystem:
     def rename(
         self, old_path: str, new_path: str, user: str | None = None, request_timeout: float | None = None
     ) -> EntryInfo:
-        """Give it another name."""
+        """Rename it."""
         with translated():
             self._files(user).rename(at(old_path), at(new_path), replace=True)
         return self.get_info(new_path, user)
 
     def make_dir(self, path: str, user: str | None = None, request_timeout: float | None = None) -> bool:
-        """Make a directory and those above it; False if it exists."""
+        """Make a directory and its missing parents; False if it exists."""
         with translated():
             files = self._files(user)
             if files.exists(at(path)):
@@ -260,7 +260,7 @@ class Filesystem:
         include_entry: bool = False,
         allow_network_mounts: bool = False,
     ) -> WatchHandle:
-        """Watch a directory, with `recursive` also below it: `get_new_events()`, or `on_event`; `stop()`."""
+        """Watch a directory (`recursive`: and below): `get_new_events()`, or `on_event`; `stop()`."""
 
         def look() -> dict[str, EntryInfo]:
             return {entry.path: entry for entry in self._listed(at(path), 64 if recursive else 1, user)}
@@ -278,7 +278,7 @@ class Filesystem:
         return entries
 
     def _python(self, code: str, words: Words, user: str | None, stdin: str = "") -> str:
-        """Output of a short program inside."""
+        """The output of a short program inside."""
         argv = ["python3", "-I", "-S", "-c", code, *words]
         output: str = self._sandbox.exec(argv, user=user, stdin=stdin, check=True).stdout
         return output
@@ -290,7 +290,7 @@ class Filesystem:
         target = None
         kinds = {"directory": FileType.DIR, "file": FileType.FILE}
         kind = kinds.get(info.kind)
-        if info.kind == "symlink":  # of the kind of what it leads to
+        if info.kind == "symlink":  # use the kind of its target
             target = self._files(user).realpath(path)
             try:
                 kind = kinds.get(self._files(user).stat(path).kind)
@@ -311,7 +311,7 @@ class Filesystem:
         )
 
     def _group(self, gid: int) -> str:
-        """The name of a group inside, from the file that has it."""
+        """The name of a group inside, from /etc/group."""
         if self._groups is None:
             lines = self._sandbox.files.read("/etc/group").splitlines()
             rows = [line.split(":") for line in lines if line.count(":") >= 3]
@@ -320,7 +320,7 @@ class Filesystem:
 
 
 class WatchHandle:
-    """Changes of a directory, found by comparing it with what it was at the last look."""
+    """Changes of a directory, found by comparing it with its state at the last poll."""
 
     def __init__(
         self,
@@ -361,7 +361,7 @@ class WatchHandle:
         return FilesystemEvent(posixpath.relpath(path, self._top), kind, entry if self._include else None)
 
     def stop(self, request_timeout: float | None = None) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(10)

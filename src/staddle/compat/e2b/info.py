@@ -1,4 +1,4 @@
-"""Facts about sandboxes and snapshots, pages of them, and E2B's options in staddle's terms."""
+"""Facts about sandboxes and snapshots, pages of them, E2B's options in staddle's terms, and its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SandboxState(StrEnum):
 
 @dataclass
 class SandboxQuery:
-    """Filter of a list of sandboxes: all of this metadata, one of these states, this template, not older."""
+    """Filter for sandboxes: all of this metadata, one of these states, this template, not started earlier."""
 
     metadata: dict[str, str] | None = None
     state: list[SandboxState] | None = None
@@ -41,7 +41,7 @@ class SandboxQuery:
     started_after: datetime | None = None
 
     def matches(self, info: SandboxInfo) -> bool:
-        """Whether this sandbox is among those that are asked for."""
+        """Whether the filter accepts this sandbox."""
         if self.started_after is not None and info.started_at < self.started_after:
             return False
         return (
@@ -53,7 +53,7 @@ class SandboxQuery:
 
 @dataclass
 class SandboxInfo:
-    """A sandbox that runs, or is paused."""
+    """A running or paused sandbox."""
 
     sandbox_id: str
     template_id: str
@@ -66,7 +66,7 @@ class SandboxInfo:
 
 @dataclass
 class SandboxMetrics:
-    """Use of the processors, of memory and of the disk at one time. Sizes are bytes."""
+    """Usage of processors, memory and disk at one time. Sizes are bytes."""
 
     cpu_count: int
     cpu_used_pct: float
@@ -112,7 +112,7 @@ def _id(item: Any) -> str:
 
 
 class SandboxNetworkOpts(TypedDict, total=False):
-    """E2B's rules for the network. Offered here: `allow_out` and `deny_out`; the others are refused."""
+    """E2B's rules for the network. `allow_out` and `deny_out` are supported; the others are refused."""
 
     allow_out: list[str] | Callable[[Any], list[str]]
     deny_out: list[str] | Callable[[Any], list[str]]
@@ -124,14 +124,14 @@ class SandboxNetworkOpts(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class SelectorContext:
-    """The argument of a function in place of a list of hosts."""
+    """The argument of a function that is given instead of a list of hosts."""
 
     all_traffic: str = ALL_TRAFFIC
     rules: Any = field(default_factory=dict)
 
 
 def network_of(options: Any, open_by_default: bool) -> Network:
-    """Network of staddle for E2B's rules. What would be ignored, or could not be kept, is refused."""
+    """The network policy for E2B's rules. Options that would be ignored or cannot be enforced are refused."""
     unknown = [key for key in options if key not in ("allow_out", "deny_out", "allow_public_traffic")]
     if options.get("allow_public_traffic") is False:
         unknown.append("allow_public_traffic=False")
@@ -152,23 +152,23 @@ def network_of(options: Any, open_by_default: bool) -> Network:
 
 
 def _hosts(given: Any) -> list[str]:
-    """A list of hosts, or what a function says for one."""
+    """A list of hosts, or the result of a function."""
     return list((given(SelectorContext()) if callable(given) else given) or ())
 
 
-# ---------------------------------------------------------------- the end of its time
+# ---------------------------------------------------------------- timeout
 
 
 @dataclass(frozen=True)
 class OnTimeout:
-    """Reaction to the end of a sandbox's time: it is killed, or paused with or without its processes."""
+    """Action after a sandbox's timeout: kill it, or pause it with or without its processes."""
 
     pause: bool = False
     keep_memory: bool = True
 
 
 def on_timeout_of(lifecycle: Any) -> OnTimeout:
-    """Reaction that E2B's `lifecycle` asks for; what would be ignored is refused."""
+    """The action that E2B's `lifecycle` asks for; options that would be ignored are refused."""
     if lifecycle is None:
         return OnTimeout()
     unknown = sorted(lifecycle.keys() - {"on_timeout", "auto_resume"})
@@ -193,9 +193,9 @@ def on_timeout_of(lifecycle: Any) -> OnTimeout:
 
 @dataclass(frozen=True)
 class CodePython:
-    """The interpreter of `run_code`: the first of `places` that can be run inside.
+    """The interpreter of `run_code`: the first executable of `places` inside.
 
-    `needed` are the directories of the host that it needs.
+    `needed` are the host directories that it needs.
     """
 
     places: tuple[str, ...] = ("python3",)
@@ -205,12 +205,12 @@ class CodePython:
 def python_of(asked: str | None, policy: Policy, workspace: str | None) -> CodePython:
     """The interpreter that `python=` names, or the caller's own if that is in a virtual environment.
 
-    The caller's own is left out by a policy with a base, or without the host's toolchains.
+    The caller's own is not used with a base, or without the host's toolchains.
     """
     if asked is not None:
         return CodePython((asked,))
     root, programs = sys.prefix, os.path.dirname(sys.executable)
-    wide = Path.home().is_relative_to(root)  # no environment, but much else
+    wide = Path.home().is_relative_to(root)  # not an environment, and much else
     if root == sys.base_prefix or wide or not policy.toolchains or policy.base is not None:
         return CodePython()
     places = [sys.executable]
@@ -225,15 +225,15 @@ def python_of(asked: str | None, policy: Policy, workspace: str | None) -> CodeP
 
 
 def now() -> datetime:
-    """The time, with its zone."""
+    """The current time in UTC."""
     return datetime.now(UTC)
 
 
-# E2B's exceptions, and the one place where staddle's errors become them.
+# E2B's exceptions, and the only place that translates staddle's errors to them.
 
 
 class SandboxException(Exception):
-    """The base class; `status_code` is that of a response from E2B's service, and None here."""
+    """The base class; `status_code` is the status of E2B's service, and None here."""
 
     status_code: int | None = None
 
@@ -247,11 +247,11 @@ class SandboxNotRunningException(TimeoutException):
 
 
 class SandboxUnreachableException(TimeoutException):
-    """Never raised here: a sandbox of this process can be reached while it runs."""
+    """Never raised here: a sandbox of this process is reachable while it runs."""
 
 
 class InvalidArgumentException(SandboxException):
-    """An argument that means nothing."""
+    """An invalid argument."""
 
 
 class NotEnoughSpaceException(SandboxException):
@@ -287,7 +287,7 @@ class TemplateException(SandboxException):
 
 
 class CommandExitException(SandboxException):
-    """A command exited with another status than 0. It has the fields of its result."""
+    """A command exited with a status other than 0. It has the fields of its result."""
 
     def __init__(self, stdout: str | None, stderr: str | None, exit_code: int, error: str | None) -> None:
         super().__init__(f"Command exited with code {exit_code} and error:\n{stderr or ''}")
@@ -296,7 +296,7 @@ class CommandExitException(SandboxException):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Errors of staddle, and of files, as E2B's."""
+    """Raise staddle's errors and file errors as E2B's."""
     try:
         yield
     except (InvalidCall, UserUnavailable) as error:

@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
     from ...adapters._common import AnyPolicy
 
-    Contexts = list[CodeContext]  # for where `list` is a method
+    Contexts = list[CodeContext]  # for use where `list` is a method
     Metrics = list[SandboxMetrics]
 
-#: Seconds a sandbox lives unless something else is asked for.
+#: Seconds that a sandbox lives (default).
 _LIFETIME = 300
-#: A time range is asked for in whole seconds, or with the caller's clock as it was a moment ago.
+#: Callers give a time range in whole seconds, or read their clock a moment ago.
 _SLACK = timedelta(seconds=10)
 _OPEN = OpenSandboxes()
-#: By their ids: a snapshot, the id of its sandbox, and its name.
+#: By id: a snapshot, the id of its sandbox, and its name.
 _SNAPSHOTS: dict[str, tuple[Snapshot, str, str]] = {}
 
 
 class ByIdToo:
-    """A method that can be called on the class as well, with the id of a sandbox of this process first."""
+    """A method that can also be called on the class, with the id of a sandbox of this process first."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -77,13 +77,13 @@ class ByIdToo:
         return method(_found(sandbox_id), *args, **options)
 
 
-#: How E2B's service is reached: there is none here.
+#: Options to reach E2B's service, which does not exist here.
 _SERVICE = {"api_key", "access_token", "domain", "api_url", "sandbox_url", "debug", "headers", "proxy"}
 _SERVICE |= {"request_timeout", "api_headers", "logger", "validate_api_key", "signal"}
 
 
 def _nothing_else(options: dict[str, Any]) -> None:
-    """Refuse what would be ignored."""
+    """Refuse options that would be ignored."""
     unknown = sorted(options.keys() - _SERVICE)
     if unknown:
         raise InvalidArgumentException(f"{', '.join(unknown)}: not offered here")
@@ -99,7 +99,7 @@ def _found(sandbox_id: str) -> E2BSandbox:
 
 
 class E2BSandbox:
-    """A sandbox on this machine; make one with `create()`. Its `sandbox` is the `staddle.Sandbox` itself."""
+    """A sandbox on this machine; make one with `create()`. Its `sandbox` is the `staddle.Sandbox`."""
 
     def __init__(
         self,
@@ -162,14 +162,14 @@ class E2BSandbox:
     def create(cls, template: str | None = None, timeout: float | None = None, **options: Any) -> Self:
         """Open a sandbox; `policy=`, `workspace=` and `python=` are staddle's.
 
-        `python` is the interpreter of `run_code`: a name or path inside. By default it is the caller's own
-        with its packages, if that is in a virtual environment which the policy does not deny, else `python3`.
+        `python` is the interpreter of `run_code`: a name or path inside. The default is the caller's own with
+        its packages, if that is in a virtual environment which the policy does not deny, else `python3`.
         """
         return cls(template, timeout, **options)
 
     @ByIdToo
     def connect(self, timeout: float | None = None, **options: Any) -> E2BSandbox:
-        """The sandbox of that id in this process; it continues if it was paused."""
+        """The sandbox of that id in this process; a paused one continues."""
         _nothing_else(options)
         over = self._continue()
         if timeout is None and over:
@@ -187,7 +187,7 @@ class E2BSandbox:
         order: str | None = None,
         **options: Any,
     ) -> Pages:
-        """The sandboxes of this process, the newest first, or the oldest with `order="asc"`."""
+        """The sandboxes of this process, newest first (`order="asc"`: oldest first)."""
         _nothing_else(options)
         if order not in (None, "asc", "desc"):
             raise InvalidArgumentException(f"order is 'asc' or 'desc', not {order!r}")
@@ -198,7 +198,7 @@ class E2BSandbox:
 
     @ByIdToo
     def set_timeout(self, timeout: float, **options: Any) -> None:
-        """Have it end, or pause if `lifecycle` says so, in so many seconds from now."""
+        """End it, or pause it if `lifecycle` says so, this many seconds from now."""
         _nothing_else(options)
         if self._ending is not None:
             self._ending.cancel()
@@ -210,15 +210,15 @@ class E2BSandbox:
     def _time_is_up(self) -> None:
         if not self._on_timeout.pause:
             self._end()
-        elif not self._paused:  # one that is paused already waits for connect()
+        elif not self._paused:  # a paused one waits for connect()
             try:
                 self._pause(self._on_timeout.keep_memory)
             except SandboxException:
-                self._end()  # it runs no longer than it was asked to
+                self._end()  # it must not run longer than its timeout
 
     @ByIdToo
     def kill(self, **options: Any) -> bool:
-        """End it; whether it ran."""
+        """End it; return whether it was running."""
         _nothing_else(options)
         return self._end()
 
@@ -231,14 +231,14 @@ class E2BSandbox:
         return running
 
     def is_running(self, request_timeout: float | None = None) -> bool:
-        """Whether commands can be run."""
+        """Whether it can run commands."""
         return self.sandbox.alive and not self._paused
 
     @ByIdToo
     def pause(self, keep_memory: bool = True, **options: Any) -> bool:
-        """Stop everything in it, until `connect()` or `resume()`; whether it ran.
+        """Stop all its processes, until `connect()` or `resume()`; return whether it was running.
 
-        Without `keep_memory` its processes are ended, and its files are what is left.
+        Without `keep_memory` its processes are ended, and only its files remain.
         """
         _nothing_else(options)
         running = not self._paused
@@ -261,14 +261,14 @@ class E2BSandbox:
     beta_pause = pause
 
     def resume(self, **options: Any) -> E2BSandbox:
-        """Let everything continue."""
+        """Continue all processes."""
         _nothing_else(options)
         if self._continue():
             self.set_timeout(_LIFETIME)
         return self
 
     def _continue(self) -> bool:
-        """Let everything continue; whether its time was up."""
+        """Continue all processes; return whether its timeout was over."""
         if not self.alive:
             raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
@@ -278,7 +278,7 @@ class E2BSandbox:
 
     @ByIdToo
     def get_info(self, request_timeout: float | None = None) -> SandboxInfo:
-        """Facts about it."""
+        """Information about it."""
         state = SandboxState.PAUSED if self._paused else SandboxState.RUNNING
         times = self._started, self._end_at
         return SandboxInfo(self.sandbox_id, self._template, self.metadata, *times, state)
@@ -287,7 +287,7 @@ class E2BSandbox:
     def get_metrics(
         self, start: datetime | None = None, end: datetime | None = None, **options: Any
     ) -> Metrics:
-        """Use of processors, memory and disk now, if that is in the time that is asked for."""
+        """Current usage of processors, memory and disk, if now is in the given time range."""
         _nothing_else(options)
         moment, limits = now(), self.sandbox.policy.limits
         if (start is not None and moment < start) or (end is not None and moment > end + _SLACK):
@@ -329,7 +329,7 @@ class E2BSandbox:
         name: str | None = None,
         **options: Any,
     ) -> Pages:
-        """The snapshots of this process: all, of one sandbox, or of one name. On a sandbox: those of it."""
+        """The snapshots of this process: all, of one sandbox, or of one name. On a sandbox: its own."""
         _nothing_else(options)
         found = [
             SnapshotInfo(number, [label] if label else [])
@@ -340,7 +340,7 @@ class E2BSandbox:
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **options: Any) -> bool:
-        """Forget a snapshot; whether there was one."""
+        """Delete a snapshot; return whether it existed."""
         _nothing_else(options)
         snapshot, *_ = _SNAPSHOTS.pop(snapshot_id, (None,))
         if snapshot is not None:
@@ -349,7 +349,7 @@ class E2BSandbox:
 
     @ByIdToo
     def fork(self, timeout: float | None = None, count: int | None = None, **options: Any) -> Any:
-        """Sandboxes that continue from here, one by default."""
+        """Sandboxes that continue from here (default: one)."""
         _nothing_else(options)
         count = _at_least_one(count)
         if not self.alive:
@@ -360,13 +360,13 @@ class E2BSandbox:
         return [type(self)(**given, _opened=each) for each in made]
 
     def get_host(self, port: int) -> str:
-        """`127.0.0.1:PORT`, which leads to this port inside. It is HTTP unless the server inside has TLS."""
+        """`127.0.0.1:PORT`, forwarded to this port inside. It is HTTP unless the server inside uses TLS."""
         with translated():
             return f"127.0.0.1:{self.sandbox.expose(port)}"
 
     @ByIdToo
     def update_network(self, network: Any, **options: Any) -> None:
-        """Other rules in place of those that it has, where the sandbox's network can change."""
+        """Replace the network rules, if the sandbox's network can change."""
         _nothing_else(options)
         with translated():
             self.sandbox.set_network(network_of(network, self._open_network))
@@ -376,7 +376,7 @@ class E2BSandbox:
     def create_code_context(
         self, cwd: str | None = None, language: str | None = None, **options: Any
     ) -> CodeContext:
-        """Another interpreter."""
+        """Make another interpreter."""
         _nothing_else(options)
         _python_only(language)
         context = CodeContext(uuid.uuid4().hex, "python", cwd or HOME)
@@ -385,12 +385,12 @@ class E2BSandbox:
         return context
 
     def list_code_contexts(self, **options: Any) -> Contexts:
-        """The interpreters: the default one, then those that were made."""
+        """The interpreters: the default one, then others in order of creation."""
         _nothing_else(options)
         return [CodeContext("default", "python", HOME), *self._contexts.values()]
 
     def restart_code_context(self, context: CodeContext | str, **options: Any) -> None:
-        """Forget the variables of an interpreter."""
+        """Clear the variables of an interpreter."""
         _nothing_else(options)
         self._interpreter(context).restart()
 
@@ -404,7 +404,7 @@ class E2BSandbox:
 
     @cached_property
     def _python(self) -> str:
-        """The interpreter of `run_code`: the first that is there."""
+        """The interpreter of `run_code`: the first that exists."""
         *places, last = self._code_python.places
         with translated():
             found = (each for each in places if self.sandbox.exec(["test", "-x", each], timeout=10).ok)
@@ -431,7 +431,7 @@ class E2BSandbox:
         timeout: float | None = 300,
         request_timeout: float | None = None,
     ) -> CodeExecution:
-        """Run Python in an interpreter that keeps its variables. Callbacks are called after the cell."""
+        """Run Python in an interpreter that keeps its variables. Callbacks run after the cell."""
         _python_only(language)
         interpreter = self._interpreter(context)
         self._cells += 1
@@ -451,7 +451,7 @@ class E2BSandbox:
         made.results = [RichResult(**{k: v for k, v in each.items() if k in known}) for each in cell.results]
         for each in made.results:
             if each.text and len(each.text) > 1 and each.text[0] == each.text[-1] and each.text[0] in "'\"":
-                each.text = each.text[1:-1]  # as E2B has the text of a string
+                each.text = each.text[1:-1]  # E2B returns the text of a string without quotes
         if cell.error is not None:
             made.error = ExecutionError(cell.error["name"], cell.error["value"], cell.error["traceback"])
         for heard, texts, is_error in (

@@ -1,9 +1,9 @@
-"""`Emulator`: what a program prints on a terminal, as lines of cells (xterm's functions, without its powers).
+"""`Emulator`: a program's terminal output as lines of cells (xterm's functions, without side effects).
 
-Everything here is hostile input. Only printable characters become cells. Of the sequences that make a
-terminal do something beyond its own screen, none is passed on: a clipboard (OSC 52), colours, hyperlinks,
-DCS, PM, APC and notifications are read to their end and dropped; a title is kept as text; answers (cursor
-position, kind of terminal) are ours, and bounded. Parameters are clipped to the size of the screen.
+Everything here is hostile input. Only printable characters become cells. The emulator passes on no sequence
+that acts beyond its own screen: clipboard (OSC 52), colours, hyperlinks, DCS, PM, APC and notifications are
+read to their end and dropped. A title is stored as text. Answers (cursor position, kind of terminal) are our
+own, and limited. Parameters are clipped to the size of the screen.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from .grid import Attributes, CellLine, Runs
 
-#: Lines that are kept when they leave the screen.
+#: Lines to keep after they leave the screen.
 HISTORY = 3000
-#: Largest number that a parameter is taken for, longest sequence that is waited for, longest title.
+#: Largest parameter, longest sequence to wait for, longest title.
 _MOST, _LONGEST, _TITLE = 9999, 512, 80
-#: More than this at once is a flood: what could not be seen any more is not looked at line by line.
+#: More bytes at once are a flood: the part that would scroll away unseen is not parsed line by line.
 FLOOD = 1 << 17
-#: The most sequences in what is skipped of a flood, and the most of these that are carried out.
+#: Most sequences in the skipped part of a flood, and how many of them are carried out.
 _MOST_SKIPPED, _MOST_COLOURS = 1 << 18, 1 << 10
-#: Bytes between two questions whether it is enough: of simple lines, and of everything else.
+#: Bytes between two calls of `enough`: for simple lines, and for everything else.
 _LINES, _PIECE = 1 << 16, 1 << 8
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
@@ -52,13 +52,13 @@ _DRAWING = dict(
 
 @lru_cache(4096)
 def width(char: str) -> int:
-    """The cells of a character: 1 or 2; 0 for a mark on the one before; -1 for what is not shown."""
+    """The cells of a character: 1 or 2; 0 for a combining mark; -1 if it is not shown."""
     if " " <= char < "\x7f":
         return 1
     category = unicodedata.category(char)
     if category in ("Mn", "Me"):
         return 0 if char.isprintable() and not "\ufe00" <= char <= "\ufe0f" and ord(char) < 0xE0000 else -1
-    if category in ("Cc", "Cf", "Cs", "Zl", "Zp"):  # among them: marks that reverse the direction of text
+    if category in ("Cc", "Cf", "Cs", "Zl", "Zp"):  # includes marks that reverse the direction of text
         return -1
     from rich.cells import get_character_cell_size
 
@@ -66,7 +66,7 @@ def width(char: str) -> int:
 
 
 class Emulator:
-    """A terminal of `rows` and `cols`. `answer` is given what the terminal says to the program by itself."""
+    """A terminal of `rows` and `cols`. `answer` is called with the terminal's own replies to the program."""
 
     def __init__(self, rows: int, cols: int, answer: Callable[[bytes], object]) -> None:
         self._answer = answer
@@ -75,7 +75,7 @@ class Emulator:
         self._string = ""  # the letter of a string (OSC, DCS, ...) that has not ended
         self._string_text = ""
         self.history: deque[Runs] = deque(maxlen=HISTORY)
-        #: Lines that ever were put to the history: where a viewer is, it stays when more come.
+        #: Number of lines ever added to the history, so that a viewer can keep its position.
         self.scrolled = 0
         self.main = CellGrid(rows, cols, self._scrolled_out)
         self.alternate = CellGrid(rows, cols, None)
@@ -97,11 +97,11 @@ class Emulator:
 
     @property
     def is_alternate(self) -> bool:
-        """Whether a full-screen program has the other screen, which has no history."""
+        """Whether a full-screen program uses the alternate screen, which has no history."""
         return self.grid is self.alternate
 
     def resize(self, rows: int, cols: int) -> None:
-        """Another size."""
+        """Change the size."""
         self.main.resize(rows, cols)
         self.alternate.resize(rows, cols)
 
@@ -112,10 +112,10 @@ class Emulator:
     # ------------------------------------------------------------ reading
 
     def feed(self, data: bytes, start: int = 0, enough: Callable[[], bool] | None = None) -> int:
-        """Take what the program has printed, from `start` on; where it stopped.
+        """Process the program's output from `start` on; return the position reached.
 
-        It stops at the end, or soon after `enough` answers yes. Then the rest is to be fed, with the same
-        `data`. Each call takes at least one piece.
+        It stops at the end, or soon after `enough` returns True. Then feed the rest, with the same `data`.
+        Each call processes at least one piece.
         """
         at, size = start, len(data)
         if at == 0 and size >= FLOOD:
@@ -123,7 +123,7 @@ class Emulator:
         while at < size:
             end = self._simple_lines(data, at)
             if end == at:
-                # To the end of this line, after which simple ones may come; of others, many at once.
+                # Read to the end of this line, because simple lines may follow; else read a larger piece.
                 is_within = self.grid.x or self.grid.y < self.grid.bottom
                 most = min(size, at + _PIECE)
                 end = data.find(b"\n", at, most) + 1 if is_within else 0
@@ -155,7 +155,7 @@ class Emulator:
                 at += 1
 
     def _simple_lines(self, data: bytes, at: int) -> int:
-        """Take short lines of ASCII at once, when the cursor is on a blank last line; where they end."""
+        """Add short ASCII lines in one step, if the cursor is on a blank last line; return their end."""
         grid = self.grid
         is_usual = grid is self.main and not (self._rest or self._string or grid.is_full or grid.inserts)
         is_usual = is_usual and grid.top == 0 and grid.y == grid.bottom == grid.rows - 1
@@ -167,7 +167,7 @@ class Emulator:
         texts = found[0].decode("ascii").split("\r\n")[:-1]
         count, rows, attributes = len(texts), grid.rows, grid.attributes
         self._scrolled_out(grid.lines[: min(count, rows - 1)])
-        gone = max(0, count - rows + 1)  # lines that do not even stay on the screen
+        gone = max(0, count - rows + 1)  # lines that scroll off the screen, too
         self.scrolled += gone
         self.history.extend(((text, attributes),) for text in islice(texts, max(0, gone - HISTORY), gone))
         fresh = [grid._blank() for _ in range(count - gone + 1)]
@@ -179,7 +179,7 @@ class Emulator:
         return found.end()
 
     def _skip(self, data: bytes) -> int:
-        """Skip what would have left the history again, when that is only text and colours; where it ends."""
+        """Skip text and colours that would scroll out of the history anyway; return the end of that part."""
         grid = self.grid
         keep = HISTORY + grid.rows + 1
         if grid is not self.main or self._rest or self._string or grid.top or grid.bottom != grid.rows - 1:
@@ -188,7 +188,7 @@ class Emulator:
         count = data.count(b"\n")
         if count <= 2 * keep:
             return 0
-        # Cut so that `keep` lines or more are left: by size first, for there are many.
+        # Cut so that at least `keep` lines remain: first by estimated size, because there are many.
         cut = data.rfind(b"\r\n", 0, end - end // count * keep)
         while cut > 0 and data.count(b"\n", cut + 2) < keep:
             cut = data.rfind(b"\r\n", 0, cut - (1 << 16)) if cut > 1 << 16 else -1
@@ -258,7 +258,7 @@ class Emulator:
     # ------------------------------------------------------------ sequences
 
     def _escape(self, text: str, at: int) -> int:
-        """Carry out the sequence that begins here; where it ends."""
+        """Carry out the sequence that begins here; return its end."""
         if found := _CSI.match(text, at):
             if len(found[1]) <= _LONGEST:
                 self._csi(found[1], found[2], found[3])
@@ -273,9 +273,9 @@ class Emulator:
                 if end - at <= _LONGEST:
                     self._rest = text[at:]
                 else:
-                    self._string = "["  # too long to mean anything: dropped to its end
+                    self._string = "["  # too long to be valid: dropped to its end
                 return len(text)
-            return end  # a byte that no sequence has: what came before it is dropped
+            return end  # an invalid byte: drop the part before it
         if found := _ESCAPE.match(text, at):
             self._simple_escape(found[1], found[2])
             return found.end()
@@ -285,7 +285,7 @@ class Emulator:
         return at + 1
 
     def _read_string(self, text: str, at: int) -> int:
-        """Read on to the end of a string; nothing of it is carried out but a title."""
+        """Read to the end of a string; only a title has an effect."""
         if self._string == "[":
             found = _CSI_END.search(text, at)
             if found is None:
@@ -341,7 +341,7 @@ class Emulator:
             min(int(part), _MOST) if part.isdecimal() else 0 for part in parameters[len(mark) :].split(";")
         ][:32]
         if between:
-            if between == "!" and final == "p":  # DECSTR: modes, not the screen
+            if between == "!" and final == "p":  # DECSTR: resets modes, not the screen
                 self._soft_reset()
             return
         if mark == "?" and final in "hl":
@@ -403,7 +403,7 @@ class Emulator:
             case "T":
                 grid.scroll_down(one)
             case "b":
-                grid.put(self._last * min(one, grid.cols))  # a line at most: no library asks for more
+                grid.put(self._last * min(one, grid.cols))  # at most a line: no library asks for more
             case "g":
                 if first == 3:
                     grid.tabs = []
@@ -476,15 +476,15 @@ class Emulator:
         self.shows_cursor, self.has_application_cursor = True, False
         self._drawing, self._shift = [False, False], 0
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ state
 
     @property
     def attributes(self) -> Attributes:
-        """The attributes that the next character gets."""
+        """The attributes of the next character."""
         return self.grid.attributes
 
     def text(self) -> str:
-        """The screen as text, without blanks at the ends of its lines."""
+        """The screen as text, without trailing blanks."""
         cols = self.grid.cols
         return "\n".join("".join(line.chars[:cols]).rstrip() for line in self.grid.lines).rstrip("\n")
 

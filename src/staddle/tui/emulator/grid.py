@@ -1,7 +1,7 @@
-"""The cells of one screen, and what control functions do to them. Knows nothing of bytes or colours.
+"""The cells of one screen, and the control functions on them. Independent of bytes and colours.
 
-A program chooses every count here. Each function clips a count to the screen before it loops, and lines that
-are blank already are used again, so the work of a function is at most one pass over the screen.
+The program chooses every count here. Each function clips a count to the screen before it loops, and reuses
+blank lines, so a function does at most one pass over the screen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     #: (foreground, background, flags). A colour is None for the default, 0 to 255 for the palette, or
     #: `TRUE_COLOUR` with 24 bits of red, green and blue.
     Attributes = tuple[int | None, int | None, int]
-    #: Text with the same attributes, one after the other: a line that has left the screen.
+    #: A line that has left the screen: consecutive texts, each with its attributes.
     Runs = tuple[tuple[str, Attributes], ...]
 
 # Colours and other attributes of a cell, and the sequences that select them (SGR, ECMA-48 8.3.117).
@@ -77,7 +77,7 @@ def selected(before: Attributes, text: str) -> Attributes:
 
 
 def _flat(text: str) -> str:
-    """`4:3` and `38:2::1:2:3` in the older way of writing them."""
+    """Convert `4:3` and `38:2::1:2:3` to the older notation."""
     if ":" not in text:
         return text
     parts = []
@@ -93,7 +93,7 @@ def _flat(text: str) -> str:
 
 
 def _extended(numbers: Sequence[int], at: int) -> tuple[int | None, int]:
-    """The colour after 38 or 48, and where the next number is."""
+    """The colour after 38 or 48, and the position of the next number."""
     kind = numbers[at] if at < len(numbers) else 0
     if kind == 5 and at + 1 < len(numbers):
         return min(numbers[at + 1], 255), at + 2
@@ -104,20 +104,20 @@ def _extended(numbers: Sequence[int], at: int) -> tuple[int | None, int]:
 
 
 class CellLine:
-    """One line: a character (or none, behind a wide one) and attributes for each cell."""
+    """One line: a character (empty after a wide one) and attributes for each cell."""
 
     __slots__ = ("attributes", "blank", "chars", "drawn")
 
     def __init__(self, cols: int, attributes: Attributes = PLAIN) -> None:
         self.chars = [" "] * cols
         self.attributes = [attributes] * cols
-        #: The attributes of every cell as long as nothing was written to the line, else None.
+        #: The attributes of every cell until the line is written to, then None.
         self.blank: Attributes | None = attributes
-        #: What a viewer has made of it; None after every change.
+        #: Cached drawing of a viewer; None after every change.
         self.drawn: Any = None
 
     def runs(self) -> Runs:
-        """The same as runs, without the blanks at its end."""
+        """The line as runs, without trailing blanks."""
         chars, attributes = self.chars, self.attributes
         end = len(chars)
         if self.blank is not None:
@@ -149,7 +149,7 @@ class CellGrid:
         self.reset()
 
     def reset(self) -> None:
-        """Be blank, with the cursor at the top and every mode as at the start."""
+        """Clear the screen, move the cursor to the top and reset every mode."""
         self.x = self.y = 0
         self.attributes = PLAIN
         self.wraps = True
@@ -187,7 +187,7 @@ class CellGrid:
                 self.x, self.is_full = self.cols - 1, True
             else:
                 self.x = self.cols - 1
-                if at < size:  # everything else is written over the last cell
+                if at < size:  # the remaining characters overwrite the last cell
                     line.chars[self.x] = text[-1]
                     return
 
@@ -211,7 +211,7 @@ class CellGrid:
             self.x, self.is_full = self.cols - 1, self.wraps
 
     def combine(self, mark: str) -> None:
-        """Add a mark to the character before the cursor; three are enough for every script."""
+        """Add a combining mark to the character before the cursor; at most three."""
         at = self.x if self.is_full else self.x - 1
         line = self.lines[self.y]
         if at > 0 and line.chars[at] == "":
@@ -232,7 +232,7 @@ class CellGrid:
         del line.attributes[self.cols :]
 
     def _split_wide(self, line: CellLine, start: int, end: int) -> None:
-        """Half of a wide character cannot be shown: blank the half that stays."""
+        """Blank the remaining half of a split wide character, which cannot be shown."""
         chars = line.chars
         if start < len(chars) and chars[start] == "" and start:
             chars[start - 1] = " "
@@ -242,14 +242,14 @@ class CellGrid:
     # ------------------------------------------------------------ cursor
 
     def move_to(self, row: int, col: int) -> None:
-        """Put the cursor there, or as near as it can be; counted from 0, in origin mode from the region."""
+        """Move the cursor, clipped to the screen; counted from 0, in origin mode from the region."""
         low, high = (self.top, self.bottom) if self.is_relative else (0, self.rows - 1)
         self.y = max(low, min(high, row + (self.top if self.is_relative else 0)))
         self.x = max(0, min(self.cols - 1, col))
         self.is_full = False
 
     def move(self, rows: int, cols: int = 0) -> None:
-        """Move the cursor; up and down it stays in the scroll region that it is in."""
+        """Move the cursor; vertically it stays in its scroll region."""
         high = self.bottom if self.y <= self.bottom else self.rows - 1
         low = self.top if self.y >= self.top else 0
         self.y = max(low, min(high, self.y + rows))
@@ -257,14 +257,14 @@ class CellGrid:
         self.is_full = False
 
     def line_feed(self) -> None:
-        """One line down; at the end of the region it scrolls."""
+        """Move down one line; scroll at the end of the region."""
         if self.y == self.bottom:
             self.scroll_up(1)
         elif self.y < self.rows - 1:
             self.y += 1
 
     def reverse_line_feed(self) -> None:
-        """One line up; at the top of the region it scrolls."""
+        """Move up one line; scroll at the top of the region."""
         if self.y == self.top:
             self.scroll_down(1)
         elif self.y:
@@ -272,17 +272,17 @@ class CellGrid:
         self.is_full = False
 
     def tab(self, count: int = 1) -> None:
-        """To the next tab stop, or to that many further."""
+        """Move to the `count`-th next tab stop."""
         at = bisect_right(self.tabs, self.x) + count - 1
         self.x = min(self.tabs[at], self.cols - 1) if at < len(self.tabs) else self.cols - 1
 
     def back_tab(self, count: int) -> None:
-        """To the tab stop before, or to that many before."""
+        """Move to the `count`-th previous tab stop."""
         at = bisect_left(self.tabs, self.x) - count
         self.x = self.tabs[at] if at >= 0 else 0
 
     def set_tab(self, on: bool) -> None:
-        """Set a tab stop where the cursor is, or remove it."""
+        """Set a tab stop at the cursor, or remove it."""
         at = bisect_left(self.tabs, self.x)
         if self.tabs[at : at + 1] == [self.x]:
             del self.tabs[at]
@@ -290,11 +290,11 @@ class CellGrid:
             self.tabs.insert(at, self.x)
 
     def save(self) -> None:
-        """Keep the cursor and its attributes for `load`."""
+        """Save the cursor and its attributes for `load`."""
         self.saved = (self.y, self.x, self.attributes, self.is_relative)
 
     def load(self) -> None:
-        """Be as at `save`."""
+        """Restore the state of `save`."""
         row, col, self.attributes, self.is_relative = self.saved
         self.y, self.x = min(row, self.rows - 1), min(col, self.cols - 1)
         self.is_full = False
@@ -316,13 +316,13 @@ class CellGrid:
         self._add(self.top, count)
 
     def insert_lines(self, count: int) -> None:
-        """Add blank lines where the cursor is; those below move down."""
+        """Insert blank lines at the cursor; the lines below move down."""
         if self.top <= self.y <= self.bottom:
             self._add(self.y, count)
             self.x, self.is_full = 0, False
 
     def delete_lines(self, count: int) -> None:
-        """Remove lines where the cursor is; those below move up."""
+        """Remove lines at the cursor; the lines below move up."""
         if self.top <= self.y <= self.bottom:
             self._remove(self.y, count, keep=False)
             self.x, self.is_full = 0, False
@@ -331,7 +331,7 @@ class CellGrid:
         return CellLine(self.cols, (None, self.attributes[1], 0))
 
     def _blanked(self, lines: Iterable[CellLine]) -> list[CellLine]:
-        """As many blank lines: those of `lines` that are blank already, and new ones for the others."""
+        """The same number of blank lines; reuses lines that are blank already."""
         cols, blank = self.cols, (None, self.attributes[1], 0)
         return [line if line.blank == blank else CellLine(cols, blank) for line in lines]
 
@@ -376,7 +376,7 @@ class CellGrid:
         self.is_full = False
 
     def erase(self, start: int, end: int) -> None:
-        """Blank cells of the line with the cursor."""
+        """Blank cells of the cursor's line."""
         line = self.lines[self.y]
         end, blank = min(end, len(line.chars)), (None, self.attributes[1], 0)
         if start < end and line.blank != blank:
@@ -388,14 +388,14 @@ class CellGrid:
                 line.blank = blank
 
     def insert_blanks(self, count: int) -> None:
-        """Move what is right of the cursor to the right."""
+        """Move the rest of the line to the right."""
         line = self.lines[self.y]
         self._split_wide(line, self.x, self.x)
         self._make_room(line, min(count, self.cols - self.x))
         line.drawn = line.blank = None
 
     def delete_chars(self, count: int) -> None:
-        """Remove cells at the cursor; what is right of them moves to the left."""
+        """Remove cells at the cursor; the rest of the line moves left."""
         line = self.lines[self.y]
         count = min(count, self.cols - self.x)
         self._split_wide(line, self.x, self.x + count)
@@ -405,10 +405,10 @@ class CellGrid:
         line.attributes += [(None, self.attributes[1], 0)] * count
         line.drawn = line.blank = None
 
-    # ------------------------------------------------------------ the whole
+    # ------------------------------------------------------------ size
 
     def resize(self, rows: int, cols: int) -> None:
-        """Another size. Lines are not wrapped anew; what is cut off at the right comes back with the room."""
+        """Change the size. Lines are not rewrapped; text cut off at the right returns when there is room."""
         for line in self.lines:
             if (missing := cols - len(line.chars)) > 0:
                 line.chars += [" "] * missing

@@ -1,4 +1,4 @@
-"""Keys as the bytes that a terminal sends for them (xterm's, as its terminfo entry describes them)."""
+"""Keys as the bytes that a terminal sends (xterm's, according to its terminfo entry)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MODIFIERS = {"shift": 1, "alt": 2, "ctrl": 4}
 
 
 def encoded(key: str, character: str | None, *, application: bool = False) -> bytes:
-    """The bytes for a key by its name and, if it has one, its character; empty for keys that send nothing."""
+    """The bytes for a key, by name and character, if it has one; empty for keys that send nothing."""
     if key in _NAMED:
         return _NAMED[key]
     *modifiers, name = key.split("+") if not key.endswith("+") else [key]
@@ -65,14 +65,14 @@ def encoded(key: str, character: str | None, *, application: bool = False) -> by
 
 
 def pasted(text: str, *, bracketed: bool) -> bytes:
-    """A text that the user pastes. No control character in it can end the brackets or act by itself."""
+    """A pasted text. Control characters are removed, so that none can end the brackets or act by itself."""
     kept = "".join(char for char in text.replace("\r\n", "\n") if char in "\n\r\t" or char.isprintable())
     data = kept.replace("\n", "\r").encode("utf-8", "replace")
     return b"\x1b[200~" + data + b"\x1b[201~" if bracketed else data
 
 
 def mouse(button: int, x: int, y: int, *, pressed: bool, sgr: bool) -> bytes:
-    """A mouse report at a cell, counted from 0; `button` as xterm counts, with its modifiers."""
+    """A mouse report at a cell, counted from 0; `button` in xterm's numbering, with modifiers."""
     if sgr:
         return b"\x1b[<%d;%d;%d%s" % (button, x + 1, y + 1, b"M" if pressed else b"m")
     if x > 222 or y > 222:
