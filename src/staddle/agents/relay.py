@@ -1,7 +1,7 @@
-"""One command of a shim: its standard streams are passed on between the agent's descriptors and a sandbox.
+"""One command of a shim: bytes are copied between the agent's streams and the sandbox's.
 
-No descriptor of the host goes inside: what is open there could be opened again, with other rights. The
-sandbox gets pipes of ours, or a terminal of its own.
+No descriptor of the host goes inside: a process could reopen it with other rights. The sandbox gets our
+pipes, or its own terminal.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _PIECE = 64 << 10
 #: The signals that end a command whose shim is gone, and the seconds between them.
 _LADDER, _GRACE = (SIGINT, SIGTERM, SIGKILL), 0.2
-#: How often the size of a terminal is compared, in seconds.
+#: Seconds between two checks of the terminal's size.
 _RESIZE_EVERY = 0.5
 
 
 class ShimStreams(Value):
-    """Descriptors of ours for the standard streams of a shim, and one for the answer.
+    """Our descriptors for the standard streams of a shim, and one for the answer.
 
-    Opened anew where they can be: their flags are not those of the agent then.
+    They are reopened if possible, so that their flags are not shared with the agent.
     """
 
     stdin: int

@@ -38,7 +38,7 @@ class Backend(Protocol):
         """The parts of `plan` that this backend cannot enforce on this host. Starts nothing."""
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """Everything that `prepare` would set up, in order, as printable steps."""
+        """Return, in order and printable, the steps that `prepare` would take."""
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
         """The confined command. Raises instead of weakening anything."""

@@ -344,7 +344,7 @@ def entry_of(directory: str, path: str) -> TreeEntry | None:
 
 
 def conflict(sent: TreeEntry | None, directory: str, path: str) -> str:
-    """Why the host's `path` differs from the sent entry; empty if it does not, or if both are missing."""
+    """Return why the host's `path` differs from the sent entry; empty if it does not, or both are missing."""
     now = entry_of(directory, path)
     if now is None or sent is None:
         if now is sent:
