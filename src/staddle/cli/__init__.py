@@ -1,4 +1,4 @@
-"""The command line. Each command, or pair of opposite ones, is one file, loaded when it is asked for."""
+"""The command line. Each command, or pair of opposite commands, is one file, loaded on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-#: Exit status when staddle, not the command, failed.
+#: Exit status if staddle, not the command, failed.
 OURS = 125
 
 _COMMANDS = {
@@ -37,7 +37,7 @@ _COMMANDS = {
     "completion": "print a script that completes these commands in bash, zsh or fish",
 }
 
-#: Commands that are in another one's file, each as a function of its name.
+#: Commands that are functions in the file of another command.
 _FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls"}
 
 _HELP = """\
@@ -60,13 +60,13 @@ usage: staddle COMMAND [options] ...
 """
 
 
-#: As a program that SIGPIPE ends: its output was not read to the end (`staddle diff | grep -q`). No failure.
+#: The status after SIGPIPE: nobody read our output to the end (`staddle diff | grep -q`). Not a failure.
 _UNREAD = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; 125 is our own failure."""
-    gc.disable()  # a short life: looking for garbage in freshly loaded code costs more than it frees
+    gc.disable()  # too short-lived for garbage collection
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"] and words[1:2] and words[1] in _COMMANDS:
         words = [words[1], "--help"]  # `help run` is `run --help`
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = getattr(file, function)(words[1:])
         return status
     except BrokenPipeError:
-        # The reader of our output is gone; the interpreter must not complain about it at exit.
+        # The reader of our output is gone; the interpreter must not report it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _UNREAD
     except KeyboardInterrupt:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(name: str) -> str:
-    """Return the command that an unknown name is close to, or the list of all, as a fix."""
+    """Return a fix: the most similar command to an unknown name, or a list of all."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, _COMMANDS, 1)
@@ -113,7 +113,7 @@ def _meant(name: str) -> str:
 
 
 def command() -> NoReturn:
-    """The `staddle` command: `main`, and an end without the interpreter taking itself apart first."""
+    """Run `main` as the `staddle` command, and exit without the interpreter's cleanup."""
     _open_standard_streams()
     status = main()
     _leave_nothing()
@@ -126,7 +126,7 @@ def command() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Have a null device where our caller left no standard stream (`staddle run … >&-`)."""
+    """Open the null device in place of standard streams that our caller closed (`staddle run … >&-`)."""
     try:
         for number in range(3):
             os.fstat(number)
@@ -134,13 +134,13 @@ def _open_standard_streams() -> None:
         from ..linux.open_files import have_standard_streams
 
         have_standard_streams()
-    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - until the end
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - open until exit
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _leave_nothing() -> None:
-    """Wait for layers that are being deleted, and remove cgroups, as the end of the interpreter would."""
+    """Wait for layers that are being deleted, and remove cgroups, as atexit handlers would."""
     stores = sys.modules.get("staddle.sandbox.workspace.stores")
     if stores is not None:
         stores.close_stores()
@@ -153,7 +153,7 @@ def _leave_nothing() -> None:
 
 
 def _complain(error: Exception) -> int:
-    """One sentence for what we understand; for a bug of ours the sentence says that it is one."""
+    """Print an error in one sentence. For an unexpected one, ask for a bug report."""
     from ..display import shown
     from ..errors import StaddleError
 
@@ -173,8 +173,8 @@ def _complain(error: Exception) -> int:
 
 
 def _jail_exec(words: list[str]) -> int:
-    """The internal launcher by its public name: become it, so that its exit codes are ours."""
+    """Execute the internal launcher, so that its exit codes are ours."""
     from ..launch.contract import helper_command
 
     argv = helper_command(*words) if len(words) == 1 else helper_command("")
-    os.execv(argv[0], argv)  # noqa: S606 - no shell is the point
+    os.execv(argv[0], argv)  # noqa: S606 - without a shell

@@ -63,7 +63,7 @@ them.
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse, then start, change or check."""
+    """Parse the arguments, then start the agent, change its settings or check it."""
     name, rest = (words[0], words[1:]) if words else ("--help", ())
     if name in ("--help", "-h"):
         rows = [
@@ -168,7 +168,7 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
 
 
 def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
-    """Name what the commands met, and what becomes of their changes."""
+    """Report refusals of the agent's commands, and what becomes of their changes."""
     say_violations((*sandbox.violations(), *sandbox.refusals()))
     if parsed.one("mode") == "overlay" or parsed.on("keep"):
         count, name = len(sandbox.diff()), parsed.one("keep")
@@ -178,17 +178,17 @@ def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
             say(f"{counted(count, 'change')} dropped; --keep NAME keeps them")
 
 
-#: Options of the sandbox; `staddle mcp` has them, too.
+#: Options of the sandbox. `staddle mcp` also accepts them.
 _PASSED = (
     KEEP,
     *(option for option in RUNNING if option.name not in (*_LEFT_OUT, "workspace", "help")),
 )
-#: Their values are paths: they must mean the same from another directory.
+#: Options whose values are paths, which must be valid from another directory.
 _PATHS = ("policy", "read", "write", "deny", "socket", "audit")
 
 
 def _option_words(parsed: Parsed) -> list[str]:
-    """The options of the sandbox, as words that mean the same wherever they are used."""
+    """Return the options of the sandbox as words with absolute paths."""
     words: list[str] = []
     for option in _PASSED:
         for value in parsed.many(option.name):
@@ -215,7 +215,7 @@ def _policy(parsed: Parsed, workspace: str) -> Policy:
 
 
 def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
-    """The sandbox for an agent's shell: the workspace is at its own path."""
+    """Return the sandbox for an agent's shell, with the workspace at its own path."""
     from ..agents.table import codex_program
     from ..sandbox.sandbox import Sandbox
 
@@ -243,7 +243,7 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
 
 
 def _inside(agent: CodingAgent, parsed: Parsed) -> int:
-    """The whole agent, with its configuration, its key and the hosts of its model, in a sandbox."""
+    """Run the whole agent in a sandbox, with its configuration, its key and the hosts of its model."""
     import shutil
 
     from ..agents.launch import installation_of, program_of

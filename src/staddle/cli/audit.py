@@ -1,4 +1,4 @@
-"""`staddle audit` reads an audit log: the lines that are asked for, and whether any is missing."""
+"""`staddle audit`: print selected lines of an audit log, and check whether any is missing."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ number, so a line that is missing shows. The exit status is 1 when something is 
   staddle audit audit.jsonl --what refused      what was refused
   staddle audit audit.jsonl --check             whether every line is there
 """
-#: Seconds between two looks at a file that is followed.
+#: Seconds between two checks of a followed file.
 _POLL = 0.2
 
 
 def main(words: Sequence[str]) -> int:
-    """Print what is asked for."""
+    """Print the selected lines."""
     parsed = begin(words, _OPTIONS, "audit", _HELP)
     if parsed is None:
         return 0
@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     wanted = _filter(parsed)
     path = parsed.words[0]
     try:
-        file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115 - closed with us
+        file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115 - open until exit
     except OSError as error:
         raise StaddleError(
             f"{path!r} cannot be read", why=error.strerror or str(error), fix="name a file that you can read"
@@ -106,7 +106,7 @@ def _filter(parsed: Parsed) -> Callable[[AuditLine], bool]:
 
 
 def _shown_line(line: AuditLine) -> str:
-    """One line for a person: time, log, number, kind, and the facts in the order they were written."""
+    """Format one line for a person: time, log, number, kind, and the facts in their order."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at))
     facts = " ".join(
         f"{name}={_fact(value)}" for name, value in line.facts.items() if value not in (None, "")
@@ -122,7 +122,7 @@ def _fact(value: object) -> str:
 
 
 def _followed(file: object) -> Iterator[bytes]:
-    """The lines of a file, and those that are appended to it; until Ctrl-C."""
+    """Yield the lines of a file, including lines appended later, until Ctrl-C."""
     rest = b""
     while True:
         data = os.read(file.fileno(), 1 << 16)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`staddle base`: root file systems for sandboxes, made of images, without a daemon."""
+"""`staddle base`: import images as root file systems for sandboxes, without a daemon."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def verbs() -> dict[str, tuple[Option, ...]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Import, list or remove."""
+    """Import, list or remove bases."""
     parsed = begin(words, _OPTIONS, "base", _HELP)
     if parsed is None:
         return 0
@@ -69,7 +69,7 @@ def _import(archive: str, name: str | None, as_json: bool) -> int:
 
     from ..bases.store import import_image
 
-    # A signal leaves as little behind as an error.
+    # After a signal, clean up as after an error.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         made = import_image(archive, name, progress=_say if sys.stderr.isatty() else None)

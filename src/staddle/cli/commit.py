@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
             fix="add --yes",
         )
     name, paths = named(parsed, "commit")
-    find(name)  # an error if there is none of that name
+    find(name)  # raises an error if it does not exist
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "confirmation is needed before a commit",
@@ -80,7 +80,7 @@ def main(words: Sequence[str]) -> int:
         )
     from ..layers.commit_dir import recover
 
-    recover()  # a commit that was killed is finished, or taken back, before another one begins
+    recover()  # finishes or rolls back a commit that was killed
     kept = PersistentWorkspace(name)
     try:
         return _commit(
@@ -160,7 +160,7 @@ def _refuse(
     allow_protected: bool,
     allow: tuple[str, ...],
 ) -> None:
-    """Raise what the commit would raise, before the user is asked; and say which names are of no use."""
+    """Raise the error of the commit before asking the user, and report --allow names that match nothing."""
     from ..layers.review import Allowed, decided
 
     allowed = Allowed(allow)
@@ -174,7 +174,7 @@ def _refuse(
 
 
 def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
-    """The same, with all of it on standard error, and in the words of the command line."""
+    """Print all refused paths, and return the error with a fix for the command line."""
     ways = [
         *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),
         *([HOW_TO_ALLOW] if refused.held else []),
@@ -184,7 +184,7 @@ def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused
 
 
 def refusal(refused: CommitRefused, fix: str) -> CommitRefused:
-    """The same error with every path on standard error, and with another `fix`."""
+    """Print all refused paths to standard error, and return the error with another `fix`."""
     print_refused(refused)
     paths = {item.path for item in refused.conflicts} | {item.path for item in refused.held}
     what = counted(len(paths), "path")
@@ -198,7 +198,7 @@ def refusal(refused: CommitRefused, fix: str) -> CommitRefused:
 
 
 def print_refused(refused: CommitRefused) -> None:
-    """Print every path that a commit was refused for, and why, to standard error."""
+    """Print every path for which a commit was refused, with the reason, to standard error."""
     for heading, items in (
         ("also changed on the host since then", refused.conflicts),
         ("needs a second look", refused.held),

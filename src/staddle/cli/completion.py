@@ -1,4 +1,4 @@
-"""`staddle completion`: a script for bash, zsh or fish that completes staddle's commands and options."""
+"""`staddle completion`: print a script for bash, zsh or fish that completes commands and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ usage: staddle completion bash|zsh|fish
 
 {options}
 """
-#: Commands that take the name of a kept sandbox.
+#: Commands with the name of a kept sandbox as argument.
 _KEPT = ("diff", "commit", "discard", "snapshot", "restore", "rm")
 
 
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def tables() -> dict[str, tuple[Option, ...]]:
-    """The options of every command; of one with commands of its own each as two words, `jail run`."""
+    """Return the options of every command; a subcommand has two words as its key, such as `jail run`."""
     from . import _COMMANDS, _FILE_OF
 
     found: dict[str, tuple[Option, ...]] = {}

@@ -1,4 +1,4 @@
-"""`staddle diff`: what a kept sandbox has changed, for a person to read."""
+"""`staddle diff`: show the changes of a kept sandbox to a person."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ and text come from inside: terminal control sequences are shown escaped.
   staddle diff fix --all --names
   staddle diff fix --patch | git -C elsewhere apply
 """
-#: As much of one line is shown.
+#: Maximum length of a shown line.
 _LONGEST = 2000
 _WIDEST = 40
 
 
 def main(words: Sequence[str]) -> int:
-    """Look, and print."""
+    """Find the changes and print them."""
     parsed = begin(words, _OPTIONS, "diff", _HELP)
     if parsed is None:
         return 0
@@ -97,7 +97,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _patch(found: Sequence[Change], parsed: Parsed) -> int:
-    """Write the changes of the workspace as git would, byte for byte."""
+    """Write the changes of the workspace as a git patch, byte for byte."""
     import sys
 
     from ..layers.git_patch import git_patch
@@ -117,15 +117,15 @@ def _patch(found: Sequence[Change], parsed: Parsed) -> int:
 
 
 def _folded(package: Package) -> str:
-    """A package in place of its files."""
+    """Return a line for a package, shown instead of its files."""
     how_many = counted(package.files, "change")
     return f"P {shown(package.name)} {shown(package.version)} ({package.manager}, {how_many})"
 
 
 def text_of(change: Change) -> str:
-    """The change as a unified diff that is harmless to show: names and content are the sandbox's choice.
+    """Return the change as a unified diff with escaped names and content, because the sandbox chose them.
 
-    A name with a line end in it must not look like a line of the diff.
+    A name that contains a newline must not look like a line of the diff.
     """
     from ..layers.unified_diff import text_diff
 
@@ -134,7 +134,7 @@ def text_of(change: Change) -> str:
     harmless = change.replace(
         **{name: shown(value) for name in names if (value := getattr(change, name)) is not None}
     )
-    # Line by line, and a carriage return is no line end: it is a change to see.
+    # Split only at newlines: a carriage return does not end a line, and must be visible.
     lines = text_diff(harmless, view, item).split("\n")
     return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in lines)
 
@@ -178,7 +178,7 @@ def _stat(found: Sequence[Change], paint: Paint) -> Iterator[str]:
 
 
 def _amounts(change: Change) -> tuple[int, int, str]:
-    """(lines that came, lines that went, what is said instead of both)."""
+    """Return the number of added lines, of deleted lines, and a note to show instead."""
     lines = text_of(change).splitlines()
     at = next((number for number, line in enumerate(lines) if line.startswith("@@")), None)
     if at is None:

@@ -1,4 +1,4 @@
-"""`staddle docs` prints a page of the documentation, which is installed with the program."""
+"""`staddle docs`: print a page of the documentation, which is installed with the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Pages that lie beside the directory of the others.
+#: Pages in the parent of the directory.
 BESIDE = ("SECURITY", "CONTRIBUTING", "CHANGELOG")
 _OPTIONS = (Option("path", "", "print where the page is, instead of what is in it"), HELP)
 _HELP = """\
@@ -30,7 +30,7 @@ usage: staddle docs [PAGE] [--path]
 
 
 def main(words: Sequence[str]) -> int:
-    """Print a page, or list them."""
+    """Print a page, or list all pages."""
     parsed = begin(words, _OPTIONS, "docs", _HELP)
     if parsed is None:
         return 0
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def directory() -> Path:
-    """The directory of the pages: that of the source tree, or the one in the installed package."""
+    """Return the directory of the pages, in the source tree or in the installed package."""
     package = Path(__file__).resolve().parents[1]
     tree = package.parents[1] / "docs"
     place = tree if package.parent.name == "src" else package / "docs"

@@ -1,4 +1,4 @@
-"""`staddle doctor`: what this host can enforce, why not when not, and the command that fixes it."""
+"""`staddle doctor`: show what this host can enforce, the reasons for gaps, and commands that fix them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ The exit status is 0 when at least one backend can confine a command, 1 when non
 
 
 def main(words: Sequence[str]) -> int:
-    """Diagnose, print, and fail when nothing can confine."""
+    """Diagnose the host and print the result. Returns 1 if no backend can confine."""
     parsed = parse(words, _OPTIONS, "doctor")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> int:
     return 0 if found.can_confine else 1
 
 
-#: What a container lacks, in words.
+#: Sentences about what a container lacks.
 _LACKS = {
     "filter": "the system call filter refuses namespaces, mounts or a host name",
     "processes": "parts of /proc are covered, so that a sandbox cannot have its own",

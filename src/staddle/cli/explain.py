@@ -1,4 +1,4 @@
-"""`staddle explain`: the plan of a run, line by line, with the reason for each line. Runs nothing."""
+"""`staddle explain`: print the plan of a run, line by line, with the reason for each line. Runs nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ usage: staddle explain [options] [-- COMMAND [ARGUMENTS]]
 
 
 def main(words: Sequence[str]) -> int:
-    """Compile, choose as a run would, print."""
+    """Compile the plan, choose a backend as a run would, and print both."""
 
     from ..policy.compiler import compile
     from ..policy.host_sockets import mask_host_sockets
@@ -106,12 +106,12 @@ def _print_text(
     print(f"backend: {shown(verdict)}")
 
 
-#: Sections with what every sandbox has.
+#: Sections that are the same in every sandbox.
 _USUAL = ("made for the inside", "private, with nothing of the host")
 
 
 def _short(plan: Plan, gaps: Iterable[Gap], parsed: Parsed) -> Iterable[tuple[str, list[tuple[str, str]]]]:
-    """The sections on one screen: what every sandbox has is counted, and the rest is listed."""
+    """Yield the sections for one screen: rows of every sandbox are counted, the others are listed."""
     usual = []
     for heading, rows in plan.explain():
         mine = [row for row in rows if row[1] not in ("system", "default")]
@@ -132,7 +132,7 @@ def _short(plan: Plan, gaps: Iterable[Gap], parsed: Parsed) -> Iterable[tuple[st
 
 
 def _limits(plan: Plan) -> list[tuple[str, str]]:
-    """Each limit with its value; those that the policy leaves to this host, as they are now."""
+    """Return each limit with its value; for limits that the policy leaves to this host, the current value."""
     from ..limits.enforced import fill_in
     from .kept import human_size
 

@@ -1,4 +1,4 @@
-"""`staddle fleet`: commands in sandboxes on the nodes of a Ray cluster, and what is open there."""
+"""`staddle fleet`: run commands in sandboxes on the nodes of a Ray cluster, and show open fleets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def verbs() -> dict[str, tuple[Option, ...]]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run, or show the status."""
+    """Run commands, or show the status."""
     verb, *rest = words or ("--help",)
     if verb in ("--help", "-h"):
         print(_HELP.format(options=help_rows(_RUN_OPTIONS)), end="")
@@ -108,7 +108,7 @@ def _run(words: Sequence[str]) -> int:
         raise UsageError("--mode bind does not work in a fleet", fix="choose overlay or readonly")
     from ..fleet import Fleet
 
-    # Ray prints messages of its own on standard output: what the commands print is alone there.
+    # Ray prints its own messages to standard output. Redirect them, so that only command output is there.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     numbers = {name: _number(parsed.one(name), name) for name in ("concurrency", "retries")}
@@ -143,7 +143,7 @@ def _lines() -> Iterator[str]:
 
 
 def _show(outcome: TaskOutcome, as_json: bool, out: IO[bytes]) -> int:
-    """Print one outcome; the exit status that it asks for."""
+    """Print one outcome. Returns its exit status."""
     facts: dict[str, Any] = {"index": outcome.index, "item": outcome.item, "node": outcome.node}
     if outcome.error is not None:
         if not isinstance(outcome.error, StaddleError | OSError):

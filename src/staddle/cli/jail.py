@@ -49,7 +49,7 @@ in a file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
 
 
 def main(words: Sequence[str]) -> int:
-    """Find the command, parse its options around its workspace, do it."""
+    """Find the command, parse its options before and after the workspace, and run it."""
     name = words[0] if words else "--help"
     if name in ("--help", "-h", "help"):
         forms = {name: row[:2] for name, row in _COMMANDS.items()}
@@ -106,7 +106,7 @@ def _configured(parsed: Parsed, options: Sequence[Option]) -> Parsed:
 
 
 def _parsed(words: Sequence[str], options: Sequence[Option], command: str) -> Parsed:
-    """Options before and after the first word, and never behind `--`."""
+    """Parse options before and after the first word, but not after `--`."""
     first = parse(words, options, command)
     if first.dashed or not first.words:
         return first
@@ -190,9 +190,9 @@ def _status(parsed: Parsed) -> int:
 def _diff(parsed: Parsed) -> int:
     found = _one(parsed).diff(uncommitted=not parsed.on("committed"), stat=parsed.on("stat"))
     if sys.stdout.isatty():
-        print(shown_block(found), end="")  # what an agent wrote could move the cursor
+        print(shown_block(found), end="")  # an agent's text could move the cursor
     else:
-        sys.stdout.buffer.write(found)  # as git would, for `git apply`
+        sys.stdout.buffer.write(found)  # like git, for `git apply`
     return 0
 
 
@@ -231,7 +231,7 @@ def _path(parsed: Parsed) -> int:
 
 
 def _cd(parsed: Parsed) -> int:
-    """A line for the user's shell, and on standard error what would run commands there."""
+    """Print a line for the user's shell, and on standard error the files that would run commands there."""
     import shlex
 
     workspace = _one(parsed)
@@ -296,7 +296,7 @@ def _facts(workspace: Workspace) -> dict[str, object]:
 
 
 def _data(workspace: Workspace) -> dict[str, object]:
-    """The facts for a program: moments instead of how long ago."""
+    """Return the facts for a program, with timestamps instead of ages."""
     facts, record = _facts(workspace), workspace.record
     for name in ("since", "for", *Task._fields[1:]):
         facts.pop(name, None)
@@ -334,13 +334,13 @@ def _print_json(data: object) -> None:
 
 if TYPE_CHECKING:
     _Row = tuple[str, str, tuple[Option, ...], Callable[[Parsed], int]]
-#: What goes into a workspace has a file of its own.
+#: Commands that run inside a workspace; jail_run.py implements them.
 _INSIDE = {
     "run": ("run WS -- COMMAND", "run a command or an agent in it, confined"),
     "shell": ("shell WS", "work in it yourself, confined as an agent would be"),
     "attach": ("attach WS", "continue its agent's conversation on your terminal, confined"),
 }
-#: name: (form, what it does, options, function).
+#: name: (form, description, options, function).
 _COMMANDS: dict[str, _Row] = {
     "create": (
         "create REPO",

@@ -1,8 +1,8 @@
 """Options that commands of `staddle jail` share, and its configuration file.
 
-The file holds options that apply unless the command line says otherwise. It is `$STADDLE_JAIL_CONFIG`, else
-`jail.toml` in the user's `staddle` configuration directory. A key is the name of an option; those of
-`jail reap` are in the table `[reap]`. An unknown key is an error; a remote is said on the command line only.
+The file contains default options. Its path is `$STADDLE_JAIL_CONFIG`, else `jail.toml` in the user's
+`staddle` configuration directory. A key is the name of an option; options of `jail reap` are in the table
+`[reap]`. An unknown key is an error. A remote can be given only on the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 AUTHOR = Option("author", "WHO", "who commits: 'Name <address>'")
 PROMPT_FILE = Option("prompt-file", "FILE", "read the prompt from this file, or from standard input for -")
-#: Options of jail's commands that no file can say: what one run is about, and where to push.
+#: Options that a file cannot set: the subject of one run, and the remote.
 _ONLY_SAID = (
     "help",
     "json",
@@ -35,15 +35,15 @@ _ONLY_SAID = (
     "title",
     "session",
 )
-#: Of each group the command line says one or more, or the file does.
+#: Groups of options: if the command line sets one of a group, the file's values for the group are ignored.
 _TOGETHER = (("network", "allow"), ("key-env", "key-file"))
-#: They belong to the agent, so not to a command that is given itself.
+#: Options of the agent, which do not apply to an explicit command.
 _OF_THE_AGENT = ("agent", "model", "key-env", "key-file")
 _LARGEST = 1 << 20
 
 
 def config_file() -> str:
-    """Path of the file, which need not exist."""
+    """Return the path of the file, which need not exist."""
     said = os.environ.get(places.JAIL_CONFIG)
     return f"{places.of_user('config')}/jail.toml" if said is None else said
 
@@ -51,9 +51,9 @@ def config_file() -> str:
 def with_defaults(
     parsed: Parsed, options: Sequence[Option], tables: Mapping[str, Sequence[Option]], table: str = ""
 ) -> Parsed:
-    """`parsed`, and what `table` of the file says for those of `options` that are not given.
+    """Return `parsed` with the values from `table` of the file for those `options` that are not given.
 
-    `tables` are the options that each table may name; "" is the top of the file.
+    `tables` are the options that each table may contain; "" is the top of the file.
     """
     said = _read(config_file(), tables)[table]
     given = set(parsed.options)
@@ -120,7 +120,7 @@ def _values(path: str, name: str, value: object, known: dict[str, Option]) -> li
 
 
 def prompt_of(parsed: Parsed) -> str | None:
-    """The prompt of --prompt or --prompt-file, if any."""
+    """Return the prompt from --prompt or --prompt-file, if any."""
     file = parsed.one("prompt-file")
     if file is None:
         return parsed.one("prompt")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..jail.workspace_run import Runner, WorkspaceRun
     from ..wrapping import WrappedCommand
 
-#: What a jail says itself.
+#: Options that a jail sets itself.
 _NOT_HERE = ("workspace", "workdir", "mode", "disk", "timeout", "help")
 _SHARED = reworded(
     (option for option in RUNNING if option.name not in _NOT_HERE),
@@ -50,7 +50,7 @@ RUN_OPTIONS = (
 _AT_A_TERMINAL = tuple(item for item in _SHARED if item.name not in ("json", "output-cap"))
 SHELL_OPTIONS = (*_AGENT, *_PERSON, *_AT_A_TERMINAL, HELP)
 ATTACH_OPTIONS = (*_AGENT, _MODEL, *_PERSON, *_AT_A_TERMINAL, HELP)
-#: Options that name paths. Relative ones are relative to where the user stands, not to the workspace.
+#: Options with paths, relative to the user's current directory, not to the workspace.
 _PATHS = ("read", "write", "deny", "socket")
 
 _RUN_HELP = """\
@@ -86,12 +86,12 @@ The agent is the one that ran in it last, or --agent.
 
 {options}
 """
-#: Statuses of what was ended by a signal that asks for an end: 128 + HUP, INT, QUIT, TERM.
+#: Exit statuses after a signal that requests an end: 128 + HUP, INT, QUIT, TERM.
 _ASKED_TO_END = (129, 130, 131, 143)
 
 
 def run(workspace: Workspace, parsed: Parsed) -> int:
-    """The command, or the agent with its prompt."""
+    """Run the command, or the agent with its prompt."""
     agent = _agent(parsed)
     for name in ("prompt", "prompt-file", "model", "resume"):
         if parsed.on(name) and (agent is None or parsed.words or parsed.on("command")):
@@ -127,7 +127,7 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
 
 
 def attach(workspace: Workspace, parsed: Parsed) -> int:
-    """The agent's conversation, continued by a person."""
+    """Let a person continue the agent's conversation."""
     if parsed.words:
         raise UsageError(f"staddle jail attach takes no argument {parsed.words[0]!r}", fix="leave it out")
     asked = parsed.one("agent")
@@ -145,7 +145,7 @@ def attach(workspace: Workspace, parsed: Parsed) -> int:
 
 
 def _conversation(workspace: Workspace, agent: Agent, resume: str | None) -> tuple[str | None, str | None]:
-    """(session of a new conversation, session to resume): an id of ours where the agent takes one."""
+    """Return (session of a new conversation, session to resume). The id is ours if the agent accepts one."""
     if resume is not None:
         last = workspace.last_session(agent.name)
         return None, (last[1] if resume == LATEST and last and last[1] and agent.resume else resume)
@@ -160,14 +160,14 @@ def _conversation(workspace: Workspace, agent: Agent, resume: str | None) -> tup
 
 
 def _keep(workspace: Workspace, prompt: str | None, session: str | None) -> None:
-    """Let the task say what was asked last, and in which conversation."""
+    """Store the last prompt and its conversation in the task."""
     said = {name: value for name, value in (("prompt", prompt), ("session", session)) if value}
     if said:
         workspace.update_task(**said)
 
 
 def _say_more(parsed: Parsed, running: WorkspaceRun, opts: RunOpts) -> None:
-    """With --verbose, the facts of the run before it starts. Values of variables are not among them."""
+    """With --verbose, print facts about the run before it starts, without values of variables."""
     if not parsed.on("verbose"):
         return
     from ..display import shown
@@ -189,7 +189,7 @@ def _say_more(parsed: Parsed, running: WorkspaceRun, opts: RunOpts) -> None:
 
 
 def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
-    """Print which files are not committed, and how to commit them, or that they were."""
+    """Print the uncommitted files and how to commit them, or that they were committed."""
     from ..display import shown
 
     if running.committed:
@@ -197,7 +197,7 @@ def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
         return
     try:
         left = workspace.changed_paths()
-    except StaddleError as error:  # the command's own end is not changed by what it left
+    except StaddleError as error:  # does not change the command's status
         say_error(error)
         return
     if left:
@@ -208,7 +208,7 @@ def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
 
 
 def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -> int:
-    """bash, or the given command, on the user's terminal."""
+    """Run bash, or the given command, on the user's terminal."""
     from ..jail.pty_launch import PtyLaunch, on_its_own
     from ..launch.redaction import secrets_of
 
@@ -247,7 +247,7 @@ def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -
 def _opts(
     workspace: Workspace, command: list[str], parsed: Parsed, program: str
 ) -> tuple[RunOpts, ConfinedJail]:
-    """The run and its jail. `program` is what must be there: what starts it may be in front of it."""
+    """Return the run and its jail. `program` must exist; `command` may start with a wrapper."""
     agent = _agent(parsed)
     file = parsed.one("policy")
     home = os.path.expanduser("~")
@@ -257,7 +257,7 @@ def _opts(
         policy = policy.with_network(
             Network.allow(*parsed.many("allow"), *agent.hosts, dns=parsed.many("dns"))
         )
-    # A policy file says how long; without one an agent has all the time it needs.
+    # A policy file sets the timeout; without one, an agent has none.
     timed = parsed.on("timeout") or file is not None
     opts = RunOpts(
         workspace,
@@ -286,7 +286,7 @@ def _agent(parsed: Parsed) -> Agent | None:
 
 
 def _key(parsed: Parsed) -> str | None:
-    """The API key. Never from a command line, where every user of the machine could read it."""
+    """Return the API key. Never from the command line, which every user of the machine can read."""
     name, file = parsed.one("key-env"), parsed.one("key-file")
     if name is not None and file is not None:
         raise UsageError("--key-env and --key-file are both given", fix="leave one of them out")
@@ -303,7 +303,7 @@ def _key(parsed: Parsed) -> str | None:
 
 
 def _runner(program: str) -> Runner:
-    """`wrap`, and CommandNotFound if there is no `program`, before the workspace is `running`."""
+    """Return a `wrap` that raises CommandNotFound without `program`, before the workspace is `running`."""
 
     def prepared(argv: list[str], policy: Policy, **how: Any) -> WrappedCommand:
         from ..launch.view import find_program
@@ -322,7 +322,7 @@ def _runner(program: str) -> Runner:
 
 
 def _attended(running: WorkspaceRun, opts: RunOpts, parsed: Parsed, *, stdin: bool = False) -> int:
-    """Run it on our own output, and record in the workspace whether it ended by itself."""
+    """Run the command on our own output, and record in the workspace whether it ended by itself."""
     if not stdin:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

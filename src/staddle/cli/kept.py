@@ -1,4 +1,4 @@
-"""Shared by the commands for kept sandboxes: find one, open it, print its changes, page by page."""
+"""Functions for commands about kept sandboxes: find one, open it, print its changes in a pager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def begin(words: Sequence[str], options: tuple[Option, ...], command: str, teach: str) -> Parsed | None:
-    """The command line, or None when only help was wanted and has been given."""
+    """Parse the command line, or print the help and return None."""
     parsed = parse_among(words, options, command)
     if parsed.on("help"):
         print(teach.format(options=help_rows(options)), end="")
@@ -47,7 +47,7 @@ def begin(words: Sequence[str], options: tuple[Option, ...], command: str, teach
 
 
 def refuse_unknown(paths: Sequence[str], found: Sequence[Change], workspace: str | None) -> None:
-    """UsageError for a path at which nothing was changed and nothing is: it is mistyped."""
+    """Raise UsageError for a path that neither exists nor was changed: it is mistyped."""
     touched = [path for change in found for path in (change.path, change.old_path) if path]
     for path in paths:
         whole = os.path.normpath(os.path.join(WORKSPACE_PATH, path))
@@ -62,7 +62,7 @@ def refuse_unknown(paths: Sequence[str], found: Sequence[Change], workspace: str
 
 
 def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
-    """(name of the kept sandbox, the words after it). Without any word: the one of this directory."""
+    """Return the name of the kept sandbox and the words after it. Default: the one of this directory."""
     if parsed.words:
         return parsed.words[0], parsed.words[1:]
     here = os.path.realpath(working_directory())
@@ -76,7 +76,7 @@ def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
 
 
 def every() -> list[SessionRecord]:
-    """All kept sandboxes whose record can be read; warns of the others on standard error."""
+    """Return all kept sandboxes with a readable record. Prints the errors of the others."""
     from ..errors import LayerError
     from ..layers.session_record import names
 
@@ -94,12 +94,12 @@ def _is_of(record: SessionRecord, directory: str) -> bool:
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Whether `path` is the directory, or lies in it."""
+    """Whether `path` is the directory, or below it."""
     return f"{os.path.realpath(path)}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def below(paths: Sequence[str]) -> tuple[str, ...] | None:
-    """Paths as they are seen inside, or relative to the workspace; None for all."""
+    """Return paths below the workspace, from paths inside or relative ones; None for all."""
     from ..policy.paths import WORKSPACE_PATH
     from ..sandbox.workspace.trees import by_tree
 
@@ -118,9 +118,9 @@ def below(paths: Sequence[str]) -> tuple[str, ...] | None:
 def open_kept(
     parsed: Parsed, argv: Sequence[str] = (), script: str | None = None, **hooks: Any
 ) -> tuple[Sandbox, str | None]:
-    """Open the sandbox of `--keep`, and return it with its workspace. `script` must be readable in it.
+    """Open the sandbox of `--keep`, and return it with its workspace. `script` is made readable in it.
 
-    Nothing is made for a command, `argv`, that the rules of the policy refuse. `hooks` are for the Sandbox.
+    If the policy's rules refuse the command `argv`, nothing is created. `hooks` are arguments for Sandbox.
     """
     from ..sandbox.sandbox import Sandbox
 
@@ -151,7 +151,7 @@ def open_kept(
 def open_overlay(
     parsed: Parsed, argv: Sequence[str] = (), script: str | None = None
 ) -> tuple[Sandbox, str | None]:
-    """Open the sandbox of `--mode overlay`, whose changes end with it. `script` must be readable in it."""
+    """Open the sandbox of `--mode overlay`, whose changes end with it. `script` is made readable in it."""
     from ..sandbox.sandbox import Sandbox
     from .options import sandbox_from
 
@@ -172,7 +172,7 @@ def open_overlay(
 
 
 def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None]:
-    """The policy, and the workspace: that of the kept sandbox, if it exists already."""
+    """Return the policy and the workspace. An existing kept sandbox determines the workspace."""
     from .options import sandbox_from
 
     options = {option: values for option, values in parsed.options.items() if option != "mode"}
@@ -191,7 +191,7 @@ def _policy_and_workspace(parsed: Parsed, name: str) -> tuple[Policy, str | None
 
 
 def row(change: Change) -> str:
-    """A change on one line."""
+    """Format a change on one line."""
     name = shown(change.path)
     if change.kind == "renamed" and change.old_path:
         name = f"{shown(change.old_path)} -> {name}"
@@ -203,7 +203,7 @@ def row(change: Change) -> str:
 
 
 def age(when: float) -> str:
-    """The time since `when`, rounded: `5s`, `3d`."""
+    """Return the time since `when`, rounded: `5s`, `3d`."""
     seconds = max(0, int(time.time() - when))
     for size, unit in _UNITS:
         if seconds >= size:
@@ -212,7 +212,7 @@ def age(when: float) -> str:
 
 
 def human_size(count: int) -> str:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     size = float(count)
     for unit in ("B", "K", "M", "G"):
         if size < 1024:
@@ -222,14 +222,14 @@ def human_size(count: int) -> str:
 
 
 def print_json(data: object) -> None:
-    """Data for programs; names are as they are."""
+    """Print data as JSON, with names unchanged."""
     import json
 
     print(json.dumps(data, indent=2))
 
 
 def progress(what: str) -> tuple[Callable[[int, int], None], Callable[[], None]]:
-    """(to be called with how much is done, and when it is over): a line on a terminal, if it takes long."""
+    """Return functions for progress and for its end. On a terminal they draw a line, if it takes long."""
     began = last = time.monotonic()
     drawn = False
 
@@ -251,7 +251,7 @@ BOLD, RED, GREEN, CYAN = 1, 31, 32, 36
 
 
 class Paint:
-    """Whether to print colours: on a terminal, unless NO_COLOR or TERM=dumb forbid it."""
+    """Adds colours, on a terminal and unless NO_COLOR or TERM=dumb forbid it."""
 
     def __init__(self, *, on: bool | None = None) -> None:
         if on is None:
@@ -263,7 +263,7 @@ class Paint:
 
 
 def print_paged(lines: Iterable[str]) -> None:
-    """Print lines; through $PAGER (less -R) when they are more than the terminal shows at once."""
+    """Print lines, through $PAGER (default: less -R) if they do not fit on the terminal."""
     if not sys.stdout.isatty() or (command := _pager()) is None:
         for line in lines:
             print(line)
@@ -301,7 +301,7 @@ def _page(command: list[str], first: list[str], rest: Iterable[str]) -> None:
     # Ctrl-C is for the pager, which has the terminal now.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        environment = {"LESS": "-R", **os.environ}  # `less` alone would show our colours as text
+        environment = {"LESS": "-R", **os.environ}  # without -R, `less` shows our colours as text
         with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as pager:
             _feed(pager.stdin, first, rest)
     finally:
@@ -317,4 +317,4 @@ def _feed(pipe: IO[bytes] | None, *parts: Iterable[str]) -> None:
                 pipe.write(f"{line}\n".encode("utf-8", "backslashreplace"))
         pipe.close()
     except BrokenPipeError:
-        pass  # they have seen enough
+        pass  # the user closed the pager

@@ -29,7 +29,7 @@ policy that each was last used with, and its snapshots. `staddle rm NAME` remove
 
 
 def main(words: Sequence[str]) -> int:
-    """List them."""
+    """List the kept sandboxes."""
     parsed = begin(words, _OPTIONS, "ls", _HELP)
     if parsed is None:
         return 0
@@ -110,7 +110,7 @@ committed. `staddle diff NAME` shows them.
 
 
 def rm(words: Sequence[str]) -> int:
-    """Remove them, and wait until their files are deleted."""
+    """Remove kept sandboxes, and wait until their files are deleted."""
     parsed = begin(words, _RM_OPTIONS, "rm", _RM_HELP)
     if parsed is None:
         return 0
@@ -129,7 +129,7 @@ def rm(words: Sequence[str]) -> int:
 
 
 def _refuse_unfinished(name: str) -> None:
-    """UsageError if a kept sandbox has changes that would be lost, or they cannot be counted."""
+    """Raise UsageError if changes of a kept sandbox would be lost, or cannot be counted."""
     record = persistent.find(name)
     try:
         count = len(persistent.changes(record))

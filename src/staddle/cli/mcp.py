@@ -1,4 +1,4 @@
-"""`staddle mcp`: a server of the Model Context Protocol whose tools are sandboxes."""
+"""`staddle mcp`: a server for the Model Context Protocol whose tools are sandboxes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ which asks the person at the client. Sandboxes end with the server.
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse, then serve until the client is gone."""
+    """Parse the arguments, then serve until the client disconnects."""
     parsed = parse(words, _OPTIONS, "mcp")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS), install=_INSTALL), end="")

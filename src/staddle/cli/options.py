@@ -1,10 +1,10 @@
-"""Command-line options as data: one table gives the parser, the help and the docs.
+"""Command-line options as data: one table for the parser, the help and the docs.
 
-Parsing stops at `--` or at the first word that is not an option, and what follows is never
-looked at: a wrapped command's own flags are not ours. Options are spelled whole; an
-abbreviation that means one thing today could mean another tomorrow.
+Parsing stops at `--` or at the first word that is not an option. The rest is never parsed, because a wrapped
+command's options are not ours. Options cannot be abbreviated, because an abbreviation that is unique today
+may be ambiguous tomorrow.
 
-The options that every running command takes, and the policy they say, follow.
+The options of all commands that run something follow, and the policy that they describe.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Option(Value):
-    """One option. `value` names what it takes (empty: a switch); `many` may be repeated.
+    """One option. `value` names its argument (empty: a switch); `many` may be repeated.
 
-    A `hidden` option is for our own processes: no help names it.
+    A `hidden` option is for our own processes, and not in the help.
     """
 
     name: str
@@ -39,27 +39,27 @@ class Option(Value):
 
 
 class Parsed(Value):
-    """A parsed command line: options by name, the words after them, and whether `--` came before those."""
+    """A parsed command line: options by name, the words after them, and whether `--` came before these."""
 
     options: dict[str, list[str]]
     words: tuple[str, ...]
     dashed: bool
 
     def on(self, name: str) -> bool:
-        """Whether the switch was given."""
+        """Whether the option was given."""
         return name in self.options
 
     def one(self, name: str) -> str | None:
-        """The value of an option that can be given once."""
+        """Return the value of an option that can be given once."""
         return self.options[name][0] if name in self.options else None
 
     def many(self, name: str) -> list[str]:
-        """All values of an option that may be repeated."""
+        """Return all values of an option that may be repeated."""
         return self.options.get(name, [])
 
 
 def parse(words: Sequence[str], table: Iterable[Option], command: str) -> Parsed:
-    """Read the options at the front of `words`."""
+    """Parse the options at the start of `words`."""
     known = {f"--{option.name}": option for option in table}
     known.update({f"-{option.short}": option for option in table if option.short})
     found: dict[str, list[str]] = {}
@@ -95,7 +95,7 @@ def parse(words: Sequence[str], table: Iterable[Option], command: str) -> Parsed
 
 
 def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> Parsed:
-    """Read options wherever they stand before a `--`, for commands that wrap no other one."""
+    """Parse options anywhere before `--`, for commands that do not wrap another command."""
     found: dict[str, list[str]] = {}
     others: list[str] = []
     many = {option.name for option in table if option.many}
@@ -118,7 +118,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     import difflib
 
     names = [each for each in known if each.startswith("--")]
-    # An abbreviation has the letters of one name, in their order: --cmd, --mem, --net.
+    # An abbreviation has letters of the name in their order: --cmd, --mem, --net.
     short = [each for each in names if each[:3] == name[:3] and _is_subsequence(name, each)]
     close = short or difflib.get_close_matches(name, names, 1)
     return f"did you mean {close[0]}?" if close else ""
@@ -130,7 +130,7 @@ def _is_subsequence(letters: str, text: str) -> bool:
 
 
 def help_rows(table: Iterable[Option]) -> str:
-    """The options, one a line, for --help."""
+    """Format the options for --help, one per line."""
     rows = []
     for option in table:
         if option.hidden:
@@ -146,7 +146,7 @@ HELP = Option("help", "", "show this help", short="h")
 #: Of run and shell.
 KEEP = Option("keep", "NAME", "let the workspace be changed in a layer of its own, and keep that under NAME")
 
-#: Shared by run and explain, and by what comes later (shell, jail, mcp).
+#: Shared by all commands that run something: run, explain, shell, jail, mcp and others.
 RUNNING = (
     Option("policy", "FILE", "start from this policy file instead of the agent preset"),
     Option("read", "PATH", "let PATH be read (repeatable)", many=True),
@@ -194,20 +194,20 @@ RUNNING = (
 
 
 def reworded(table: Iterable[Option], **helps: str) -> tuple[Option, ...]:
-    """The same options with other help texts, for a command where they mean something else."""
+    """Return the options with other help texts, for a command in which they have another meaning."""
     texts = {name.replace("_", "-"): text for name, text in helps.items()}
     return tuple(option.replace(help=texts.get(option.name, option.help)) for option in table)
 
 
 def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
-    """The policy that the options say, and the directory to start in; None: where compile says."""
+    """Return the policy from the options, and the directory to start in (None: the compiler's default)."""
     workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
     policy = _policy(parsed, workspace)
     try:
         granted = policy.with_write(workspace) if mode == "bind" else policy.with_read(workspace)
     except PolicyError:
-        # /, /tmp and the like cannot be granted. Who asked for it must know; who merely stands
-        # there gets the private one, or the private home.
+        # Directories such as / and /tmp cannot be granted. That is an error if the user named it. If it is
+        # just the current directory, the command gets the private one, or the private home.
         if parsed.on("workspace") or mode == "bind":
             raise
         return policy, None
@@ -215,7 +215,7 @@ def policy_from(parsed: Parsed) -> tuple[Policy, str | None]:
 
 
 def sandbox_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
-    """(policy, workspace, mode) of a sandbox. No workspace: an empty one that ends with the sandbox."""
+    """Return (policy, workspace, mode) of a sandbox. None: an empty workspace that ends with the sandbox."""
     workspace, mode = _workspace(parsed, ("readonly", "bind", "overlay"))
     policy = _policy(parsed, workspace)
     try:
@@ -228,7 +228,7 @@ def sandbox_from(parsed: Parsed) -> tuple[Policy, str | None, str]:
 
 
 def working_directory() -> str:
-    """The current directory; UsageError if it was removed."""
+    """Return the current directory. Raises UsageError if it was removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -248,14 +248,14 @@ def _workspace(parsed: Parsed, modes: tuple[str, ...]) -> tuple[str, str]:
 
 
 def _policy(parsed: Parsed, workspace: str) -> Policy:
-    """`policy` with the options applied, except the workspace itself."""
+    """Return the policy with the options applied, except the workspace itself."""
     file = parsed.one("policy")
     policy = Policy.from_file(file, workspace=workspace) if file else default_policy()
     return asked_of(policy, parsed)
 
 
 def asked_of(policy: Policy, parsed: Parsed) -> Policy:
-    """`policy`, and what the options ask for beyond it."""
+    """Return `policy` with the options applied."""
     policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
     policy = policy.with_deny(*parsed.many("deny")).with_sockets(*_sockets(parsed.many("socket")))
     policy = policy.with_pass_env(*_set_variables(parsed.many("pass-env"))).with_env(
@@ -329,7 +329,7 @@ def _identity(before: Identity, given: list[str]) -> Identity:
                 fix="leave one of them out",
             )
         said[key] = _number(value, f"--identity {key}") if key in ("uid", "gid") else value
-    # What follows from a name, its home, does so again for another one.
+    # The default home follows the new user name.
     kept = {"uid": before.uid, "host": before.host, "user": before.user}
     if "uid" in said:
         del kept["user"]
@@ -371,7 +371,7 @@ def _network(parsed: Parsed) -> Network | None:
     )
 
 
-#: What can be said instead of a number of processes or files.
+#: Words that may replace a number of processes or files.
 _WORDS = {"none": None, DEFAULT: DEFAULT}
 
 
@@ -406,7 +406,7 @@ def _number(text: str, option: str) -> int:
 
 
 def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
-    """The command to run, and the script file that must be readable for it."""
+    """Return the command to run, and the script file that must be readable for it."""
     line, words = parsed.one("command"), list(parsed.words)
     if line is not None:
         if "\0" in line:
@@ -428,7 +428,7 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
     return [*_interpreter(file), file, *words[1:]], file
 
 
-#: Programs that run a file whose first line names none, by the end of its name.
+#: Interpreters for files without a `#!` line, by suffix.
 _INTERPRETERS = {
     ".py": "python3",
     ".js": "node",
@@ -440,7 +440,7 @@ _INTERPRETERS = {
 
 
 def _interpreter(file: str) -> list[str]:
-    """The words before `file` that run it: none if it is a program, else what its first line or name says."""
+    """Return the words that run `file`: none for a program, else from its first line or its suffix."""
     with open(file, "rb") as start:
         first = start.read(256)
     named, _, _ = first.partition(b"\n")
@@ -452,7 +452,7 @@ def _interpreter(file: str) -> list[str]:
 
 
 def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> None:
-    """Apply the command rules of a policy to a command, and to a script file that a shell runs for it."""
+    """Check a command, and a script file that a shell runs for it, against the policy's command rules."""
     if policy.rules is None or not command:
         return
     policy.rules.check(command)
@@ -464,7 +464,7 @@ def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> N
     with open(script, "rb") as file:
         text = file.read(LONGEST + 1)
     runners = list(command[: command.index(script)])
-    if not runners:  # by its first line: `#!/bin/sh -e`, `#!/usr/bin/env bash`
+    if not runners:  # from its first line: `#!/bin/sh -e`, `#!/usr/bin/env bash`
         runners = os.fsdecode(text.partition(b"\n")[0][2:]).split()
     if any(os.path.basename(word) in SHELLS for runner in runners for word in runner.split()):
         policy.rules.check_script(os.fsdecode(text))

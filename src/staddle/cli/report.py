@@ -1,4 +1,4 @@
-"""Output of the commands that run something: gaps, refusals, the end of a command; sentences or JSON."""
+"""Output of commands that run something, as sentences or JSON: gaps, refusals, the end of a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLD.append("by the command line")
 
 
 def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
-    """Run it on our own streams, and say which limit ended it and how much output was dropped."""
+    """Run a command on our own streams, then report the limit that ended it and dropped output."""
     from ..launch.foreground import attend
     from ..launch.redaction import secrets_of
 
@@ -47,7 +47,7 @@ def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None)
 
 
 def captured(wrapped: WrappedCommand, **how: Any) -> dict[str, Any]:
-    """Run it with its output captured, and return a report of its end. `how` is passed to its `run`."""
+    """Run a command with captured output, and return a report. `how` is passed to its `run`."""
     import subprocess
     import time
 
@@ -73,7 +73,7 @@ def captured(wrapped: WrappedCommand, **how: Any) -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any], enforced: Enforcement, violations: Sequence[Event]) -> int:
-    """Print it as one line of JSON with what was enforced and violated; returns the exit status."""
+    """Print the report as one line of JSON, with enforcement and violations. Returns the exit status."""
     import json
 
     added = {
@@ -87,7 +87,7 @@ def print_report(report: dict[str, Any], enforced: Enforcement, violations: Sequ
 
 
 def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
-    """Say why nothing ran, as a sentence or as JSON; returns `status`."""
+    """Print why nothing ran, as a sentence or as JSON. Returns `status`."""
     if not parsed.on("json"):
         say_error(error)
         return status
@@ -99,7 +99,7 @@ def refuse(parsed: Parsed, error: StaddleError, status: int) -> int:
     return status
 
 
-#: How the command line spells what errors name as Python has it.
+#: Python names in errors, and their spelling on the command line.
 _SPELLINGS = (
     ("policy.with_read()", "--read"),
     ("use None for no limit", "leave the option out for the default, or use none"),
@@ -116,12 +116,12 @@ _SPELLINGS = (
 
 
 def say_error(error: BaseException, before: str = "") -> None:
-    """Print an error: what happened, its cause and its fix, each on a line of its own."""
+    """Print an error: its description, cause and fix, each on its own line."""
     print(f"staddle: {before}{told(error)}", file=sys.stderr, flush=True)
 
 
 def told(error: BaseException) -> str:
-    """An error as the command line says it, harmless to a terminal."""
+    """Return the text of an error for the command line, with control characters escaped."""
     from ..display import shown
     from ..errors import StaddleError, rendered
 
@@ -130,7 +130,7 @@ def told(error: BaseException) -> str:
         return rendered(f"{shown(error.filename)!r} cannot be used", error.strerror, fix, lines=True)
     if not isinstance(error, StaddleError):
         return shown(str(error))
-    # A line that can be pasted stands by itself.
+    # A line that can be pasted is printed separately.
     fix, _, line = error.fix.partition("\n")
     what, why, fix = (shown(_spelled(text)) for text in (error.what, error.why, fix))
     text = rendered(what, why, fix, lines=True)
@@ -151,7 +151,7 @@ def _spelled(text: str) -> str:
 
 
 def say_gaps(enforced: Enforcement) -> None:
-    """Say what is not enforced, except gaps that the backend documents; those of a nested run in one line."""
+    """Report the gaps, except documented ones; those of a nested run in one line."""
     if enforced.nested:
         say(enforced.notice())
     for gap in enforced.gaps:
@@ -169,7 +169,7 @@ _NETWORK_WORDS = (
     r"|\b(https?|ftp|wss?)://"
 )
 _THIS_MACHINE = r"\blocalhost\b|\b127\.|\[?::1\b"
-#: Bytes of a script that are searched.
+#: Number of bytes of a script that are searched.
 _SEARCHED = 64 << 10
 
 
@@ -182,8 +182,8 @@ def say_denied_network(plan: Plan, argv: Sequence[str], status: int) -> None:
 def denied_network(plan: Plan, argv: Sequence[str], status: int) -> str:
     """Return how to allow the network if a failed command seems to need it; else an empty text.
 
-    The command writes to its caller's streams, which we cannot read. So we search its command line, and the
-    script that it runs, for programs and addresses that need the network.
+    We cannot read the command's output, which goes to our caller's streams. So we search its command line,
+    and the script that it runs, for programs and addresses that need the network.
     """
     if status in (0, 124, 125) or plan.network.mode not in ("deny", "loopback"):
         return ""
@@ -205,7 +205,7 @@ def denied_network(plan: Plan, argv: Sequence[str], status: int) -> str:
 
 
 def say_violations(events: tuple[Event, ...]) -> None:
-    """Say what a person should check after a run."""
+    """Report what a person should check after a run."""
     if not events:
         return
     from ..display import shown
@@ -221,5 +221,5 @@ def say_violations(events: tuple[Event, ...]) -> None:
 
 
 def say(sentence: str) -> None:
-    """Print one line to standard error, beside the command's own output."""
+    """Print one line to standard error."""
     print(f"staddle: {sentence}", file=sys.stderr, flush=True)

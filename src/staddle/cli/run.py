@@ -1,4 +1,4 @@
-"""`staddle run`: a command, a line of shell or a script, confined, with its own exit status."""
+"""`staddle run`: run a command, a line of shell or a script, confined, with its own exit status."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse, plan, check, run."""
+    """Parse the options, compile the plan, check the rules, and run."""
     parsed = parse(words, _OPTIONS, "run")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
@@ -126,13 +126,13 @@ def main(words: Sequence[str]) -> int:
     except LaunchFailed:
         if not doubt(wrapped.backend):
             raise
-    # Nothing was started, and the backend is known now not to work here: choose again.
+    # Nothing was started, and the backend is now known not to work here: choose another one.
     os.fchdir(here)
     return main(words)
 
 
 def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
-    """The wrapped command and its plan, from the options. Nothing has run yet."""
+    """Return the wrapped command and its plan, from the options. Nothing has run yet."""
     from ..launch.view import find_program
     from ..policy.compiler import compile
     from ..wrapping import prepare
@@ -153,7 +153,7 @@ def confined(parsed: Parsed) -> tuple[WrappedCommand, Plan]:
 
 
 def _start(parsed: Parsed, workspace: str | None) -> str | None:
-    """The directory to start in: --workdir counts from the workspace."""
+    """Return the directory to start in. --workdir is relative to the workspace."""
     directory = parsed.one("workdir")
     if directory is None:
         return workspace

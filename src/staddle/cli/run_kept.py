@@ -1,4 +1,4 @@
-"""`staddle run --keep NAME` and `--mode overlay`: a command in a sandbox whose changes stay, or are told."""
+"""`staddle run --keep NAME` and `--mode overlay`: run a command whose changes are kept, or reported."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..sandbox.terminal import Terminal
     from .options import Parsed
 
-#: So many changes are listed; --diff shows all.
+#: Maximum number of listed changes; --diff shows all.
 MOST_TOLD = 50
 
 
 def run(parsed: Parsed) -> int:
-    """Open, run, close; the exit status is the command's."""
+    """Open the sandbox, run the command, and return its exit status."""
     if parsed.on("output-cap") and not parsed.on("json"):
         raise UsageError(
             "--output-cap needs --json here",
@@ -61,7 +61,7 @@ def run(parsed: Parsed) -> int:
 
 
 def _reported(parsed: Parsed, sandbox: Sandbox, argv: list[str]) -> int:
-    """As JSON; of a layer that is thrown away with all its changes, and whether they were committed."""
+    """Print the result as JSON; for a throw-away layer with its changes, and whether they were committed."""
     result = sandbox.exec(argv)
     violations = (*result.violations, *sandbox.violations())
     report = result.as_dict()
@@ -76,7 +76,7 @@ def _reported(parsed: Parsed, sandbox: Sandbox, argv: list[str]) -> int:
 
 
 def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) -> int:
-    """Say what changed and what became of it; the status, or 125 when a commit was refused."""
+    """Report the changes and their fate. Returns the status, or 125 if a commit was refused."""
     import sys
 
     from ..display import counted, shown
@@ -107,7 +107,7 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
 
 
 def _committed(found: Review) -> bool:
-    """Whether the reviewed changes were committed; if they were not, it has been said why."""
+    """Commit the reviewed changes. If that is refused, print the reasons and return False."""
     from .commit import print_refused
 
     try:
@@ -123,7 +123,7 @@ def _committed(found: Review) -> bool:
 
 
 def _attended(sandbox: Sandbox, argv: list[str], seconds: float | None) -> int:
-    """On a terminal of its own if we have one: an agent draws on it, and asks for keys."""
+    """Run on a terminal inside if we have one, because an agent draws on it and reads keys."""
     if not all(map(os.isatty, range(3))):
         return passed_through(sandbox, argv, seconds)
     from ..display import shown
@@ -137,13 +137,13 @@ def _attended(sandbox: Sandbox, argv: list[str], seconds: float | None) -> int:
 
 
 class _OnATerminal:
-    """Lends the user's terminal to a program instead of a shell."""
+    """Gives the user's terminal to a program instead of a shell."""
 
     def __init__(self, sandbox: Sandbox, argv: list[str]) -> None:
         self._sandbox, self._argv = sandbox, argv
         self.made: Terminal | None = None
 
     def terminal(self, *, rows: int, cols: int, term: str) -> Terminal:
-        """The program on a terminal inside."""
+        """Start the program on a terminal inside."""
         self.made = self._sandbox.terminal(self._argv, rows=rows, cols=cols, term=term)
         return self.made

@@ -65,7 +65,7 @@ unless --timeout sets one; with --json each command has the policy's, 120 second
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse, open, hand the terminal over, and give it back as it was."""
+    """Parse the options, open the sandbox, and run a shell on the terminal, which is restored afterwards."""
     parsed = parse(words, _OPTIONS, "shell")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS), commands=_COMMANDS_HELP), end="")
@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> int:
     with _opened(parsed) as sandbox:
         say_gaps(sandbox.enforced)
         seconds = sandbox.policy.limits.timeout if parsed.on("timeout") else None
-        # Rules look at a script as a whole, before any of it runs.
+        # Rules check a script as a whole, before any of it runs.
         ruled, commands = sandbox.policy.rules is not None, not parsed.on("no-commands")
         stateful = not ruled and (parsed.on("keep") or parsed.on("load"))
         if parsed.on("json"):
@@ -105,7 +105,7 @@ def main(words: Sequence[str]) -> int:
     return status
 
 
-#: What becomes of changes to the workspace, by mode.
+#: A sentence about changes to the workspace, by mode.
 _CHANGES = {
     "readonly": "is read-only (--mode overlay or --keep NAME lets you change a copy)",
     "bind": "is written directly",
@@ -114,7 +114,7 @@ _CHANGES = {
 
 
 def _beginning(sandbox: Sandbox, parsed: Parsed, *, commands: bool) -> str:
-    """One line for a person: what may be changed, the network, and how to get help."""
+    """Return a line for a person: writable files, the network, and how to get help."""
     from ..display import shown
 
     mode, workspace, network = (
@@ -182,9 +182,9 @@ def _at_terminal(sandbox: Sandbox, seconds: float | None, *, stateful: bool, com
 
 
 def _piped(sandbox: Sandbox, seconds: float | None) -> int:
-    """A shell that has our own standard streams, as any command of `staddle run`.
+    """Run a shell on our own standard streams, like any command of `staddle run`.
 
-    With command rules the script is read to its end first.
+    With command rules, the script is first read to its end.
     """
     bash, rules = sandbox._now().bash, sandbox.policy.rules
     if rules is None:
@@ -197,7 +197,7 @@ def _piped(sandbox: Sandbox, seconds: float | None) -> int:
 
 
 def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None) -> int:
-    """Run a program on our own standard streams; its exit status, 124 when its time was up."""
+    """Run a program on our own standard streams. Returns its exit status, or 124 after a timeout."""
     inside = sandbox._now()
     deadline = None if seconds is None else time.monotonic() + seconds
     with (
@@ -215,7 +215,7 @@ def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             poll.poll(None if left is None else left * 1000 + 1)
             for number in signals.read():
-                # Asked twice: no more patience. Ctrl-C may be answered at leisure, the others mean it.
+                # A second signal kills. A command may take its time after Ctrl-C, but not after the others.
                 shell.signal(SIGKILL if ending else number, everything=True)
                 ending = True
                 if number != SIGINT:
@@ -233,7 +233,7 @@ def passed_through(sandbox: Sandbox, argv: Sequence[str], seconds: float | None)
 
 
 def _lines(sandbox: Sandbox, *, commands: bool) -> int:
-    """Each line a command, each result a line."""
+    """Run each line as a command, and print each result as a line."""
     import json
 
     from .shell_commands import ShellCommands, is_command

@@ -1,11 +1,11 @@
 """The commands of `staddle shell` itself: %snapshot, %restore, %reset, %diff, %commit, %help.
 
-A person types them at the prompt, or they are lines of standard input. They are taken from what the user
-types, never from what a program inside prints. No shell command begins with a percent sign; one that is not
-in the list is bash's (`%1` is a job).
+They are typed at the prompt, or are lines of standard input. They come from the user's input, never from the
+output of a program inside. No shell command begins with a percent sign; a word that is not in the list is
+left to bash (`%1` is a job).
 
-The user's bash is a program in the sandbox. It gives its state to the sandbox's main session before such a
-command, and when a kept sandbox ends: bash writes it to a file inside, and the session replays it. Another
+The user's bash is a program in the sandbox. Before such a command, and when a kept sandbox ends, its state is
+transferred to the sandbox's main session: bash writes it to a file inside, and the session replays it. A new
 bash begins with the state of the session.
 """
 
@@ -38,7 +38,7 @@ HELP = """\
 NAMES = ("snapshot", "restore", "reset", "diff", "commit", "help")
 #: Seconds that bash may take to write its state, once it is at its prompt.
 _PATIENCE = 10.0
-#: What a shell has because it is on a terminal. The session has its own of these, and so has each terminal.
+#: Settings that depend on a terminal. They are not transferred.
 _OF_A_TERMINAL = (b"emacs", b"vi", b"monitor", b"history", b"histexpand")
 _VARIABLES = (
     *("TERM", "COLUMNS", "LINES", "SHLVL", "BASH_ENV", "OPTIND", "OPTERR"),
@@ -54,25 +54,25 @@ def is_command(line: str) -> bool:
 
 
 class UserShell:
-    """The user's bash: how it is started with the main session's state, and how it gives its own back."""
+    """The user's bash: starts it with the main session's state, and transfers its state back."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._secret = os.urandom(8).hex().encode()
         self._name, self._place = f".staddle-{os.urandom(8).hex()}", ""
         self._used = False
-        #: Printed by bash on its terminal once it has told its state; terminals ignore it.
+        #: Printed by bash on its terminal after it has written its state; terminals ignore it.
         self.mark = b"\x1b]7770;" + os.urandom(8).hex().encode() + b"\x07"
 
     def prepare(self) -> str:
-        """Write what a bash reads at its start, into the sandbox; the path of it."""
+        """Write the start file of a bash into the sandbox, and return its path."""
         self.forget()
         self._write_question()
         self._sandbox.files.write(f"{self._place}/start", self._start())
         return f"{self._place}/start"
 
     def _write_question(self) -> None:
-        # Landlock has a private directory in the place of /tmp.
+        # With Landlock, a private directory replaces /tmp.
         directory = self._sandbox._now().main._exec_context.env.get("TMPDIR") or "/tmp"
         files, self._used, self._place = self._sandbox.files, True, f"{directory}/{self._name}"
         out = quoted(os.fsencode(f"{self._place}/state"))
@@ -86,7 +86,7 @@ class UserShell:
         files.write(f"{self._place}/tell-and-mark", ask)
 
     def _start(self) -> bytes:
-        """The text by which a bash becomes what the main session is. It tells its state at its end."""
+        """Return the start file, which restores the main session's state. At exit, bash writes its state."""
         shell = self._sandbox._now().main._shell
         with shell.lock():
             dump = shell.saved().dump
@@ -100,16 +100,16 @@ class UserShell:
         return b"\n".join(lines) + b"\n"
 
     def request(self, *, mark: bool = False) -> bytes:
-        """The line that has bash tell its state, and print `mark` after it."""
+        """Return the line that makes bash write its state, and then print `mark`."""
         if not self._used:
             self._write_question()
         file = f"{self._place}/{'tell-and-mark' if mark else 'tell'}"
         return b" \\builtin . " + quoted(os.fsencode(file)) + b"\n"
 
     def take(self, wait: Callable[[], bool] = lambda: False) -> bool:
-        """Give the state that bash has told to the main session; whether it has told one.
+        """Transfer the state that bash has written to the main session. Returns whether there was one.
 
-        `wait` is called between two looks, and says whether to look again.
+        `wait` is called between two checks, and returns whether to check again.
         """
         while (dump := self._told()) is None:
             if not wait():
@@ -125,7 +125,7 @@ class UserShell:
         return True
 
     def _told(self) -> Dump | None:
-        """The dump, if bash has written all of it; it is removed then."""
+        """Return the dump if bash has written all of it, and remove the file."""
         try:
             data = self._sandbox.files.read_bytes(f"{self._place}/state", limit=_MOST_BYTES)
         except (OSError, StaddleError):
@@ -164,7 +164,7 @@ def _options(dump: Dump) -> list[bytes]:
 
 
 class ShellCommands:
-    """Carries the commands out. `ask` says whether the user agrees; None: there is no user to ask."""
+    """Runs the commands. `ask` asks the user for confirmation; None: there is no user to ask."""
 
     def __init__(self, sandbox: Sandbox, ask: Callable[[str], bool] | None = None) -> None:
         self._sandbox, self._ask = sandbox, ask
@@ -174,7 +174,7 @@ class ShellCommands:
         self.failed = False
 
     def do(self, line: str) -> str:
-        """Do what the line says; the text for the user. An error is a text, too, and `failed`."""
+        """Run the command. Returns the text for the user; an error is returned as text and sets `failed`."""
         name, *words = line[1:].split()
         self.replaced = self.failed = False
         try:
@@ -188,7 +188,7 @@ class ShellCommands:
             return f"staddle: {told(error)}"
 
     def needs_state(self, line: str) -> bool:
-        """Whether the state of the user's bash is part of what the line asks for."""
+        """Whether the command needs the state of the user's bash."""
         return line.split(maxsplit=1)[0] in ("%snapshot", "%diff", "%commit")
 
     def _help(self, words: list[str]) -> str:
@@ -248,7 +248,7 @@ class ShellCommands:
 
 
 def patiently(seconds: float = _PATIENCE) -> Callable[[], bool]:
-    """A wait between two looks, for as long as bash may take."""
+    """Return a function that waits between two checks, for as long as bash may take."""
     until = time.monotonic() + seconds
 
     def wait() -> bool:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from ..sandbox.terminal import Terminal
 
-#: Seconds in which bash echoes what was typed, and milliseconds without output after which it has.
+#: Seconds for bash to echo typed text, and milliseconds without output after which it is finished.
 _ECHO, _QUIET = 0.5, 30
-#: Standard input that was read and that the shell has not taken yet.
+#: Maximum of standard input that is read ahead of the shell.
 _READ_AHEAD = 65536
 
 
 class AtTerminal:
-    """The user's bash on a terminal, and the commands that are typed at its prompt."""
+    """The user's bash on a terminal, and the commands typed at its prompt."""
 
     def __init__(self, sandbox: Sandbox, *, stateful: bool) -> None:
         self._sandbox, self._stateful = sandbox, stateful
@@ -42,18 +42,18 @@ class AtTerminal:
         self._commands = ShellCommands(sandbox, self._agrees)
 
     def terminal(self, *, rows: int, cols: int, term: str) -> Terminal:
-        """Bash on a terminal inside; with the state of the main session, if there is any."""
+        """Start bash on a terminal inside, with the state of the main session if there is any."""
         if not self._stateful:
             return self._sandbox.terminal(rows=rows, cols=cols, term=term)
         argv = [self._sandbox._now().bash, "--rcfile", self._user.prepare(), "-i"]
         return self._sandbox.terminal(argv, rows=rows, cols=cols, term=term, env=_PROMPT)
 
     def takes(self, line: str, terminal: Terminal) -> bool:
-        """Whether it is a command of ours, typed while bash itself has the terminal."""
+        """Whether this is a command of ours, typed while bash itself has the terminal."""
         return is_command(line) and _is_at_prompt(terminal.fileno())
 
     def do(self, line: str, terminal: Terminal) -> Terminal:
-        """Carry it out; the terminal to go on with."""
+        """Run the command. Returns the terminal to continue with."""
         self._show_typed(terminal)
         prompt = self._state_given(terminal)
         write_all(1, b"\r\n")
@@ -69,7 +69,7 @@ class AtTerminal:
         return self.terminal(rows=rows, cols=cols, term=os.environ.get("TERM", "dumb"))
 
     def _show_typed(self, terminal: Terminal) -> None:
-        """Show the rest of what bash echoes of the line, until it is quiet."""
+        """Show the rest of bash's echo of the line, until there is no more output."""
         quiet = select.poll()
         quiet.register(terminal.fileno(), select.POLLIN)
         until = time.monotonic() + _ECHO
@@ -77,12 +77,12 @@ class AtTerminal:
             write_all(1, data)
 
     def _state_given(self, terminal: Terminal) -> bytes | None:
-        """Have bash drop the line, and give its state to the session; its next prompt, None if it did not.
+        """Let bash drop the line and transfer its state to the session. Returns its next prompt, or None.
 
-        The shell prints a mark after that. What it echoes of our request before the mark is not shown.
+        The shell then prints a mark. Its echo of our request, before the mark, is not shown.
         """
         try:
-            # Ctrl-U: bash has read the line, and forgets it.
+            # Ctrl-U: bash discards the line that it has read.
             terminal.write(b"\x15" + self._user.request(mark=True).replace(b"\n", b"\r"))
         except (OSError, StaddleError):
             return None
@@ -99,30 +99,30 @@ class AtTerminal:
         return bytes(printed.partition(self._user.mark)[2])
 
     def end(self) -> None:
-        """Give the state of a bash that has ended to the session."""
+        """Transfer the state of a finished bash to the session."""
         if self._stateful:
             self._user.take()
         self._user.forget()
 
     def _agrees(self, question: str) -> bool:
         self._print(question, end="")
-        termios.tcflush(0, termios.TCIFLUSH)  # what was typed before the question is no answer
+        termios.tcflush(0, termios.TCIFLUSH)  # input before the question is no answer
         answer = os.read(0, 1)
         self._print(answer.decode("ascii", "replace") if answer.isalnum() else "")
         return answer in (b"y", b"Y")
 
     def _print(self, text: str, end: str = "\n") -> None:
-        # The terminal is raw: a line end alone does not begin a line.
+        # The terminal is raw, so a newline needs a carriage return.
         write_all(1, (text + end).encode("utf-8", "backslashreplace").replace(b"\n", b"\r\n"))
 
 
-_TIOCGSID = 0x5429  # Linux; the session of a terminal, also by its other end
-#: As `Sandbox.terminal` gives it to its own shell.
+_TIOCGSID = 0x5429  # Linux; the session of a terminal, also from its master
+#: The prompt of the shell in `Sandbox.terminal`.
 _PROMPT = {"PS1": r"\u@\h:\w\$ "}
 
 
 def _is_at_prompt(leader: int) -> bool:
-    """Whether the first process on the terminal, the shell, has it to itself."""
+    """Whether the first process on the terminal, the shell, is in the foreground."""
     import fcntl
 
     try:
@@ -133,26 +133,26 @@ def _is_at_prompt(leader: int) -> bool:
 
 
 class InputLines:
-    """Standard input, line by line: what is bash's, and the commands in between."""
+    """Standard input, line by line: input for bash, and our commands between it."""
 
     def __init__(self, *, commands: bool = True) -> None:
         self._data, self._begins, self.is_over = b"", True, False
         self._commands = commands
 
     def read(self) -> None:
-        """Read some more."""
+        """Read more input."""
         data = os.read(0, _READ_AHEAD)
         self._data += data
         self.is_over = not data
 
     def next(self) -> tuple[bytes, str | None]:
-        """(what bash is to have, the command that comes after it)."""
+        """Return input for bash, and the command after it."""
         given = b""
         while self._data:
             if self._commands and self._begins and self._data[:1] == b"%":
                 line, end, rest = self._data.partition(b"\n")
                 if not end and not self.is_over:
-                    break  # not all of it is there
+                    break  # incomplete line
                 text = line.decode("utf-8", "surrogateescape").rstrip()
                 self._data = rest
                 if is_command(text):
@@ -166,7 +166,7 @@ class InputLines:
 
 
 class FromInput:
-    """A bash that has the lines of our standard input, but for those that are commands of ours."""
+    """A bash that reads the lines of our standard input, except our commands."""
 
     def __init__(
         self, sandbox: Sandbox, seconds: float | None, *, stateful: bool, commands: bool = True
@@ -179,7 +179,7 @@ class FromInput:
         self._pipe = -1
 
     def run(self) -> int:
-        """The exit status of the last bash; 124 when the time was up."""
+        """Return the exit status of the last bash, or 124 after a timeout."""
         with (
             waiting_among_threads((SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals,
             RedactedStreams(self._sandbox._now().secrets) as ours,
@@ -222,7 +222,7 @@ class FromInput:
             os.close(theirs)
 
     def _step(self, shell: SpawnedProcess, signals: Signals, waiting: bytes, *, hungry: bool) -> bytes:
-        """Wait for something, and do it; what still waits to be given to bash."""
+        """Wait for an event and handle it. Returns the input that bash has not read yet."""
         poll = select.poll()
         poll.register(signals.descriptor, select.POLLIN)
         poll.register(shell.fileno(), select.POLLIN)
@@ -240,13 +240,13 @@ class FromInput:
                 return waiting[os.write(self._pipe, waiting[: select.PIPE_BUF]) :]
             except BlockingIOError:
                 return waiting
-            except BrokenPipeError:  # it reads no more
+            except BrokenPipeError:  # it has stopped reading
                 self._close()
                 return b""
         return waiting
 
     def _end(self, shell: SpawnedProcess, signals: Signals) -> None:
-        """Pass signals on; end it when its time is up, and at once when it is asked twice."""
+        """Forward signals. End the shell after its timeout, and at once after a second signal."""
         for number in signals.read():
             shell.signal(SIGKILL if self._ending else number, everything=True)
             self._ending = True
@@ -258,7 +258,7 @@ class FromInput:
             self._ending, self._deadline = True, time.monotonic() + GRACE
 
     def _do(self, command: str, shell: SpawnedProcess, signals: Signals) -> SpawnedProcess:
-        """Carry the command out when bash has done all that came before; the bash to go on with."""
+        """Run the command once bash has finished all earlier input. Returns the bash to continue with."""
         try:
             rest = self._user.request()
         except (OSError, StaddleError) as error:

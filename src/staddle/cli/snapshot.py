@@ -1,4 +1,4 @@
-"""`staddle snapshot` remembers a kept sandbox under a label, `staddle restore` goes back to that."""
+"""`staddle snapshot` saves the state of a kept sandbox under a label, `staddle restore` returns to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..layers.drift import Drift
     from .options import Parsed
 
-#: So many paths that the host has changed are told.
+#: Maximum number of reported paths that changed on the host.
 _MOST_TOLD = 10
 #: Options of the sandbox of `-c`.
 _SANDBOX = tuple(
@@ -57,7 +57,7 @@ Nothing is copied: it takes no longer after ten thousand changed files than afte
 
 
 def main(words: Sequence[str]) -> int:
-    """Take, delete or list."""
+    """Take, delete, list or save snapshots."""
     parsed = begin(words, _OPTIONS, "snapshot", _HELP)
     if parsed is None:
         return 0
@@ -94,7 +94,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run_and_save(parsed: Parsed) -> int:
-    """Run a script in a sandbox of its own, and save the snapshot of its end."""
+    """Run a script in a new sandbox, and save a snapshot of the result."""
     from .kept import open_overlay
     from .report import say, say_gaps, say_violations
 
@@ -176,7 +176,7 @@ can be restored again. The host's files are not touched.
 
 
 def restore(words: Sequence[str]) -> int:
-    """Go back."""
+    """Restore a kept sandbox to a snapshot."""
     parsed = begin(words, _RESTORE_OPTIONS, "restore", _RESTORE_HELP)
     if parsed is None:
         return 0

@@ -1,9 +1,8 @@
 """Relay between the user's terminal and a shell inside: keys go in, output comes out.
 
-Meanwhile the terminal is in raw mode: Ctrl-C, Ctrl-Z and Ctrl-\\ are bytes, and the terminal
-inside makes signals of them, for its own foreground job. Its modes are restored however the
-shell ends, and when a signal ends us. The output is passed on as the program inside wrote it,
-control sequences included, and the user's terminal acts on those.
+Meanwhile the terminal is in raw mode: Ctrl-C, Ctrl-Z and Ctrl-\\ are bytes, and the terminal inside turns
+them into signals for its own foreground job. The modes are restored however the shell ends, and when a signal
+ends us. Output is passed on unchanged, so the user's terminal interprets control sequences from inside.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ if TYPE_CHECKING:
     from ..sandbox.terminal import Terminal
 
     class TypedCommands(Protocol):
-        """Commands that are carried out here instead of being typed inside."""
+        """Commands that run here instead of being typed inside."""
 
         def takes(self, line: str, terminal: Terminal) -> bool: ...
         def do(self, line: str, terminal: Terminal) -> Terminal: ...
 
 
-SIGWINCH = 28  # everywhere
+SIGWINCH = 28  # on all systems
 SIGCONT = 19 if sys.platform == "darwin" else 18
-#: How much that was typed may wait for a shell that does not read. Then typing waits.
+#: Maximum typed input that may wait for a shell that does not read. Then we stop reading keys.
 _TYPED_AHEAD = 65536
-#: The terminal inside is hung up: how long its shell may take to end.
+#: Seconds for the shell to end after its terminal is hung up.
 _LAST_PATIENCE = 5.0
 
 
 def size_of_this() -> tuple[int, int]:
-    """Rows and columns of the terminal on our standard input."""
+    """Return rows and columns of the terminal on our standard input."""
     size = os.get_terminal_size(0)
     return size.lines or 24, size.columns or 80
 
 
 def on_this_terminal(sandbox: Sandbox, seconds: float | None, typed: TypedCommands | None = None) -> int:
-    """An interactive shell on our standard input and output. Its exit status; 124 when the time was up.
+    """Run an interactive shell on our standard input and output. Returns its exit status; 124: timeout.
 
-    `typed` carries out the commands that are not for the shell.
+    `typed` runs the commands that are not for the shell.
     """
     with waiting_among_threads((SIGWINCH, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM)) as signals:
         rows, cols = size_of_this()
@@ -70,17 +69,17 @@ def on_this_terminal(sandbox: Sandbox, seconds: float | None, typed: TypedComman
 
 
 class TypedLine:
-    """The line that is being typed, as long as only text is: what other keys do, only the shell knows."""
+    """The line being typed, as long as it is only text: only the shell knows the effect of other keys."""
 
     def __init__(self) -> None:
-        self._keys: bytes | None = b""  # None: keys that edit, complete or recall were among them
+        self._keys: bytes | None = b""  # None: other keys were among them
 
     def add(self, key: bytes) -> str | None:
-        """Add a key; the whole line if it was Enter, and nothing but text was typed."""
+        """Add a key. Returns the line if it was Enter and only text was typed."""
         if key in b"\r\n":
             line, self._keys = self._keys, b""
             return None if line is None else line.decode("utf-8", "replace")
-        if key in b"\x03\x15":  # Ctrl-C and Ctrl-U begin anew
+        if key in b"\x03\x15":  # Ctrl-C and Ctrl-U clear the line
             self._keys = b""
         elif key in b"\x7f\x08":
             self._keys = None if self._keys is None else self._keys[:-1]
@@ -99,11 +98,11 @@ class _Relay:
         self._commands, self._line = typed, TypedLine()
         self._signals = signals
         self._deadline = None if seconds is None else time.monotonic() + seconds
-        self._typed = b""  # read from the user, not yet taken by the shell
+        self._typed = b""  # read from the user, not yet read by the shell
         self._listening = True
 
     def run(self) -> int:
-        """Relay until the shell ends, the time is up, or a signal asks us to end."""
+        """Relay until the shell ends, the timeout passes, or a signal ends us."""
         while True:
             poll = select.poll()
             poll.register(self._signals.descriptor, select.POLLIN)
@@ -118,7 +117,7 @@ class _Relay:
                     for number in self._signals.read():
                         if number not in (SIGWINCH, SIGCONT):
                             return 128 + number
-                        if number == SIGCONT:  # we were stopped, and another program had the terminal
+                        if number == SIGCONT:  # we were stopped; others had the terminal
                             tty.setraw(0, termios.TCSADRAIN)
                         self.terminal.resize(*size_of_this())
                 elif fd == 0:
@@ -136,12 +135,12 @@ class _Relay:
             self._follow(keys)
         elif keys:
             self._typed += keys
-        else:  # the user's terminal is gone: the shell hears what it would have heard from its own
+        else:  # the user's terminal is gone: send the shell an end of file
             self._listening = False
             self._typed += b"\x04"
 
     def _follow(self, keys: bytes) -> None:
-        """Pass keys on, but for the Enter after a command that is ours, typed at the prompt of the shell."""
+        """Pass keys on, except Enter after a command of ours at the shell's prompt."""
         for at in range(len(keys)):
             key = keys[at : at + 1]
             line = self._line.add(key)
@@ -153,7 +152,7 @@ class _Relay:
             self.terminal = self._commands.do(line, self.terminal)
 
     def _show(self) -> bool:
-        """Pass on what the shell prints; False when it is over."""
+        """Pass on the shell's output; False at its end."""
         data = self.terminal.read_some()
         if data is None:
             return True

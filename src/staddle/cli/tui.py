@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from ..tui.log_pane import EventFeed
 
-#: After a kill: the usual screen and cursor, no mouse, no paste brackets, no focus reports, usual keys.
+#: After a kill: restore screen and cursor, disable mouse, bracketed paste and focus reports, reset keys.
 _LEAVE = (
     b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[<u\x1b[0m"
 )
@@ -57,7 +57,7 @@ The exit status is 0, or 125 if the sandbox could not be opened.
 
 
 def main(words: Sequence[str]) -> int:
-    """Parse, begin to open the sandbox, show the UI."""
+    """Parse the options, begin to open the sandbox, and show the UI."""
     parsed = parse_among(words, _OPTIONS, "tui")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
@@ -117,7 +117,7 @@ def _require_textual() -> None:
 
 
 def _asks(parsed: Parsed) -> bool:
-    """Whether a person is asked about connections. Who says a network without exceptions means it."""
+    """Whether to ask a person about connections. Not with an explicit network without exceptions."""
     if parsed.on("ask") or parsed.on("no-ask"):
         return parsed.on("ask")
     return parsed.one("network") in (None, "allow", "packages")

@@ -1,4 +1,4 @@
-"""An agent's file and command tools, kept in one directory by the kernel."""
+"""An agent's file and command tools, confined to one directory by the kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    """Load rarely used names on first use: asyncio alone takes longer to load than all the rest."""
+    """Import rarely used names on first use: asyncio alone takes longer than everything else."""
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Appended: nothing that lies beside the package can stand in for the standard library.
+    # Appended, so that no file next to the package can replace a module of the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from staddle.environment.landlock_exec import run_jail_exec
 

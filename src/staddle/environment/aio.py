@@ -1,4 +1,4 @@
-"""The same tools for asyncio: each call in a thread, and a cancelled task really ends its command."""
+"""The tools for asyncio: each call runs in a thread, and a cancelled task really ends its command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class AsyncLocalEnvironment:
     """An environment, on this machine or in a sandbox, whose calls are awaited.
 
-    Cancelling the task of a command ends the command, waits until all of it is dead, and
-    only then lets the cancellation go on. File operations are short and run to their end.
+    Cancelling the task of a command ends the command, waits until all its processes have exited, and then
+    continues the cancellation. File operations are short and run to their end.
     """
 
     def __init__(self, environment: ExecutionEnvironment) -> None:
@@ -28,11 +28,11 @@ class AsyncLocalEnvironment:
         return self.environment.working_dir
 
     async def read_file(self, path: str) -> str:
-        """The content of a file."""
+        """Return the content of a file."""
         return await asyncio.to_thread(self.environment.read_file, path)
 
     async def write_file(self, path: str, content: str) -> None:
-        """Put `content` at `path`, whole or not at all."""
+        """Write `content` to `path` atomically."""
         await asyncio.to_thread(self.environment.write_file, path, content)
 
     async def remove_file(self, path: str) -> None:
@@ -40,7 +40,7 @@ class AsyncLocalEnvironment:
         await asyncio.to_thread(self.environment.remove_file, path)
 
     async def glob(self, pattern: str) -> list[str]:
-        """The files and directories that `pattern` names."""
+        """Return the files and directories that match `pattern`."""
         return await asyncio.to_thread(self.environment.glob, pattern)
 
     async def exec_command(
@@ -49,7 +49,7 @@ class AsyncLocalEnvironment:
         args: Sequence[str] = (),
         timeout: float | None = None,
     ) -> CommandResult:
-        """Run a program to its end."""
+        """Run a program and wait for its end."""
         return await self.exec_command_with_limit(command, args, timeout)
 
     async def exec_command_with_limit(
@@ -60,7 +60,7 @@ class AsyncLocalEnvironment:
         output_limit: int = 0,
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """The same, keeping at most the last `output_limit` bytes of each stream."""
+        """Run a program, keeping at most the last `output_limit` bytes of each stream."""
         cancel = threading.Event()
         running = asyncio.ensure_future(
             asyncio.to_thread(
@@ -81,7 +81,7 @@ class AsyncLocalEnvironment:
                 try:
                     await asyncio.wait({running})
                 except asyncio.CancelledError:
-                    continue  # asked again: the answer is the same, when it is dead
+                    continue  # cancelled again: still wait for its end
             if not running.cancelled():
-                running.exception()  # retrieved, so that asyncio does not warn
+                running.exception()  # prevents a warning of asyncio
             raise

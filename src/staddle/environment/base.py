@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentBase(ABC):
-    """The parts of an environment that do not depend on where it works.
+    """The common parts of environments.
 
     A subclass sets `_path`, and implements `_run` and the file tools.
     """
@@ -62,11 +62,11 @@ class EnvironmentBase(ABC):
         *,
         cancel: threading.Event | None = None,
     ) -> CommandResult:
-        """Run a program to its end; no shell looks at it. Its output is bounded by the policy's limit.
+        """Run a program without a shell, and wait for its end. The policy's limit bounds its output.
 
-        A non-zero exit is a result. CommandTimeout and CommandCancelled (when `cancel` is
-        set) carry what it had printed. Whatever it started is dead afterwards, always. In a
-        sandbox it has the session's exported variables.
+        A non-zero exit is a result. CommandTimeout and CommandCancelled (when `cancel` is set) contain the
+        output so far. Afterwards all processes that it started have exited, always. In a sandbox, it gets the
+        session's exported variables.
         """
         return self.exec_command_with_limit(command, args, timeout, cancel=cancel)
 
@@ -80,9 +80,9 @@ class EnvironmentBase(ABC):
         *,
         cancel: threading.Event | None = None,
     ) -> CommandResult:
-        """The same, with the last `output_limit` bytes of each stream kept, and `env` added inside.
+        """Run a program, keep the last `output_limit` bytes of each stream, and add `env` inside.
 
-        A limit of zero or less is the policy's.
+        A limit of zero or less means the policy's limit.
         """
         if isinstance(args, str | bytes):
             raise PolicyError(
@@ -118,7 +118,7 @@ class EnvironmentBase(ABC):
         bounds: commands.CommandBounds,
         secrets: Secrets,
     ) -> CommandResult:
-        """Run it between its lines in the audit log."""
+        """Run a command, with a line in the audit log before and after it."""
         audited = audit.begin(secrets.command(tuple(argv)), self._path)
         try:
             result = self._run(argv, env, bounds, secrets)
@@ -145,11 +145,11 @@ class EnvironmentBase(ABC):
         return result
 
     def _seconds(self, timeout: float | None) -> float | None:
-        """The time that a command gets."""
+        """Return the timeout of a command."""
         return commands.seconds(timeout, self._policy.limits.timeout)
 
     def _checked_argv(self, argv: list[str]) -> list[str]:
-        """The argument list to run, after the rules have allowed it."""
+        """Return the argument list to run, after the rules have allowed it."""
         for rules in (self._rules, self._policy.rules):
             if rules is not None:
                 rules.check(argv)
@@ -166,15 +166,15 @@ class EnvironmentBase(ABC):
         """Run a command that the rules have allowed."""
 
     def _variables(self) -> tuple[Mapping[str, str], ...]:
-        """The variables that every command gets, besides those that are passed on from ours."""
+        """Return the variables of every command, besides those that are passed from ours."""
         return (self._policy.env,)
 
     def _secrets_with(self, env: Mapping[str, str] | None) -> Secrets:
-        """The secret values that a command would be given when `env` is added; they are redacted."""
+        """Return the secret values among a command's variables, including `env`. They are redacted."""
         passed = {name: os.environ[name] for name in self._policy.pass_env if name in os.environ}
-        added = env if hasattr(env, "items") else {}  # anything else is refused where it is used
+        added = env if hasattr(env, "items") else {}  # other types are refused where it is used
         layers = (passed, *self._variables(), added or {})
-        if self._policy.redact is False:  # what was named here is hidden all the same
+        if self._policy.redact is False:  # names in `secrets` are still hidden
             named = {
                 name: value for layer in layers for name, value in layer.items() if name in self._secrets
             }
@@ -182,10 +182,10 @@ class EnvironmentBase(ABC):
         return Secrets(secret_values(layers, (*self._secrets, *self._policy.secret_names)))
 
     def _refuse_unwritable(self, name: str) -> None:
-        """PathNotAllowed unless the file tools may write `name`. Decided before the disk is touched."""
+        """Raise PathNotAllowed unless the file tools may write `name`. Does not access the disk."""
         if self._globs is not None:
             if name in self._globs.literals:
-                return  # named in full: also what is protected was meant
+                return  # named in full, so even a protected name is meant
             if not self._globs.matches(name):
                 raise PathNotAllowed(
                     f"{name!r} may not be written",

@@ -1,4 +1,4 @@
-"""Confines the commands of an environment: chooses the backend, the write grants, and a layer or none."""
+"""Confine the commands of an environment: choose the backend, the write grants, and a layer or none."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
     from .command_layer import CommandLayer, CommandLayers
 
-#: The backend that has layers, and the one that confines nothing.
+#: The backend with layers, and the one without confinement.
 _LAYERED, _UNCONFINED = "namespaces", "native"
 
 
 class CommandConfinement:
-    """Confines commands that work in `path` by `policy` and, if there are any, by `globs`.
+    """Confines commands that work in `path` by `policy` and, if given, by `globs`.
 
-    `plan` is the policy compiled without any write grant of ours.
+    `plan` is the policy compiled without the environment's write grants.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CommandConfinement:
         record: bool,
     ) -> None:
         if backend not in ("auto", *backends.NAMES):
-            backends.get(backend)  # says so
+            backends.get(backend)  # raises an error
         self._path, self._policy, self._globs = path, policy, globs
         self._hidden = tuple(item.path for item in plan.hidden)
         written = [grant.path for grant in plan.grants if grant.access == "write"]
@@ -57,15 +57,15 @@ class CommandConfinement:
         self._backend, self._record = backend, record
         self._layers: CommandLayers | None = None
         self._first = _thread.allocate_lock()
-        #: The kernel's word, once a command could not be started in a layer.
+        #: The kernel's reason, once a command could not be started in a layer.
         self._refused = ""
 
     def prepared(
         self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None = None
     ) -> tuple[WrappedCommand, CommandLayer | None]:
-        """The command, not started, and its layer if it needs one. `root` is the directory, open.
+        """Return the unstarted command, and its layer if it needs one. `root` is the open directory.
 
-        It starts in `cwd`, as `directly` says; in a layer always in the directory.
+        It starts in `cwd` (see `directly`); in a layer always in the directory.
         """
         writable_paths.refuse_replaced(root, self._path)
         division = self._division(root)
@@ -73,7 +73,7 @@ class CommandConfinement:
             try:
                 return self._in_a_layer(root, division, argv, env)
             except (BackendUnavailable, LayerError, PolicyNotEnforceable):
-                pass  # reported by `limits`
+                pass  # `limits` reports it
         if self._copied() is not None:
             return self._in_a_copy(root, argv, env, cwd)
         return self.directly(root, argv, env, cwd), None
@@ -81,9 +81,9 @@ class CommandConfinement:
     def directly(
         self, root: int, argv: list[str], env: Mapping[str, str] | None, cwd: str | None = None
     ) -> WrappedCommand:
-        """The command, not started, without a layer: see `writable_paths.grants` for what it may write.
+        """Return the unstarted command without a layer. `writable_paths.grants` decides what it may write.
 
-        It starts in `cwd` if the policy lets that be seen, else in the directory.
+        It starts in `cwd` if the policy makes it visible, else in the directory.
         """
         writable_paths.refuse_replaced(root, self._path)
         names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=True)
@@ -98,7 +98,7 @@ class CommandConfinement:
         return _looked_at(made, argv[0], written)
 
     def take_over(self, layer: CommandLayer) -> tuple[Event, ...]:
-        """Write the changes in `layer` that are allowed to the directory; return the others as events."""
+        """Write the allowed changes in `layer` to the directory. Returns the others as events."""
         globs, unprotect = self._globs, self._policy.unprotect
         own = places.within(self._path)
 
@@ -115,7 +115,7 @@ class CommandConfinement:
         return layer.take_over(why_not, may_be_protected)
 
     def goes_on_without_layer(self, error: LaunchFailed) -> bool:
-        """It could not be started in a layer: whether to start it without, as `limits` says from now on."""
+        """Whether to start a command without a layer after this error. `limits` reports it from then on."""
         from ..mounts.builder import NO_LAYER
 
         if NO_LAYER not in error.why:
@@ -132,7 +132,7 @@ class CommandConfinement:
         return any(covers(hidden, path) for hidden in self._hidden)
 
     def enforced(self, root: int) -> Enforcement:
-        """The enforcement of the next command, and every gap."""
+        """Return the enforcement of the next command, with all gaps."""
         writable_paths.refuse_replaced(root, self._path)
         found = self._layered(root)
         if isinstance(found, Enforcement):
@@ -143,7 +143,7 @@ class CommandConfinement:
         return _with_gaps(held, self._limits(root, found, held))
 
     def _without_layer(self, root: int) -> Enforcement:
-        """The enforcement of a command that has no layer."""
+        """Return the enforcement of a command without a layer."""
         names = [""] if self._globs is None else writable_paths.grants(root, self._globs, make=False)
         plan = compile(self._with(names)[0], cwd=self._path)
         try:
@@ -154,16 +154,16 @@ class CommandConfinement:
             return backends.choose(plan, _UNCONFINED, best_effort=True)[1]
 
     def limits(self, root: int) -> tuple[Gap, ...]:
-        """Gaps: where commands may write more than the globs name, or cannot be started in a layer."""
+        """Return the gaps: commands may write more than the globs name, or cannot be started in a layer."""
         found = self._layered(root)
         if isinstance(found, Enforcement) or self._copied() is not None:
             return self._by_policy
-        # Only these two may end without confinement; for the rest nothing has to be asked.
+        # Only in these two cases can a command be unconfined.
         open_ended = self._record or self._backend == _UNCONFINED
         return self._limits(root, found, self._without_layer(root) if open_ended else None)
 
     def _limits(self, root: int, found: str, held: Enforcement | None) -> tuple[Gap, ...]:
-        """The same for commands without a layer, for the reason `found`, with the enforcement `held`."""
+        """Return the gaps of commands without a layer, for the reason `found`, with enforcement `held`."""
         if held is not None and held.backend == _UNCONFINED:
             return (writable_paths.unconfined(held.why),)
         if self._globs is None:
@@ -174,14 +174,14 @@ class CommandConfinement:
         return (*wider, *self._by_policy)
 
     def close(self) -> None:
-        """Let go of what is kept for commands."""
+        """Release the resources for commands."""
         if self._layers is not None:
             self._layers.close()
 
     # Internal.
 
     def _division(self, root: int) -> list[str] | None:
-        """The directories that a command in a layer writes directly; None where there is none for it."""
+        """Return the directories that a command in a layer writes directly; None if it gets no layer."""
         if self._globs is None or self._refused or self._backend not in ("auto", _LAYERED):
             return None
         if _LAYERED not in (*backends.candidates(), self._backend):
@@ -190,12 +190,12 @@ class CommandConfinement:
         return whole if more else None
 
     def _layered(self, root: int) -> Enforcement | str:
-        """The enforcement of a command in a layer, or why there is no layer; "" where none is needed."""
+        """Return the enforcement of a command in a layer, or why there is none; "" if none is needed."""
         division = self._division(root)
         if division is None:
             return self._refused
         plan = compile(self._with(division)[0], cwd=self._path)
-        # Only to be asked about: nothing is ever mounted of it.
+        # Only for the question: this layer is never mounted.
         asked = plan.replace(layers=(Layered(self._path, self._path, self._path, "writable_paths"),))
         try:
             _, held = backends.choose(asked, self._backend)
@@ -219,9 +219,9 @@ class CommandConfinement:
         return self._over(layer, plan, argv, written, best_effort=False), layer
 
     def _copied(self) -> Enforcement | None:
-        """The enforcement of a command that works in a copy; None where it can write in place.
+        """Return the enforcement of a command that works in a copy; None if it can write in place.
 
-        PolicyNotEnforceable where no backend can enforce the policy with a copy either.
+        Raises PolicyNotEnforceable if no backend can enforce the policy even with a copy.
         """
         if os.geteuid() != 0 or self._backend not in ("auto", "landlock"):
             return None
@@ -229,12 +229,12 @@ class CommandConfinement:
             return None
         if not backends.needs_copy(compile(self._with([""])[0], cwd=self._path)):
             return None
-        # Only to be asked about: the copy will be elsewhere.
+        # Only for the question: the copy will be elsewhere.
         asked = with_copy(compile(self._policy, cwd=self._path), self._path, moved=False)
         try:
             chosen, held = backends.choose(asked, self._backend, best_effort=self._record)
         except BackendUnavailable:
-            return None  # nor is there one without a copy: starting it tells
+            return None  # without a copy there is none either; starting it reports that
         return held if chosen.name == "landlock" else None
 
     def _in_a_copy(
@@ -250,7 +250,7 @@ class CommandConfinement:
     def _over(
         self, layer: CommandLayer, plan: Plan, argv: list[str], written: list[str], *, best_effort: bool
     ) -> WrappedCommand:
-        """The command with `layer` over the directory. Closes the layer if it cannot be prepared."""
+        """Return the command with `layer` over the directory. Closes the layer on an error."""
         try:
             made = prepare(checked(argv), layer.under(plan), backend=self._backend, best_effort=best_effort)
             return _looked_at(made, argv[0], written)
@@ -260,14 +260,14 @@ class CommandConfinement:
 
     def _kept(self, *, copies: bool) -> CommandLayers:
         if self._layers is None:
-            from .command_layer import CommandLayers  # with all that takes changes over: only who needs it
+            from .command_layer import CommandLayers  # loads all of commit; only if needed
 
             with self._first:
                 self._layers = self._layers or CommandLayers(self._path, copies=copies)
         return self._layers
 
     def _with(self, names: list[str]) -> tuple[Policy, list[str]]:
-        """The policy with these below the directory to be written, and their paths."""
+        """Return the policy with write grants for `names` below the directory, and their paths."""
         written = [os.path.join(self._path, name) if name else self._path for name in names]
         return self._policy.with_write(*written), written
 
@@ -275,8 +275,8 @@ class CommandConfinement:
         self, argv: list[str], policy: Policy, backend: str, env: Mapping[str, str] | None, cwd: str
     ) -> WrappedCommand:
         if backend == "native":
-            argv = ["setsid", *argv]  # a session of its own, by which all of it is found at the end
-        # Not by `wrap`, which lets a program be read that is named by its path: here an agent names it.
+            argv = ["setsid", *argv]  # a new session, to find all its processes
+        # Not `wrap`, which makes a program readable that is named by path: here an agent names it.
         plan = compile(policy, cwd=cwd, env=env)
         return prepare(checked(argv), plan, backend=backend, best_effort=self._record)
 
@@ -287,9 +287,9 @@ def _with_gaps(enforced: Enforcement, more: Iterable[Gap]) -> Enforcement:
 
 
 def _visible(policy: Policy, directory: str, otherwise: str) -> str:
-    """`directory`, if a command with `policy` can start there.
+    """Return `directory` if a command with `policy` can start there, else `otherwise`.
 
-    Below a private directory there is only what is granted, whatever the host has there.
+    Below a private directory only grants exist inside.
     """
     try:
         plan = compile(policy, cwd=directory)
@@ -300,7 +300,7 @@ def _visible(policy: Policy, directory: str, otherwise: str) -> str:
 
 
 def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> WrappedCommand:
-    """The same, if nothing that may be written leads elsewhere and there is such a program."""
+    """Return `made` if no writable path leads elsewhere and the program exists."""
     try:
         writable_paths.refuse_strangers(made.plan, written)
         if made.backend == "native":
@@ -314,7 +314,7 @@ def _looked_at(made: WrappedCommand, program: str, written: list[str]) -> Wrappe
 
 
 def _find_anywhere(plan: Plan, env: Mapping[str, str], program: str) -> None:
-    """CommandNotFound as a confined command would say it, where nothing is hidden."""
+    """Raise CommandNotFound as for a confined command, without hidden paths."""
     import shutil
 
     at = os.path.join(plan.cwd, program) if "/" in program else program

@@ -1,7 +1,7 @@
-"""A layer for one command: it can write anywhere in it, and the changes that match are committed at its end.
+"""A layer for one command, which can write anywhere in it. Allowed changes are committed at its end.
 
-The command works in an overlay of the working directory, or in a copy where nothing can be mounted. When all
-its processes have ended, we read its changes with our own rights: those that are allowed are written to the
+The command works in an overlay of the working directory, or in a copy if nothing can be mounted. When all its
+processes have exited, we read its changes with our own rights. The allowed changes are written to the
 directory, all or none, and each of the others is reported by name.
 """
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from ..policy.plan import Plan
 
 ORIGIN = "writable_paths"
-#: A command can make a million files. So many are reported by name; then only the number of the others.
+#: Maximum number of refused changes reported by name; the rest is counted, it can be a million files.
 MOST_TOLD = 1000
 
 
 class CommandLayers:
-    """Makes the layers, or the `copies`, for the commands of one environment; holds their store."""
+    """Creates the layers, or the `copies`, for the commands of one environment, and owns their store."""
 
     def __init__(self, directory: str, *, copies: bool = False) -> None:
         self._directory, self._copies = directory, copies
@@ -54,32 +54,32 @@ class CommandLayers:
         self._closing: Callable[[], object] = lambda: None
 
     def layer(self, root: int, owner: int | None) -> CommandLayer:
-        """One for the next command, which will be `owner` on the host, if not we. `root` is the directory.
+        """Create a layer for the next command, which has the uid `owner` on the host (default: ours).
 
-        LayerError when there can be none.
+        `root` is the open directory. Raises LayerError if no layer is possible.
         """
         _refuse_mounts(self._directory)
         return CommandLayer(self._directory, root, self._opened().layer(like=self._directory), owner)
 
     def copy(self, root: int, hidden: Sequence[str]) -> CommandCopy:
-        """A copy for the next command, without what is `hidden` below the directory. We are root."""
+        """Copy the directory for the next command, without the `hidden` paths below it. We are root."""
         return CommandCopy(self._directory, root, self._opened().layer(like=self._directory), hidden)
 
     def close(self) -> None:
-        """Release the store. A second time does nothing."""
+        """Release the store. Further calls do nothing."""
         self._store = None
         self._closing()
 
     def _opened(self) -> Store:
         with self._opening:
-            if self._store is None or self._store[0] != os.getpid():  # in a fork, the other is our parent's
+            if self._store is None or self._store[0] != os.getpid():  # in a fork, the store is our parent's
                 directory = self._directory
                 home = home_for_copies(directory) if self._copies else home_for([directory])
-                sweep(home)  # of processes of ours that were killed
-                recover()  # and what they were taking over
+                sweep(home)  # layers of our killed processes
+                recover()  # and their interrupted commits
                 store, maker = Store(home), os.getpid()
                 if self._copies:
-                    os.chmod(store.path, 0o711)  # noqa: S103 - commands pass to what is theirs
+                    os.chmod(store.path, 0o711)  # noqa: S103 - commands must pass through it
                 self._store = (maker, store)
                 self._closing = weakref.finalize(self, _close, store, maker)
             return self._store[1]
@@ -93,9 +93,9 @@ def _close(store: Store, maker: int) -> None:
 
 
 def _refuse_mounts(directory: str) -> None:
-    """LayerError if anything is mounted below the directory: an overlay would show the files beneath it."""
+    """Raise LayerError if anything is mounted below the directory: an overlay would hide the mount."""
     below = os.fsencode(directory).rstrip(b"/") + b"/"
-    for letter in (b"\\", b" ", b"\t", b"\n"):  # as the kernel writes these; the first one first
+    for letter in (b"\\", b" ", b"\t", b"\n"):  # the kernel's escapes, backslash first
         below = below.replace(letter, b"\\%03o" % letter[0])
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
@@ -113,24 +113,24 @@ class CommandLayer:
 
     def __init__(self, directory: str, root: int, layer: Layer, owner: int | None) -> None:
         self._directory, self._layer = directory, layer.hold()
-        self._root = os.dup(root)  # its number may be another file's when the environment is closed
+        self._root = os.dup(root)  # a copy, because the environment may be closed
         if owner is not None:
             os.chown(layer.upper, owner, owner)
         self._mode = stat.S_IMODE(os.stat(layer.upper).st_mode)
         self._baseline: Baseline = Baseline()
 
     def under(self, plan: Plan) -> Plan:
-        """`plan` with this layer mounted over the directory."""
+        """Return `plan` with this layer mounted over the directory."""
         return plan.replace(layers=(Layered(self._directory, self._layer.upper, self._layer.work, ORIGIN),))
 
     def take_over(
         self, why_not: Callable[[str], str], may_be_protected: Callable[[str, str], bool]
     ) -> tuple[Event, ...]:
-        """Write what may stay to the directory, and say of the rest what it is and why it may not.
+        """Write the allowed changes to the directory. Returns an event with the reason for each other change.
 
-        `why_not` says it of a path below the directory, "" for one that may be written;
-        `may_be_protected` whether one may be there although it is, or lies in, that protected name.
-        CommitFailed: the host refused, and nothing of it was written.
+        `why_not` returns the reason against a path below the directory, or "". `may_be_protected` tells
+        whether a path is allowed although it is, or is in, that protected name. Raises CommitFailed if the
+        host refused; then nothing was written.
         """
         if not self._has_changes():
             return self._told({})
@@ -153,12 +153,12 @@ class CommandLayer:
             left.update(refused(touched, why))
             return [item for item in found if item.path not in left]
 
-        # By the descriptor that we hold: the path may lead elsewhere by now.
+        # By our descriptor, because the path may lead elsewhere by now.
         view = self._view(f"/proc/self/fd/{self._root}")
         # Not durable: a command that writes without a layer does not wait for the disk either.
         commit(
             view,
-            baseline=self._baseline if view.plain else None,  # a layer has nothing but changes
+            baseline=self._baseline if view.plain else None,  # a layer contains only changes
             on_conflict="overwrite",
             allow_protected=True,
             only=only,
@@ -170,11 +170,11 @@ class CommandLayer:
         return not _is_empty(self._layer.upper)
 
     def _view(self, base: str) -> LayerView:
-        """The changes of the command, on top of the directory at `base`."""
+        """Return the changes of the command, on top of the directory at `base`."""
         return LayerView((self._layer.upper,), (base,))
 
     def close(self) -> None:
-        """Drop the layer with its content."""
+        """Delete the layer with its content."""
         os.close(self._root)
         self._layer.drop()
 
@@ -193,14 +193,14 @@ class CommandLayer:
 
 
 class CommandCopy(CommandLayer):
-    """A copy of the directory for one command of root's, whose id owns nothing of the host.
+    """A copy of the directory for one command of root, which runs with an id that owns nothing on the host.
 
-    Root of a container may mount no layer, and show no file with another owner. So the files have another
-    owner here, for this command alone. The copy is at another path than the directory.
+    Root in a container may not mount a layer, nor show files with another owner. So the copied files get
+    another owner, for this command alone. The copy is at another path than the directory.
     """
 
     def __init__(self, directory: str, root: int, layer: Layer, hidden: Sequence[str]) -> None:
-        """LayerError when there can be none. Denied files are not copied."""
+        """Copy the directory, except denied files. Raises LayerError if no copy is possible."""
         super().__init__(directory, root, layer, None)
         self._hidden = tuple(hidden)
         try:
@@ -229,21 +229,21 @@ class CommandCopy(CommandLayer):
         copy_of(f"/proc/self/fd/{self._root}", upper, without=without)
         with Tree(upper, ours=True) as tree:
             baseline.note(self._root, [path for path, _ in walk(tree)])
-        os.chmod(self._layer.path, 0o711)  # noqa: S103 - only what lies in `upper` is for the command
+        os.chmod(self._layer.path, 0o711)  # noqa: S103 - commands must pass to `upper`
         give(upper, (uid, uid))
         with Tree(upper, ours=True) as tree:
             for path, status in walk(tree):
                 baseline.resettle(path, status)
 
     def under(self, plan: Plan) -> Plan:
-        """`plan` with this copy in place of the directory, and the same place in it to start in."""
+        """Return `plan` with this copy in place of the directory, and `cwd` at the same place in the copy."""
         made = with_copy(plan, self._layer.upper, moved=False)
         if not covers(self._directory, plan.cwd):
             return made.replace(cwd=plan.cwd)
         return made.replace(cwd=self._layer.upper + plan.cwd[len(self._directory.rstrip("/")) :])
 
     def _has_changes(self) -> bool:
-        return True  # the comparison tells
+        return True  # only the comparison can tell
 
     def _view(self, base: str) -> LayerView:
         return LayerView((self._layer.upper,), (base,), plain=True, hidden=self._hidden)

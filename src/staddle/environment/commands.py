@@ -1,4 +1,4 @@
-"""Running one confined command for an agent: bounded time, bounded memory, nothing left behind."""
+"""Run one confined command for an agent: with bounded time and memory, leaving no process behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LOOK_EVERY = 0.05
 
 
 def seconds(timeout: object, from_policy: float | None) -> float | None:
-    """The time that a command gets: `timeout`, else the policy's."""
+    """Return the timeout of a command: `timeout`, else the policy's."""
     if timeout is None:
         return from_policy
     fix = "give a number above 0, or None for the policy's"
@@ -39,13 +39,13 @@ def seconds(timeout: object, from_policy: float | None) -> float | None:
 
 
 def size(limit: object, from_policy: int | None) -> int | None:
-    """The number of bytes kept of a stream: `limit`, else the policy's."""
+    """Return the number of bytes kept of a stream: `limit`, else the policy's."""
     fix = "give a number of bytes, 0 for the policy's"
     return check.count("output_limit", limit, 0, fix=fix, error=PolicyError) or from_policy
 
 
 def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
-    """The argument list as text that can be handed to a program."""
+    """Return the argument list as text that can be passed to a program."""
     found = [os.fsdecode(word) for word in argv]
     for word in found:
         try:
@@ -60,7 +60,7 @@ def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
 
 
 class CommandBounds(Value):
-    """Bounds of one command: its time, the bytes kept of each stream, and the event that cancels it."""
+    """Limits of one command: its timeout, the bytes kept of each stream, and the event that cancels it."""
 
     timeout: float | None
     output: int | None
@@ -73,10 +73,9 @@ def run(
     secrets: Secrets,
     afterwards: Callable[[], tuple[Event, ...]] = lambda: (),
 ) -> CommandResult:
-    """Run it to its end, or to ours. Everything it started is dead when this returns or raises.
+    """Run a command until it exits or we end it. Afterwards all its processes have exited, even on an error.
 
-    `afterwards` is called once all of it is dead, however it ended, unless nothing of it ran; the
-    events are in the result.
+    `afterwards` is called once they have exited, unless the command never ran; its events are in the result.
     """
     timeout, cancel = bounds.timeout, bounds.cancel
 
@@ -114,7 +113,7 @@ def run(
     status = process.returncode if process.returncode >= 0 else 128 - process.returncode
     result = result_of(status, out or Tail(0), err or Tail(0))
     if failure:
-        # Nothing of the command's ran, so this is the launcher's own word.
+        # The command never ran, so this is the launcher's own output.
         said = shown(result.stderr.strip()[-500:])
         raise LaunchFailed(
             "the command did not start",
@@ -128,7 +127,7 @@ def run(
 
 
 def unless_ended(reason: str, timeout: float | None, result: CommandResult) -> CommandResult:
-    """The result of a command, or the error for one that we ended for this reason, with the result in it."""
+    """Return the result of a command, or raise the error for one that we ended, with the result in it."""
     if reason == "timeout":
         raise CommandTimeout(
             f"the command was ended after {timeout:g} seconds",
@@ -147,13 +146,13 @@ def unless_ended(reason: str, timeout: float | None, result: CommandResult) -> C
 
 
 def tail(bounds: CommandBounds, secrets: Secrets) -> Tail:
-    """A buffer for one stream of a command, without the secrets."""
+    """Return a buffer for one stream of a command, without the secrets."""
     return RedactedTail(bounds.output, secrets.spelled) if secrets.values else Tail(bounds.output)
 
 
 def result_of(exit_code: int, out: Tail, err: Tail, violations: tuple[Event, ...] = ()) -> CommandResult:
-    """The result of a command that has ended."""
-    stdout, stderr = out.value(), err.value()  # before anything is counted: this ends the stream
+    """Return the result of a command that has ended."""
+    stdout, stderr = out.value(), err.value()  # first, because it ends the stream before bytes are counted
     return CommandResult(
         stdout=stdout.decode("utf-8", "replace"),
         stderr=stderr.decode("utf-8", "replace"),
@@ -169,7 +168,7 @@ def result_of(exit_code: int, out: Tail, err: Tail, violations: tuple[Event, ...
 def _end_session(session: int) -> None:
     """Kill all processes of the session; without confinement there is no other way to find them.
 
-    Bounded: processes that fork faster than we look survive. Confining backends have no such limit.
+    Bounded: processes that fork faster than we check survive. Confining backends have no such limit.
     """
     for _ in range(100):
         left = [pid for pid in _processes() if _session(pid) == session]
@@ -184,6 +183,6 @@ def _processes() -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """The session of a living process, else 0."""
+    """Return the session of a living process, else 0."""
     fields = stat_fields(pid)
     return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0

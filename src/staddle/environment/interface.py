@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 class CommandResult(Value):
     """Output and exit code of a command.
 
-    The end of a stream that was too long is kept; `…_truncated` is then true, and
-    `…_bytes_dropped` is the length of the part that is missing. Killed by signal N is exit code
-    128+N. `violations` are the writes that were not allowed, by path, and protected names that
-    appeared while it ran.
+    If a stream was too long, its end is kept, `…_truncated` is True, and `…_bytes_dropped` is the length of
+    the missing part. A command killed by signal N has the exit code 128+N. `violations` lists refused writes
+    by path, and protected names that appeared while it ran.
     """
 
     stdout: str
@@ -41,10 +40,10 @@ class ExecutionEnvironment(Protocol):
         """The directory, absolute."""
 
     def read_file(self, path: str) -> str:
-        """The content of a file."""
+        """Return the content of a file."""
 
     def write_file(self, path: str, content: str) -> None:
-        """Put `content` at `path`, whole or not at all; directories above it are made."""
+        """Write `content` to `path` atomically; missing parent directories are created."""
 
     def remove_file(self, path: str) -> None:
         """Remove a file."""
@@ -57,7 +56,7 @@ class ExecutionEnvironment(Protocol):
         *,
         cancel: threading.Event | None = None,
     ) -> CommandResult:
-        """Run a program to its end. CommandTimeout and CommandCancelled carry what it had printed."""
+        """Run a program and wait for its end. CommandTimeout and CommandCancelled contain its output."""
 
     def exec_command_with_limit(
         self,
@@ -69,7 +68,7 @@ class ExecutionEnvironment(Protocol):
         *,
         cancel: threading.Event | None = None,
     ) -> CommandResult:
-        """The same, keeping at most the last `output_limit` bytes of each stream."""
+        """Run a program, keeping at most the last `output_limit` bytes of each stream."""
 
     def glob(self, pattern: str) -> list[str]:
-        """The files, links and directories that `pattern` names, sorted."""
+        """Return the files, links and directories that match `pattern`, sorted."""

@@ -1,12 +1,11 @@
-"""Commands bounded by writable_paths with Landlock alone, for code that starts them itself.
+"""Confine commands to writable_paths with Landlock alone, for programs that start commands themselves.
 
     argv = wrap_bash_command(["bash", "-c", "make"], "/src/project", ["build/**"])
     subprocess.run(argv)
 
-The command line goes through a small program of ours that confines itself and becomes the
-command; `run_jail_exec` is that program. What may be written is in its arguments and not in
-its environment, so the command inherits nothing that shows or widens it. Variables and directory
-are those that the caller starts it with.
+The command line first runs a small program of staddle (`run_jail_exec`), which confines itself and then
+executes the command. The writable paths are in its arguments, not in its environment, so the command inherits
+nothing that shows or widens them. The caller sets the variables and the directory.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ if TYPE_CHECKING:
     from .command_confinement import CommandConfinement
     from .command_layer import CommandLayer
 
-#: Truncating and moving between directories are held from here on (Linux 6.2).
+#: From this version on, Landlock controls truncating and moving between directories (Linux 6.2).
 OLDEST_ABI = 3
 ARGUMENTS, CONFINEMENT, EXEC = 2, 3, 4
-#: Variables of the caller that are not passed on: the home and the temporary directory inside are private.
+#: Variables of the caller that are not passed: the home and the temporary directory inside are private.
 _PRIVATE = frozenset(("HOME", "LOGNAME", "OLDPWD", "PWD", "TEMP", "TMP", "TMPDIR", "USER"))
 
 
 def probe_landlock() -> None:
-    """LandlockUnavailable unless this kernel's Landlock can hold writable_paths. Changes nothing."""
+    """Raise LandlockUnavailable unless this kernel's Landlock can enforce writable_paths. Changes nothing."""
     abi = landlock.abi()
     if abi < OLDEST_ABI:
         raise LandlockUnavailable(
@@ -53,7 +52,7 @@ def probe_landlock() -> None:
 
 
 def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Iterable[str]) -> list[str]:
-    """The argument list that runs `cmd` bounded by the globs below `anchor`; refuses bad globs now."""
+    """Return the argument list that runs `cmd` confined to the globs below `anchor`. Checks the globs."""
     if isinstance(cmd, str | bytes) or not cmd:
         raise PolicyError(
             "a command is a list of arguments",
@@ -62,7 +61,7 @@ def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Itera
         )
     globs = parse_globs(writable_paths).globs
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
-    # A glob that reads like the separator is spelled so that it does not.
+    # Spell a glob `--` differently, so that it is not the separator.
     words = [f"./{glob.text}" if glob.text == "--" else glob.text for glob in globs]
     return [
         sys.executable,
@@ -78,11 +77,11 @@ def wrap_bash_command(cmd: Sequence[str], anchor: AnyPath, writable_paths: Itera
 
 
 def run_jail_exec(args: Sequence[str]) -> int:
-    """Become the command of `-- ANCHOR GLOB... -- COMMAND ARG...`, confined. Returns only when that fails.
+    """Execute the command in `-- ANCHOR GLOB... -- COMMAND ARG...`, confined. Returns only on failure.
 
-    2: the arguments make no sense; 3: it could not be confined; 4: it could not be started. Where the command
-    works in a copy (root in a container), this process stays until its end, writes back what the globs
-    match, and returns its exit status.
+    2: invalid arguments; 3: confinement failed; 4: the command could not be started. If the command works in
+    a copy (root in a container), this process waits for its end, writes the changes that match the globs
+    back, and returns its exit status.
     """
     try:
         anchor, globs, command = _parsed(list(args))
@@ -110,13 +109,13 @@ def run_jail_exec(args: Sequence[str]) -> int:
             # Never read: the helper's exit status has the same information.
             os.set_inheritable(launch.status, True)
         os.chdir(launch.cwd)
-        os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - this is what we are for
+        os.execve(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - without a shell
     except OSError as error:
         return _said(error, EXEC)
 
 
 def _attended(wrapped: WrappedCommand, copy: CommandLayer, confined: CommandConfinement) -> int:
-    """Run it on our own streams, and take over the changes that the globs match; its exit status."""
+    """Run it on our own streams, commit the changes that match the globs, and return its exit status."""
     try:
         outcome = attend(wrapped.launch())
         for event in confined.take_over(copy):
@@ -130,7 +129,7 @@ def _attended(wrapped: WrappedCommand, copy: CommandLayer, confined: CommandConf
 
 
 def _openat2_unavailable() -> LandlockUnavailable | None:
-    """The error of a host on which no path can be opened safely."""
+    """Return the error for a host on which no path can be opened safely."""
     try:
         os.close(open_without_symlinks("/", os.O_PATH))
     except OSError as error:
@@ -143,7 +142,7 @@ def _openat2_unavailable() -> LandlockUnavailable | None:
 
 
 def _variables() -> dict[str, str]:
-    """The caller's variables, but for the private ones."""
+    """Return the caller's variables, except the private ones."""
     return {name: value for name, value in os.environ.items() if name and name not in _PRIVATE}
 
 

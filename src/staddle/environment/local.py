@@ -1,4 +1,4 @@
-"""An agent's file and command tools on this machine, kept in one directory."""
+"""An agent's file and command tools on this machine, confined to one directory."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
     from ..wrapping import WrappedCommand
     from .interface import CommandResult
 
-#: The largest file that read_file returns: what an agent made may be a terabyte of holes.
+#: The largest file that read_file returns, because an agent may create a sparse file of a terabyte.
 MOST_READ = 64 << 20
 
 
 class LocalEnvironment(EnvironmentBase):
     """Reads, writes and runs below `working_dir`, and nowhere else.
 
-    With `writable_paths` only what the globs name can be written: exactly that by the file
-    tools, and by commands too, except as `limits()` says. Without it, the whole directory. Commands are
-    confined by `policy` (default `Policy.agent()`) on `backend`; when that cannot be had,
-    `on_unavailable="refuse"` does not start them, and "record" starts them with what there
-    is and says so in `enforced`.
+    With `writable_paths`, only paths that match the globs can be written. The file tools enforce this
+    exactly, and so do commands, except for the gaps in `limits()`. Without it, the whole directory is
+    writable. `policy` (default: `Policy.agent()`) confines commands on `backend`. If that is unavailable,
+    `on_unavailable="refuse"` does not start them, and "record" starts them with what is available and reports
+    the gaps in `enforced`.
 
-    `rules` tell an agent which commands to leave to others, before they start; what holds is
-    the confinement. `secrets` names variables whose values are taken out of output, events and
-    errors, besides those whose names look like it. `audit` is a file, a stream or a function that gets every
+    `rules` tell an agent, before a command starts, that it should not run it; only the confinement is
+    enforced. `secrets` names variables whose values are removed from output, events and errors, besides
+    variables whose names look like secrets. `audit` is a file, a stream or a function that receives every
     command and its result.
 
-    Hooks, all off by default: `command_wrapper` turns the argument list into the one to be
-    confined, `write_opener(path, mode)` returns the binary file to write to, and
-    `remover(path)` removes. They are asked after every check, with an absolute path.
+    Hooks (default: none): `command_wrapper` returns the argument list to confine, `write_opener(path, mode)`
+    returns the binary file to write to, and `remover(path)` removes. They are called after every check, with
+    an absolute path.
     """
 
-    #: The directory, open; also of an object whose arguments were wrong.
+    #: The open directory; -1 also if the arguments were invalid.
     _root = -1
 
     def __init__(
@@ -86,7 +86,7 @@ class LocalEnvironment(EnvironmentBase):
             record=on_unavailable == "record",
         )
         self._command_wrapper, self._write_opener, self._remover = command_wrapper, write_opener, remover
-        # Held open until `close()`: a directory that is put at its path later is not used.
+        # Open until `close()`, so that a directory that replaces it later is not used.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
         if audit is not None:
             from ..launch.command_audit import CommandAudit
@@ -98,9 +98,9 @@ class LocalEnvironment(EnvironmentBase):
             )
 
     def read_file(self, path: AnyPath, *, limit: int = MOST_READ) -> str:
-        """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape).
+        """Return the content of a file. Bytes that are not UTF-8 survive a round trip (surrogateescape).
 
-        A link is followed if it stays below `working_dir`; PathEscape if it does not.
+        A link is followed if it stays below `working_dir`; otherwise PathEscape is raised.
         """
         name = relative(path)
         self._refuse_hidden(name)
@@ -109,9 +109,9 @@ class LocalEnvironment(EnvironmentBase):
         return beneath.read(self._root, name, limit).decode("utf-8", "surrogateescape")
 
     def write_file(self, path: AnyPath, content: str) -> None:
-        """Put `content` at `path`, whole or not at all; directories above it are made.
+        """Write `content` to `path` atomically; missing parent directories are created.
 
-        What is refused leaves nothing behind, not even a directory.
+        A refused write leaves nothing behind, not even a directory.
         """
         name = relative(path)
         self._refuse_unwritable(name)
@@ -124,7 +124,7 @@ class LocalEnvironment(EnvironmentBase):
             file.write(data)
 
     def remove_file(self, path: AnyPath) -> None:
-        """Remove a file; a link is removed itself."""
+        """Remove a file. Removes a link, not its target."""
         name = relative(path)
         self._refuse_unwritable(name)
         if self._remover is not None:
@@ -133,7 +133,7 @@ class LocalEnvironment(EnvironmentBase):
             beneath.remove(self._root, name)
 
     def glob(self, pattern: str) -> list[str]:
-        """The files, links and directories that `pattern` names, sorted, by the grammar of writable_paths.
+        """Return the files, links and directories that match `pattern` (see writable_paths), sorted.
 
         No link is followed.
         """
@@ -150,7 +150,7 @@ class LocalEnvironment(EnvironmentBase):
             return []
         found = [path for path, _ in beneath.walk(self._root, glob.prefix, enter)]
         if glob.prefix:
-            found.append(glob.prefix)  # `docs/**` names docs too
+            found.append(glob.prefix)  # `docs/**` also matches docs
         return sorted(path for path in found if glob.matches(path) and not self._confinement.hides(path))
 
     def _run(
@@ -172,11 +172,11 @@ class LocalEnvironment(EnvironmentBase):
     def wrapped(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, cwd: str | None = None
     ) -> WrappedCommand:
-        """The command, confined and not started, for a caller that starts it itself.
+        """Return the command, confined but not started, for a caller that starts it itself.
 
-        It starts in `cwd`, if the policy lets that be seen, else in the working directory.
-        It has no layer, whose changes would have to be reviewed afterwards: where `exec_command`
-        is held to the globs exactly, this is held to directories.
+        It starts in `cwd` if the policy makes that visible, else in the working directory. It has no layer,
+        because changes in a layer would need a review afterwards. So it is confined to directories, while
+        `exec_command` is confined to the globs exactly.
         """
         return self._confinement.directly(self._root, self._checked_argv(list(argv)), env, cwd)
 
@@ -190,17 +190,17 @@ class LocalEnvironment(EnvironmentBase):
 
     @property
     def enforced(self) -> Enforcement:
-        """The enforcement of the next command, and every gap, those of `limits()` included."""
+        """The enforcement of the next command, with all gaps, including those of `limits()`."""
         self._refuse_closed()
         return self._confinement.enforced(self._root)
 
     def limits(self) -> tuple[Gap, ...]:
-        """Gaps: where commands may write more than `writable_paths` names. The file tools may not."""
+        """Return the gaps: where commands (not the file tools) may write more than `writable_paths` names."""
         self._refuse_closed()
         return self._confinement.limits(self._root)
 
     def close(self) -> None:
-        """Close the directory. A second time does nothing."""
+        """Close the directory. Further calls do nothing."""
         if self._root >= 0:
             fd, self._root = self._root, -1
             os.close(fd)
@@ -226,7 +226,7 @@ class LocalEnvironment(EnvironmentBase):
 
     def _refuse_hidden(self, name: str) -> None:
         self._refuse_closed()
-        if self._confinement.hides(name):  # as a command would see it: it is not there
+        if self._confinement.hides(name):  # a command would not see it either
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _refuse_unwritable(self, name: str) -> None:

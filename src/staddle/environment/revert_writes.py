@@ -1,7 +1,7 @@
-"""Revert the changes of a command in a sandbox that no glob of writable_paths names, when it has ended.
+"""After a command in a sandbox, revert its changes that no glob of writable_paths matches.
 
-This needs a sandbox whose changes are in a layer: a change that was not there before the command,
-and that no glob names, is dropped from the layer. The host never sees it.
+This needs a sandbox whose changes are in a layer. A new change that no glob matches is dropped from the
+layer, so the host never sees it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WriteReverter:
-    """Reverts the changes of a command that no glob names. For one command at a time."""
+    """Reverts changes of a command that no glob matches. For one command at a time."""
 
     def __init__(
         self, sandbox: LayeredSandbox, modified: Callable[[str], float], directory: str, globs: GlobSet
@@ -37,17 +37,17 @@ class WriteReverter:
         self._sandbox, self._modified, self._directory, self._globs = sandbox, modified, directory, globs
 
     def fingerprints(self) -> dict[str, object]:
-        """A fingerprint of each change that no glob names, by path: before the command, for `revert`."""
+        """Return a fingerprint of each change that no glob matches, by path. Call it before the command."""
         changes = self._sandbox.diff()
         found, by_path = unnamed(changes, self._directory, self._globs), _by_path(changes)
         return {path: self._fingerprint(by_path[path]) for path in found}
 
     def revert(self, before: Mapping[str, object]) -> tuple[Event, ...]:
-        """Undo the changes of the command that no glob names, and return each as an event."""
+        """Undo the changes of the command that no glob matches. Returns an event for each."""
         changes = self._sandbox.diff()
         found, by_path = unnamed(changes, self._directory, self._globs), _by_path(changes)
         new = [path for path in found if path not in before]
-        # A file that was changed before the command: the layer has only its last state.
+        # Files that were already changed before the command: the layer has only their last state.
         again = [
             path
             for path, was in before.items()
@@ -70,7 +70,7 @@ class WriteReverter:
 
 
 def unnamed(changes: Iterable[Change], directory: str, globs: GlobSet) -> dict[str, str]:
-    """The changes that may not stay, by path, with the reason. Pure."""
+    """Return the changes that are not allowed, by path, with the reason. Pure."""
 
     def why_not(path: str) -> str:
         below = os.path.relpath(path, directory)
@@ -100,7 +100,7 @@ def _by_path(changes: Iterable[Change]) -> dict[str, Change]:
 
 
 def _least(paths: Collection[str], changes: Mapping[str, Change]) -> list[str]:
-    """The smallest list of paths to drop that undoes all of `paths`.
+    """Return the smallest list of paths to drop that undoes all of `paths`.
 
     A deleted directory is restored with the first restored path in it.
     """

@@ -1,14 +1,13 @@
-"""writable_paths: checked before anything runs, made write grants for a command, and held to after its end.
+"""writable_paths: check the globs, turn them into write grants, and decide which changes may stay.
 
-The kernel knows files and directories, not patterns. With a layer to work in (see `command_layer`) a
-command writes whole directories directly, and for the rest only what matches is taken over
-afterwards: see `division`. Without one, a glob that names a file which is there becomes that
-file, and every other the directory that holds all it can match: see `grants`. Where that is
-more than the glob names, `limits` reports it.
+The kernel knows files and directories, not patterns. In a layer (see `command_layer`) a command writes whole
+directories directly, and of its other changes only matching ones are committed: see `division`. Without a
+layer, a glob that names an existing file becomes that file, and any other glob becomes the directory that
+contains everything it can match: see `grants`. If that is more than the glob names, `limits` reports it.
 
 `refused` decides which changes of a command may not be committed. A change is (path, kind before, kind now):
-"directory", "file" for anything else, "" for nothing. An allowed change can depend on one that is refused: a
-file cannot replace something that has to stay, and a directory cannot be removed while something in it stays.
+"directory", "file" for anything else, "" for nothing. An allowed change can depend on a refused one: a file
+cannot replace something that has to stay, and a directory cannot be removed while something in it stays.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ NOT_NAMED = "no glob of writable_paths names it"
 
 
 def parse_globs(globs: Iterable[str]) -> GlobSet:
-    """The globs as one set. None at all is refused: saying what may be written must say something."""
+    """Return the globs as one set. Refuses an empty list, because it would allow no write at all."""
     found = [Glob(glob) for glob in several(globs, "writable_paths")]  # type: ignore[arg-type]
     if not found:
         raise PolicyError(
@@ -53,7 +52,7 @@ def parse_globs(globs: Iterable[str]) -> GlobSet:
 
 
 def refuse_protected(name: str, unprotect: Sequence[str]) -> None:
-    """PathNotAllowed for a name that other programs obey, or what lies in one."""
+    """Raise PathNotAllowed for a protected name, or a path inside one."""
     guarded = _protected(name, unprotect)
     if guarded is not None:
         raise PathNotAllowed(
@@ -64,13 +63,13 @@ def refuse_protected(name: str, unprotect: Sequence[str]) -> None:
 
 
 def _protected(name: str, unprotect: Sequence[str]) -> str | None:
-    """The protected name that `name` is, or lies in."""
+    """Return the protected name that `name` is, or is in."""
     parts = name.split("/")
     for count in range(1, len(parts) + 1):
         found = protected_name("/" + "/".join(parts[:count]))
         if found is not None and found not in unprotect:
             return found
-    # As a file, `.git` sends git to another repository.
+    # As a file, `.git` redirects git to another repository.
     pointer = pointer_name("/".join(parts))
     return pointer if pointer not in unprotect else None
 
@@ -78,10 +77,10 @@ def _protected(name: str, unprotect: Sequence[str]) -> str | None:
 def validate_writable_paths(
     working_dir: str | os.PathLike[str], globs: Iterable[str], process_cwd: str | os.PathLike[str]
 ) -> None:
-    """Refuse what cannot be meant: PathEscape for what leads out, a plain PolicyError for the malformed.
+    """Refuse invalid globs: PathEscape for paths that lead out, PolicyError for malformed ones.
 
-    `working_dir` must lie in `process_cwd` after all links are followed, also when it does
-    not exist yet: then its deepest existing ancestor decides.
+    `working_dir` must be in `process_cwd` after all links are followed. If it does not exist yet, its deepest
+    existing ancestor decides.
     """
     root = os.path.realpath(process_cwd)
     asked = os.path.join(root, working_dir)
@@ -105,15 +104,15 @@ def _is_circle(path: str) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # a loop of links, or an unreadable directory: nothing is known about it
+        return True  # a loop of links, or an unreadable directory
     return False
 
 
 def refused(changes: Collection[Touched], why_not: Callable[[str], str]) -> dict[str, str]:
-    """The changes that may not stay, by path, with the reason.
+    """Return the changes that are not allowed, by path, with the reason.
 
-    `why_not` says it of a single path, "" for one that may be written. A new directory may stay
-    when something in it may.
+    `why_not` returns the reason against a single path, or "". A new directory may stay if something in it
+    may.
     """
     found = {path: why for path, _, _ in changes if (why := why_not(path))}
     stays = set(_all_above(path for path, before, after in changes if path in found and before and not after))
@@ -136,7 +135,7 @@ def refused(changes: Collection[Touched], why_not: Callable[[str], str]) -> dict
 
 
 def parents(path: str) -> Iterator[str]:
-    """Every directory above `path`, the nearest first."""
+    """Yield the directories above `path`, nearest first."""
     while (path := path.rpartition("/")[0]) != "":
         yield path
 
@@ -147,7 +146,7 @@ def _all_above(paths: Iterable[str]) -> Iterator[str]:
 
 
 def division(root: int, globs: GlobSet) -> tuple[list[str], bool]:
-    """(directories that may be written as a whole, whether something else may be written too)."""
+    """Return directories that are writable as a whole, and whether anything else is writable."""
     whole = {
         glob.prefix for glob in globs.globs if _is_whole(glob) and _kind(root, glob.prefix) == "directory"
     }
@@ -160,7 +159,7 @@ def _lies_in(glob: Glob, directories: set[str]) -> bool:
 
 
 def _can_match(root: int, glob: Glob) -> bool:
-    """Whether a file that it names is there or could be made: not where a directory has the name."""
+    """Whether a file that it names exists or could be created; not if a directory has the name."""
     if glob.literal is not None:
         return _kind(root, glob.literal) in ("file", "missing")
     kind = _kind(root, glob.prefix)
@@ -168,18 +167,18 @@ def _can_match(root: int, glob: Glob) -> bool:
 
 
 def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
-    """Paths that a command may write, relative to `root`. Missing directories are made, or left out."""
+    """Return the paths that a command may write, relative to `root`. `make` creates missing directories."""
     found: set[str] = set()
     whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
     for glob in globs.globs:
         if _lies_in(glob, whole - {glob.prefix} if _is_whole(glob) else whole):
-            continue  # nothing is made for what may be written anyway
+            continue  # nothing needs to be created: it is writable anyway
         if glob.literal is not None:
             kind = _kind(root, glob.literal)
             if kind == "file":
                 found.add(glob.literal)
             if kind != "missing":
-                continue  # a directory where the glob names a file: nothing may be written there
+                continue  # a directory where the glob names a file
         kind = _kind(root, glob.prefix)
         if kind == "missing" and make:
             os.close(beneath.make_directories(root, glob.prefix))
@@ -190,7 +189,7 @@ def grants(root: int, globs: GlobSet, *, make: bool) -> list[str]:
 
 
 def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
-    """Gaps: where commands may write more than the globs say, and the file tools not."""
+    """Return the gaps: where commands, but not the file tools, may write more than the globs name."""
     whole = {glob.prefix for glob in globs.globs if _is_whole(glob)}
     return tuple(
         _gap(glob) for glob in globs.globs if not _lies_in(glob, whole) and not _is_exact(root, glob)
@@ -200,21 +199,21 @@ def limits(root: int, globs: GlobSet) -> tuple[Gap, ...]:
 def _is_exact(root: int, glob: Glob) -> bool:
     if _is_whole(glob) or (glob.literal is not None and _kind(root, glob.literal) != "missing"):
         return True
-    return _kind(root, glob.prefix) in ("file", "blocked")  # then it can match nothing
+    return _kind(root, glob.prefix) in ("file", "blocked")  # then it matches nothing
 
 
 def _is_whole(glob: Glob) -> bool:
-    """Whether it names its prefix and all below: `docs/**`."""
+    """Whether it names its prefix and everything below, such as `docs/**`."""
     return glob.deep and not glob.tail
 
 
 def unlayered(why: str) -> Gap:
-    """The gap for commands that have no layer, where one would make them exact."""
+    """Return the gap for commands without a layer, if a layer would make them exact."""
     return Gap("write", f"commands have no layer to work in: {why}", documented=True)
 
 
 def copied(path: str) -> Gap:
-    """The gap for commands that work in a copy of the directory, at another path."""
+    """Return the gap for commands that work in a copy of the directory, at another path."""
     return Gap(
         "workspace",
         f"commands work in a copy of {path!r}: it is at another path, and {path!r} itself can only be read",
@@ -224,7 +223,7 @@ def copied(path: str) -> Gap:
 
 
 def unconfined(why: str) -> Gap:
-    """The gap for commands that nothing confines."""
+    """Return the gap for unconfined commands."""
     because = f": {why}" if why else ""
     return Gap(
         "write",
@@ -235,7 +234,7 @@ def unconfined(why: str) -> Gap:
 
 
 def by_policy(path: str) -> Gap:
-    """The gap for a path in the directory that the policy itself lets commands write."""
+    """Return the gap for a path in the directory that the policy itself makes writable."""
     why = f"the policy lets commands write {path!r}, whatever writable_paths contains"
     return Gap("write", why, "leave it out of the policy's write", documented=True)
 
@@ -251,7 +250,7 @@ def _gap(glob: Glob) -> Gap:
 
 
 def _kind(root: int, path: str) -> Literal["file", "directory", "missing", "blocked"]:
-    """The kind of file at `path`; "blocked" for a pipe and the like, or below a file."""
+    """Return the kind of file at `path`; "blocked" for special files, or below a file."""
     try:
         fd = open_beneath(root, path or ".", os.O_PATH)
     except OSError as error:
@@ -268,9 +267,9 @@ def _kind(root: int, path: str) -> Literal["file", "directory", "missing", "bloc
 
 
 def refuse_strangers(plan: Plan, asked: Iterable[str]) -> None:
-    """Refuse a plan in which one of these write grants leads elsewhere, through a link made meanwhile.
+    """Refuse a plan in which one of these write grants leads elsewhere, through a link created meanwhile.
 
-    Backends open what a plan names without following links, so what passes here stays true.
+    Backends open the paths of a plan without following links, so an accepted grant stays valid.
     """
     origins = {f"write {path!r}": path for path in asked}
     for grant in plan.grants:
@@ -283,7 +282,7 @@ def refuse_strangers(plan: Plan, asked: Iterable[str]) -> None:
 
 
 def refuse_replaced(root: int, path: str) -> None:
-    """Refuse when `path` is no longer the directory that `root` is open on."""
+    """Refuse if `path` is no longer the directory that `root` is open on."""
     try:
         fd = open_without_symlinks(path, os.O_PATH | os.O_DIRECTORY)
     except OSError as error:

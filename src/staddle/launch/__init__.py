@@ -1,1 +1,1 @@
-"""One confined command, on the host with its caller's rights: wrap, start, attend to, its output."""
+"""One confined command, on the host with its caller's rights: wrap, start, supervise, relay output."""

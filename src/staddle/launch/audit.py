@@ -6,10 +6,10 @@
 
     {"log":"9f2c61d07a4be1c3","n":2,"at":1794795120410000000e-9,"what":"command","command":"make",…}
 
-Every line has the random name of its log and a number, one more than that of the line before: a line
-that is missing shows. The first line is "opened", the last one "closed". A line is written by one call,
-and with it handed to the kernel: what was written is there when the program is killed the next moment.
-Several programs may append to one file. Secrets that are known are taken out of every text.
+Every line has the random name of its log and a consecutive number, so that a missing line is noticed. The
+first line is "opened", the last one "closed". Each line is one write to the kernel, so it survives if the
+program is killed right afterwards. Several programs may append to one file. Known secrets are removed from
+every text.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ if TYPE_CHECKING:
 
     from .redaction import Secrets
 
-    #: Where the lines of a log go: a file, a stream of text or bytes, or a function of one record.
+    #: Target of a log: a file, a stream of text or bytes, or a function of one record.
     AuditTarget = str | PathLike[str] | IO[str] | IO[bytes] | Callable[[dict[str, Any]], object]
 
-#: What a line can be of.
+#: The kinds of lines.
 KINDS = (
     *("opened", "command", "result", "failed", "refused", "network", "started", "terminal", "ended"),
     *("snapshot", "restored", "forked", "committed", "discarded", "paused", "resumed", "violation", "closed"),
 )
-#: A text longer than this is cut: a prompt or a script can be a book.
+#: Longer texts are cut, because a prompt or a script can be very long.
 MOST_LETTERS = 10_000
-#: Of a list, so many items are written, and how many there were.
+#: Number of items written of a list; the total follows.
 MOST_ITEMS = 100
-#: A line longer than this is none of ours.
+#: A longer line is not ours.
 _LONGEST = 4 << 20
 
 
 class AuditLog:
-    """A log that is open. Safe to use from any thread; lines are in the order of their numbers."""
+    """An open log. Thread-safe; lines are in the order of their numbers."""
 
     def __init__(self, secrets: Secrets | None) -> None:
-        """Called by `open`."""
+        """Use `open` instead."""
         self.name = os.urandom(8).hex()
-        self._put: Callable[[bytes], int] = _nowhere  # takes a line, and returns how much of it was written
-        self._function: Callable[[dict[str, Any]], object] | None = None  # takes records in place of lines
+        self._put: Callable[[bytes], int] = _nowhere  # writes a line, returns the written bytes
+        self._function: Callable[[dict[str, Any]], object] | None = None  # receives records instead of lines
         self._fd, self._path = -1, ""
         self._texts = None if secrets is None or not secrets.values else secrets.text
         self._spell = _speller(self._plain, is_simple=self._texts is None)
-        self._lock = threading.RLock()  # a handler of a signal may write a line, too
-        self._number = 0  # of the last line, whether it could be written or not
-        #: The beginning of a line: its number, and nanoseconds since 1970. In whole numbers: to make the text
-        #: of a float takes as long as to write the line.
+        self._lock = threading.RLock()  # reentrant: a signal handler may write a line
+        self._number = 0  # of the last line, even if writing it failed
+        #: The beginning of a line: its number, and nanoseconds since 1970. As integers, because formatting a
+        #: float takes as long as writing the line.
         self._head = f'{{"log":"{self.name}","n":%d,"at":%de-9,"what":'
         self._line = f'{self._head}"%b"%b}}\n'.encode()
         self._is_closed = False
@@ -70,9 +70,9 @@ class AuditLog:
     def open(
         cls, target: AuditTarget, secrets: Secrets | None = None, *, outside: Iterable[str] = ()
     ) -> Self:
-        """Begin a log at `target`. A file must not lie in one of the directories `outside`.
+        """Begin a log at `target`. A file must not be in one of the directories `outside`.
 
-        A sandbox can write those, or a commit may replace what is in them.
+        A sandbox can write there, or a commit may replace files there.
         """
         made = cls(secrets)
         if isinstance(target, str | os.PathLike):
@@ -93,9 +93,9 @@ class AuditLog:
         return made
 
     def write(self, what: str, **facts: object) -> None:
-        """Write one line; a fact that is None is left out. AuditFailed when it cannot be written.
+        """Write one line; facts that are None are left out. Raises AuditFailed if it cannot be written.
 
-        An error of a function comes out here. The number of a line that was not written is missing.
+        An error of a function is raised here. The number of an unwritten line is missing in the log.
         """
         if self._function is not None:
             plain = {name: self._plain(fact) for name, fact in facts.items() if fact is not None}
@@ -112,14 +112,14 @@ class AuditLog:
                 raise self._failure(error) from error
 
     def try_write(self, what: str, **facts: object) -> None:
-        """Write one line where no error can be raised. If it cannot be written, its number is missing."""
+        """Write one line where no error may be raised. If that fails, its number is missing."""
         try:
             self.write(what, **facts)
         except Exception:
             return
 
     def close(self, **facts: object) -> None:
-        """Write the last line, and close the file. A second time does nothing."""
+        """Write the last line, and close the file. Further calls do nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -132,7 +132,7 @@ class AuditLog:
                     os.close(self._fd)
 
     def _tear(self) -> NoReturn:
-        """Half a line was written: the next one begins a new line."""
+        """After a partial line, let the next one begin on a new line."""
         self._put = self._write_after_half_a_line
         raise OSError(None, "there is no room")
 
@@ -150,7 +150,7 @@ class AuditLog:
         )
 
     def _pass(self, record: dict[str, object]) -> None:
-        """Call the function with a record: what is read from a line. It has its number and time from here."""
+        """Call the function with a record, which equals a parsed line, and add its number and time."""
         with self._lock:
             self._number = record["n"] = self._number + 1
             record["at"] = time()
@@ -158,7 +158,7 @@ class AuditLog:
                 self._function(record)
 
     def _fields(self, facts: dict[str, object]) -> bytes:
-        """Facts as JSON without the braces, each after a comma."""
+        """Return facts as JSON without the braces, each after a comma."""
         text = ""
         for name, value in facts.items():
             if value is not None:
@@ -166,11 +166,11 @@ class AuditLog:
         return text.encode()
 
     def _plain(self, value: object) -> object:
-        """The value as JSON has it, without secrets, and not too long."""
+        """Return the value for JSON, without secrets, and cut if too long."""
         if isinstance(value, str):
             if self._texts is None and len(value) <= MOST_LETTERS:
                 return value
-            # Without the secrets first: a cut must not leave half of one.
+            # Remove secrets before cutting, so that no part of one remains.
             text = value if self._texts is None else self._texts(value)
             return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}…"
         if value is None or isinstance(value, bool | int | float):
@@ -207,9 +207,9 @@ def _opened(path: str, outside: Iterable[str]) -> int:
 
 
 def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[[object], str]:
-    """A function that makes JSON of a value. Most are short texts and numbers.
+    """Return a function that encodes a value as JSON. It is fast for short texts and numbers.
 
-    `plain` makes a value fit for JSON; `is_simple`: a short text is already, as no secret is known.
+    `plain` converts a value for JSON. `is_simple`: no secret is known, so short texts need no conversion.
     """
     import json
 
@@ -250,7 +250,7 @@ def _to_stream(stream: Any) -> Callable[[bytes], int]:
 
 
 def _nowhere(line: bytes) -> int:
-    """Take a line that comes after the last one."""
+    """Discard a line that comes after the last one."""
     return len(line)
 
 
@@ -258,7 +258,7 @@ def _nowhere(line: bytes) -> int:
 
 
 class AuditLine(Value):
-    """One line of a log that was read: which log, its number, when, what, and the facts."""
+    """One parsed line of a log: the log, its number, time, kind and facts."""
 
     log: str
     number: int
@@ -268,16 +268,16 @@ class AuditLine(Value):
 
 
 class AuditProblem(Value):
-    """A thing that is wrong with a file of audit lines: the line of the file, and a sentence."""
+    """An error in a file of audit lines: the line number, and a sentence."""
 
     line: int
     why: str
 
 
 def read(file: Iterable[bytes]) -> Iterator[AuditLine | AuditProblem]:
-    """The lines of a file of audit lines in their order, and what is wrong with them, where it shows.
+    """Yield the lines of an audit file in order, and a problem where one is noticed.
 
-    Numbers that are missing show at the next line of that log; a log without its last line at the end.
+    Missing numbers are noticed at the next line of that log, a missing last line at the end of the file.
     """
     import json
 

@@ -1,7 +1,7 @@
-"""The audit log of single commands: those of `wrap`, `staddle run`, a jail and a LocalEnvironment.
+"""The audit log of single commands: of `wrap`, `staddle run`, a jail and a LocalEnvironment.
 
-The lines are those of a sandbox (`sandbox.hooks`): "opened", then "command" before each one starts, "refused"
-for each refusal, "result" or "failed", and in the end "closed".
+The lines are the same as for a sandbox (`sandbox.hooks`): "opened", then "command" before each command
+starts, "refused" for each refusal, "result" or "failed", and finally "closed".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CommandAudit:
-    """An audit log for commands that are started one by one. AuditFailed when a line cannot be written."""
+    """An audit log for single commands. Raises AuditFailed if a line cannot be written."""
 
     def __init__(
         self,
@@ -33,14 +33,14 @@ class CommandAudit:
         outside: Iterable[str] = (),
         **opened: object,
     ) -> None:
-        """Begin the log, with a line "opened". `outside` are directories that it must not be in."""
+        """Begin the log with a line "opened". It must not be in a directory of `outside`."""
         self._log = AuditLog.open(target, secrets, outside=outside)
         self._numbers = count(1)
         self._log.write("opened", **opened)
 
     @classmethod
     def of(cls, target: AuditTarget, plan: Plan, secrets: Secrets | None, backend: str) -> Self:
-        """A log of commands with this plan. It must not be where they can write."""
+        """Begin a log of commands with this plan. It must not be where they can write."""
         network = str(plan.network)
         return cls(
             target, secrets, outside=plan.written(), backend=backend, workspace=plan.cwd, network=network
@@ -53,12 +53,12 @@ class CommandAudit:
         return made
 
     def close(self) -> None:
-        """Write the last line. A second time does nothing."""
+        """Write the last line. Further calls do nothing."""
         self._log.close()
 
 
 class AuditedCommand:
-    """A command that the log has begun. One of `end` and `failed` is called."""
+    """A command that the log has begun. Call `end` or `failed` once."""
 
     def __init__(self, log: AuditLog, number: int) -> None:
         self._log, self.number = log, number
@@ -74,7 +74,7 @@ class AuditedCommand:
         why: str = "",
         events: Iterable[Event] = (),
     ) -> None:
-        """Write that it is over: what it was refused, then its result. `stdout` and `stderr` count bytes."""
+        """Write the refusals of a finished command, then its result. `stdout`, `stderr` are byte counts."""
         for event in events:
             kind = "refused" if event.kind == "refused" else "violation"
             self._log.write(kind, id=self.number, host=event.what, rule=event.rule, allow=event.allow or None)
@@ -91,5 +91,5 @@ class AuditedCommand:
         )
 
     def failed(self, error: BaseException) -> None:
-        """Write that it has no result. Never raises: the error is on its way already."""
+        """Write that there is no result. Never raises, because the error is already being raised."""
         self._log.try_write("failed", id=self.number, error=f"{type(error).__name__}: {error}")

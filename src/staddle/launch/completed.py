@@ -1,4 +1,4 @@
-"""The result of `run()` of a wrapped command: as subprocess has it, and why the command ended."""
+"""The result of `run()` of a wrapped command: a CompletedProcess with the reason why the command ended."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ if TYPE_CHECKING:
 
 
 class Completed(subprocess.CompletedProcess[Any]):
-    """A CompletedProcess that knows which limit its command ran into.
+    """A CompletedProcess that names the limit that its command exceeded.
 
-    `reason` is a name of `Reason`: "exited", "signalled", "memory" or "processes". `why` says the
-    limit in a sentence, empty when it was none. `usage` is what was used in all, where control
-    groups tell; None else.
+    `reason` is a name of `Reason`: "exited", "signalled", "memory" or "processes". `why` describes the limit
+    in a sentence, or is empty. `usage` is the total usage if there are control groups, else None.
     """
 
     reason = "exited"

@@ -1,6 +1,6 @@
-"""A prepared command: what a backend returns and what `launch/` starts; and the one that is our helper.
+"""A prepared command, which a backend returns and `launch/` starts; and the command line of our helper.
 
-The helper is inside/__main__.py. This runs in the caller's process, with its rights.
+The helper is inside/__main__.py. This module runs in the caller's process, with its rights.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ if TYPE_CHECKING:
 class Launch(Value):
     """A confined command, ready to be started once.
 
-    `status` is the read end of a pipe on which the launcher tells how far it came, and
-    `failure` turns what was read there into a sentence when the command never started; the
-    pipe is the taker's to close. `relays` says that the started process passes signals on
-    to everything it started, `is_monitored` that it does not, and is not the command either.
-    `close` releases our copies of `pass_fds` and whatever else was kept for the start: call it once the
-    process is started, or will not be. It never raises.
-    `uid` is who the command will be on the host where that is not the caller (root's sandbox
-    has an unused id): a pipe made for its streams must belong to it, or it cannot open /dev/stdout.
-    `here`, where there is one, starts the same as a child of this process instead of `argv`:
-    for a small program of ours with a single thread. It calls its argument in the child
-    before anything else, and returns the child's pid. `gateway_log`, where there is a network gateway,
-    is what it tells: to be read while the command runs, and finished at the end. `limited` is what
-    holds its limits where those take more than its own process: to be closed at the end. `scratch` are the
-    private directories that the launcher makes and removes, the others in the first; if the launcher is
-    killed, its killer removes them.
+    `status` is the read end of a pipe on which the launcher reports its progress; `failure` turns these bytes
+    into a sentence if the command never started. The caller closes the pipe. `relays` means that the started
+    process passes signals on to everything it started; `is_monitored`, that it does not, and is not the
+    command either. `close` releases our copies of `pass_fds` and other resources for the start: call it once
+    the process has started, or will not be started. It never raises. `uid` is the command's user on the host
+    if that is not the caller (root's sandbox has an unused id): a pipe for its streams must belong to it, or
+    it cannot open /dev/stdout. `here`, if set, starts the command as a child of this process instead of
+    running `argv`, for a small single-threaded program of staddle. It first calls its argument in the child,
+    and returns the child's pid. `gateway_log`, if there is a network gateway, has its reports: read it while
+    the command runs, and finish it at the end. `limited` enforces limits that need more than the command's
+    own process; close it at the end. `scratch` are the private directories that the launcher creates and
+    removes, the others in the first; if the launcher is killed, the process that killed it removes them.
     """
 
     argv: tuple[str, ...]
@@ -58,17 +55,17 @@ class Launch(Value):
     scratch: tuple[bytes, ...] = ()
 
 
-#: The helper itself starts with this and nothing of the caller's: it can be read in /proc.
+#: The helper's own environment, without the caller's variables, because /proc shows it.
 ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 
 
 def helper_command(role: str, *where: str) -> tuple[str, ...]:
-    """The helper's command line in one of its roles, with the number of a descriptor or a file's path."""
+    """Return the helper's command line for a role, with the number of a descriptor or the path of a file."""
     return python("inside/__main__.py", role, *where)
 
 
 def python(program: str, *words: str) -> tuple[str, ...]:
-    """The command line that runs a file of this package in an interpreter without site-packages."""
+    """Return the command line that runs a file of this package in an interpreter without site-packages."""
     if not sys.executable:
         raise LaunchFailed(
             "the helper cannot be started",
@@ -76,14 +73,14 @@ def python(program: str, *words: str) -> tuple[str, ...]:
             fix="run staddle from an ordinary Python",
         )
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    # The real interpreter: a virtual environment's link would only make it look for packages.
+    # The real interpreter, because a virtual environment's link would make it search for packages.
     return (os.path.realpath(sys.executable), "-I", "-S", os.path.join(package, program), *words)
 
 
 def helper_launch(spec: ExecSpec, *, relays: bool = True, limited: CommandLimits | None = None) -> Launch:
-    """The helper, ready to be started once with this specification; `status` and `launcher` are set here.
+    """Return the helper, ready to be started once with `spec`, to which this adds `status` and `launcher`.
 
-    `limited` are limits that its supervisor holds. The descriptors of its proxy are taken over.
+    Its supervisor enforces `limited`. Takes ownership of the descriptors in `spec.proxy`.
     """
     read, write = os.pipe2(os.O_CLOEXEC)
     kept = [write, *spec.proxy]

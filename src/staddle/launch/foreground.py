@@ -1,7 +1,7 @@
-"""A launch in the foreground of the user's terminal: live streams, signals passed on, the truth at the end.
+"""Run a launch in the foreground of the user's terminal: live streams, forwarded signals, exit status.
 
-The launcher is put in a process group of its own, so that Ctrl-C reaches us alone. We pass
-it on to everything inside; the command may handle it, and its own exit status is reported.
+The launcher has its own process group, so that Ctrl-C reaches only us. We forward it to everything inside.
+The command may handle it, and its own exit status is reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .redaction import Redactor, Secrets
 
     class Signals(Protocol):
-        """Descriptor at which signals arrive, and those that did."""
+        """A descriptor at which signals arrive, and the signals that did."""
 
         descriptor: int
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 
 
 _PASSED_ON = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
-#: Python ignores these, and exec would hand that down: `yes | head` must end quietly inside.
+#: Python ignores some of these, and exec keeps that: `yes | head` must end quietly inside.
 _TO_DEFAULT = (SIGPIPE, SIGXFSZ, SIGCHLD, *_PASSED_ON)
 
 
 class ForegroundOutcome(Value):
-    """The end of a command: shell-style status, a name of Reason, bytes that the output cap dropped."""
+    """The end of a command: shell-style status, a name of Reason, bytes that the output limit dropped."""
 
     status: int
     reason: str
     duration: float
     dropped: tuple[int, int] = (0, 0)
-    #: The limit that made it fail, in a sentence; empty when it was none.
+    #: A sentence about the limit that made the command fail, or empty.
     why: str = ""
 
 
 def attend(
     launch: Launch, *, seconds: float | None = None, cap: int | None = None, secrets: Secrets | None = None
 ) -> ForegroundOutcome:
-    """Start `launch` on our own standard streams and see it through.
+    """Start `launch` on our own standard streams, and wait for it.
 
-    LaunchFailed when the launcher says that the command never started. The values of `secrets` are taken out
-    of streams that are not a terminal.
+    Raises LaunchFailed if the command never started. The values of `secrets` are removed from streams that
+    are not a terminal.
     """
     with waiting((*_PASSED_ON, SIGCHLD)) as signals:
-        # A launcher that relays signals looks after its own end.
+        # A launcher that relays signals handles its own end.
         lifeline = None if launch.relays else Lifeline(launch.status)
         try:
             return _Attended(launch, signals, lifeline, seconds, cap, secrets=secrets).see_through()
@@ -68,7 +68,7 @@ def attend(
 
 
 class _Attended:
-    """One started launch. See `running.see_through` for why this is a loop of its own."""
+    """One started launch. `running.see_through` explains why this has its own loop."""
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class _Attended:
         self._signals = signals
         self._cap = cap
         self._secrets = secrets
-        self._redactors: dict[int, Redactor] = {}  # of streams
-        self._relayed: dict[int, int] = {}  # our read end of a stream that is passed on: the stream
+        self._redactors: dict[int, Redactor] = {}  # by stream
+        self._relayed: dict[int, int] = {}  # our read end: the relayed stream
         self._passed: dict[int, int] = {1: 0, 2: 0}  # bytes of each stream so far
         self._caught: int | None = None
         self._timed_out = False
@@ -158,7 +158,7 @@ class _Attended:
         if self._timed_out:
             return ForegroundOutcome(124, "timeout", duration, dropped)
         if code < 0 and self._caught is not None:
-            code = -self._caught  # it did not end by itself: what ended it was the signal we got
+            code = -self._caught  # the signal that we received ended it
         shown = code if code >= 0 else 128 - code
         if found is not None:
             return ForegroundOutcome(shown, found.limit, duration, dropped, found.sentence)
@@ -174,7 +174,7 @@ class _Attended:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 self._drain(poll)
-                for stream in self._relayed.values():  # a stray has it still
+                for stream in self._relayed.values():  # another process still has it open
                     if stream in self._redactors:
                         self._pass_on(stream, self._redactors[stream].finish())
                 return status
@@ -187,7 +187,7 @@ class _Attended:
             self._on_time()
 
     def _drain(self, poll: select.poll) -> None:
-        """Relay what was written before the end; a stray that holds a stream does not delay us."""
+        """Relay output from before the end. A process that keeps a stream open does not delay us."""
         until = time.monotonic() + 0.5
         while self._relayed and time.monotonic() < until:
             ready = [fd for fd, _ in poll.poll(100) if fd in self._relayed]
@@ -210,7 +210,7 @@ class _Attended:
             return False
         try:
             self._pass_on(stream, data if redactor is None else redactor.feed(data))
-        except BrokenPipeError:  # the reader is gone: the command hears of it
+        except BrokenPipeError:  # the reader is gone: the command gets SIGPIPE
             del self._relayed[fd]
             os.close(fd)
             return False
@@ -238,12 +238,12 @@ class _Attended:
     def _on_signal(self, number: int) -> None:
         if number == SIGCHLD:
             return
-        if self._caught is not None:  # asked twice: no more patience
+        if self._caught is not None:  # second signal: end it now
             self._end()
             return
         self._caught = number
         pass_on(self._pid, number, relays=self._launch.relays)
-        if number != SIGINT:  # Ctrl-C may be answered at leisure, the others mean it
+        if number != SIGINT:  # a command may take its time after Ctrl-C
             self._kill_at = time.monotonic() + GRACE
 
     def _end(self) -> None:
@@ -254,13 +254,13 @@ class _Attended:
         for fd in self._relayed:
             os.close(fd)
         release(self._launch)
-        self._terminal.close()  # the command had it as a stream, and may have changed its modes
+        self._terminal.close()  # the command may have changed its modes
 
 
 def as_spawned(group: int, actions: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
-    """A function that makes a forked child as posix_spawn would have made it; `actions` are DUP2 only.
+    """Return a function that prepares a forked child like posix_spawn. `actions` are DUP2 only.
 
-    Signals are left as they are here, held back: one that comes early must not get lost.
+    Signals stay blocked, so that an early signal is not lost.
     """
 
     def prepare() -> None:
@@ -272,7 +272,7 @@ def as_spawned(group: int, actions: Sequence[tuple[int, int, int]]) -> Callable[
 
 
 def pass_on(pid: int, number: int, *, relays: bool) -> None:
-    """Send a signal to everything that `pid` started; to `pid` itself only when it relays."""
+    """Send a signal to everything that `pid` started; to `pid` itself only if it relays."""
     if relays:
         os.kill(pid, number)
         return
@@ -282,16 +282,16 @@ def pass_on(pid: int, number: int, *, relays: bool) -> None:
         send(child, number)
 
 
-# The modes of the user's terminal, given back however this process ends.
+# Restore the modes of the user's terminal, however this process ends.
 #
-# A command, or our own relay, may have the terminal raw and without echo. After SIGKILL nothing of ours
-# could give the modes back, so a child does: it waits for the other end of a pipe, which only we hold.
+# A command, or our own relay, may set the terminal to raw mode without echo. After SIGKILL our process cannot
+# restore the modes, so a child does: it waits until we close the other end of a pipe.
 
 
 class TerminalGuard:
-    """The modes of the terminal on descriptor 0, as they are now; nothing where it is no terminal.
+    """Saves the modes of the terminal on descriptor 0. Does nothing if it is not a terminal.
 
-    `last` is written to the terminal if this process is killed: what makes it leave a screen of ours.
+    `last` is written to the terminal if this process is killed, so that it leaves our screen.
     """
 
     def __init__(self, last: bytes = b"") -> None:
@@ -311,7 +311,7 @@ class TerminalGuard:
             os.close(waits)
 
     def close(self) -> None:
-        """Give the modes back. A second time does nothing."""
+        """Restore the modes. Further calls do nothing."""
         if self._modes is None:
             return
         import termios
@@ -326,21 +326,21 @@ class TerminalGuard:
                 try:
                     os.waitpid(self._child, 0)
                 except ChildProcessError:
-                    pass  # the program around us reaps every child itself
+                    pass  # the program around us reaps all children
 
 
 def _wait(pipe: int, group: int, modes: list[Any], last: bytes) -> NoReturn:
-    """Be the child: nothing but the end of our parent ends us.
+    """Run the child, which exits only after its parent.
 
-    Whoever has the terminal in the foreground then may have set modes of its own, as a shell that edits its
-    line does: these are left alone.
+    If another process is in the foreground by then, such as a shell that edits its line, it may have set its
+    own modes. These are left unchanged.
     """
     try:
         import termios
 
         from ..linux import process
 
-        process.block_signals(range(1, 65))  # a background process would be stopped for setting modes
+        process.block_signals(range(1, 65))  # else setting modes stops a background process
         os.setpgid(0, 0)
         process.close_from(1, keep=(pipe,))
         if not os.read(pipe, 1) and os.tcgetpgrp(0) == group:

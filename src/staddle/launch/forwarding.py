@@ -1,8 +1,8 @@
-"""From the host into the loopback of a running command: a connection, or a port of the host that leads there.
+"""Connections from the host to the loopback of a running command, and host ports that lead there.
 
 A socket reaches the command's loopback only if it was created in the command's network namespace. None of our
 processes runs there. So the first connection starts a helper (inside/forwarder.py) that enters the namespace.
-The helper has no capability, serves this process alone, and ends with the command.
+The helper has no capability, serves this process alone, and exits with the command.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
-#: Seconds for the command to have its network, and for the helper to enter it; and between two looks.
+#: Seconds until the command has its network and the helper has entered it; seconds between two checks.
 _PATIENCE, _LOOK_EVERY = 10.0, 0.01
 #: Milliseconds between two checks whether the gateway of exposed ports wants sockets.
 _FEED_EVERY = 500
@@ -43,20 +43,20 @@ class CommandForwarding:
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._process = process
         self._lock = threading.Lock()
-        #: The socket to the helper, and the helper's pid, once there is one.
+        #: The socket to the helper, and the helper's pid, once it is started.
         self._helper: tuple[socket.socket, int] | None = None
         self._gateway: gateway_process.GatewayProcess | None = None
         self._exposed: list[forward.ExposedPort] = []
 
     @uninterruptible
     def connect(self, port: int) -> socket.socket:
-        """A connection to a server inside, at `port` of its 127.0.0.1 or ::1."""
+        """Connect to a server inside, at `port` of its 127.0.0.1 or ::1."""
         with self._lock:
             return socket.socket(fileno=forward.connect(self._entered(), port))
 
     @uninterruptible
     def expose(self, port: int, host_port: int) -> int:
-        """A port of our 127.0.0.1 that leads to `port` inside, until the command ends."""
+        """Return a port of our 127.0.0.1 that leads to `port` inside, until the command ends."""
         with self._lock:
             handoff = self._entered()
             if self._gateway is None:
@@ -71,7 +71,7 @@ class CommandForwarding:
             return exposed.host_port
 
     def _entered(self) -> int:
-        """The descriptor of the socket to the helper, which is started if there is none yet."""
+        """Return the descriptor of the socket to the helper. Starts the helper if needed."""
         if self._process.poll() is not None:
             raise _ended()
         if self._helper is None:
@@ -87,7 +87,7 @@ class CommandForwarding:
     def _enter(self, network: int) -> tuple[socket.socket, int]:
         """Start the helper in `network`, and the thread that ends it with the command."""
         try:
-            ended = pidfd_open(self._process.pid)  # not reaped a moment ago: the number is its own
+            ended = pidfd_open(self._process.pid)  # not reaped yet, so the pid is its own
         except ProcessLookupError:
             raise _ended() from None
         try:
@@ -100,7 +100,7 @@ class CommandForwarding:
         return helper
 
     def _attend(self, ended: int) -> None:
-        """Give the gateway the sockets that it asks for, until the command ends. In a thread of its own."""
+        """Give the gateway the sockets that it asks for, until the command ends. Runs in its own thread."""
         while True:
             poll = select.poll()
             poll.register(ended, select.POLLIN)
@@ -122,9 +122,9 @@ class CommandForwarding:
         try:
             forward.feed(self._gateway, self._helper[0].fileno())
         except (OSError, StaddleError):
-            pass  # the command is about to end, or the gateway has
+            pass  # the command or the gateway is about to end
         if self._gateway.ended():
-            self._close_ports()  # refused at once: nothing would ever answer there
+            self._close_ports()  # refuse connections, because nothing answers
 
     def _close_ports(self) -> None:
         while self._exposed:
@@ -141,7 +141,7 @@ class CommandForwarding:
 
 
 def _network(process: subprocess.Popen[Any]) -> int:
-    """The descriptor of the network namespace of a command that has just been started."""
+    """Return a descriptor of the network namespace of a command that has just been started."""
     deadline, refused = time.monotonic() + _PATIENCE, False
     ours = os.stat("/proc/self/ns/net").st_ino
     while process.poll() is None:
@@ -152,8 +152,8 @@ def _network(process: subprocess.Popen[Any]) -> int:
                 refused = True
                 continue
             except OSError:
-                continue  # it has ended
-            if os.fstat(found).st_ino != ours:  # ours: a process that has not entered the sandbox yet
+                continue  # it has exited
+            if os.fstat(found).st_ino != ours:  # ours: the process has not entered the sandbox yet
                 return found
             os.close(found)
         if time.monotonic() > deadline:
@@ -167,12 +167,12 @@ def _network(process: subprocess.Popen[Any]) -> int:
 
 
 def _network_of(command: int, pid: int) -> int:
-    """The network namespace of `pid`, a process below `command`. OSError when it has ended."""
+    """Return the network namespace of `pid`, a process below `command`. Raises OSError if it has exited."""
     directory = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-        # The number may have been another process's when it was opened. While the process of `directory`
-        # is there, it has the number; and whose child it is has been looked up in between.
+        # Another process may have had the pid when `directory` was opened. While the process of `directory`
+        # exists, the pid is its own, and its parent was checked in between.
         if pid in descendants(command) and _is_there(directory):
             return found
         os.close(found)
@@ -182,7 +182,7 @@ def _network_of(command: int, pid: int) -> int:
 
 
 def _is_there(directory: int) -> bool:
-    """Whether the process of this directory in /proc has not ended."""
+    """Whether the process of this directory in /proc still exists."""
     try:
         os.stat("ns", dir_fd=directory)
     except OSError:
@@ -191,7 +191,7 @@ def _is_there(directory: int) -> bool:
 
 
 def _started(network: int) -> tuple[socket.socket, int]:
-    """A helper in `network`: the socket to it, and its pid. ForwardFailed when it cannot enter."""
+    """Start a helper in `network`. Returns the socket to it and its pid; ForwardFailed if it cannot enter."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, network, 1)]
@@ -221,9 +221,9 @@ def _started(network: int) -> tuple[socket.socket, int]:
 
 def _end(handoff: socket.socket, pid: int) -> None:
     try:
-        handoff.shutdown(socket.SHUT_RDWR)  # not only ours: a fork of this program may have a copy
+        handoff.shutdown(socket.SHUT_RDWR)  # a fork of this program may have a copy
     except OSError:
-        pass  # it has ended already
+        pass  # it has exited already
     handoff.close()
     end(pid)
 

@@ -1,6 +1,6 @@
-"""A Popen of a program that confines the command and passes no signal on: bubblewrap.
+"""A Popen of bubblewrap, a program that confines the command and does not forward signals.
 
-A signal that ends it has the kernel kill everything inside, without a signal that the command could handle.
+If a signal ends it, the kernel kills everything inside, so the command cannot handle the signal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Status = TypeVar("Status", int, int | None)
 
 
 class Closes(Protocol):
-    """Object that is closed when the program has ended."""
+    """An object that is closed when the program has ended."""
 
     def close(self) -> None: ...
 
@@ -23,18 +23,18 @@ class Closes(Protocol):
 class MonitoredPopen(subprocess.Popen[Any]):
     """`send_signal` and `terminate` reach the command's processes; `kill` ends the program and all of them.
 
-    A signal sent to its `pid` in another way reaches the program alone. The lifeline that `wrap` gave it is
-    closed when its end is noticed.
+    A signal sent to its `pid` in another way reaches only the program. The lifeline from `wrap` is closed
+    when the end of the program is noticed.
     """
 
     lifeline: Closes | None = None
 
     def poll(self) -> int | None:
-        """As Popen's."""
+        """Poll like any Popen, and close the lifeline at the end."""
         return self._noticed(super().poll())
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen's."""
+        """Wait like any Popen, and close the lifeline at the end."""
         return self._noticed(super().wait(timeout))
 
     def _noticed(self, status: Status) -> Status:
@@ -44,7 +44,7 @@ class MonitoredPopen(subprocess.Popen[Any]):
         return status
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to every process inside, or to the program while there is none."""
+        """Send a signal to every process inside, or to the program if there is none yet."""
         inside = [] if self.poll() is not None or sig == SIGKILL else _inside(self.pid)
         for pid in inside:
             send(pid, sig)
@@ -53,12 +53,12 @@ class MonitoredPopen(subprocess.Popen[Any]):
 
 
 def _inside(pid: int) -> list[int]:
-    """Processes in the pid namespace that `pid` has made, without the first, which ignores signals."""
+    """Return the processes in the pid namespace of `pid`, without its init, which ignores signals."""
     return [one for one in descendants(pid) if _number_inside(one) > 1]
 
 
 def _number_inside(pid: int) -> int:
-    """The number of a process in its own pid namespace; 0 if that is ours, or there is no such process."""
+    """Return the pid of a process in its own pid namespace; 0 if that is ours, or if it has exited."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             numbers = next((line.split()[1:] for line in file if line.startswith(b"NSpid:")), [])

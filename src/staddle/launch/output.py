@@ -1,22 +1,22 @@
-"""Output that stays bounded however much is printed."""
+"""Buffers that bound the captured output of a command."""
 
 from __future__ import annotations
 
-#: Bytes that a command may print to a stream that has no reader. One that prints more has no end.
+#: Maximum bytes that a command may print to a stream without a reader. A command that prints more never ends.
 FLOOD = 1 << 30
 
 
 class OutputFlood(Exception):
-    """A sink raises this when a command has printed more than FLOOD. It ends the command (`output_limit`)."""
+    """Raised by a sink when a command has printed more than FLOOD. It ends the command (`output_limit`)."""
 
     why = "it printed more than 1 GiB, most of which was discarded (limits.output)"
 
 
 class Tail:
-    """Keeps the last `limit` bytes of a stream, and counts what went before.
+    """Keeps the last `limit` bytes of a stream, and counts the bytes before them.
 
-    For an agent's tools: what a failing command said last is what matters. Nothing is
-    dropped up to exactly `limit` bytes; None keeps all.
+    For an agent's tools, because the last output of a failing command matters most. Up to exactly `limit`
+    bytes nothing is dropped; None keeps everything.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -25,7 +25,7 @@ class Tail:
         self.total = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         self.total += len(data)
         if self._limit is None:
             self._kept += data
@@ -33,27 +33,27 @@ class Tail:
             self._kept[:] = data[len(data) - self._limit :]
         else:
             self._kept += data
-            if len(self._kept) > 2 * self._limit:  # cut rarely: a cut moves the whole tail
+            if len(self._kept) > 2 * self._limit:  # rarely, because it moves the whole tail
                 del self._kept[: -self._limit]
 
     @property
     def dropped(self) -> int:
-        """The number of bytes at the beginning that were not kept."""
+        """The number of dropped bytes at the beginning."""
         return 0 if self._limit is None else max(0, self.total - self._limit)
 
     def value(self) -> bytes:
-        """The kept bytes."""
+        """Return the kept bytes."""
         return bytes(self._kept[max(0, len(self._kept) - (self.total - self.dropped)) :])
 
 
 class HeadTail:
     """Keeps the first and the last bytes of a stream within `limit`, and counts the rest.
 
-    Half of the limit is for the head, half for the tail, so that both the first error and
-    the last line survive. Nothing is dropped up to exactly `limit` bytes; None keeps all.
+    Half of the limit is for the head, half for the tail, so that both the first error and the last line
+    survive. Up to exactly `limit` bytes nothing is dropped; None keeps everything.
     """
 
-    #: Whether it passes the stream on, and keeps nothing.
+    #: Whether it relays the stream, and keeps nothing.
     is_relay = False
 
     def __init__(self, limit: int | None) -> None:
@@ -63,7 +63,7 @@ class HeadTail:
         self.total = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         self.total += len(data)
         if self._head_size is None:
             self._head += data
@@ -77,14 +77,14 @@ class HeadTail:
 
     @property
     def dropped(self) -> int:
-        """The number of bytes in the middle that were not kept."""
+        """The number of dropped bytes in the middle."""
         return self._tail.dropped
 
     @property
     def cut(self) -> int:
-        """Offset of the head's end in the kept bytes, if something was dropped after it."""
+        """Offset of the head's end in the kept bytes, or 0 if nothing was dropped."""
         return len(self._head) if self.dropped else 0
 
     def value(self) -> bytes:
-        """The kept bytes: the head, then the tail."""
+        """Return the kept bytes: the head, then the tail."""
         return bytes(self._head) + self._tail.value() if self._tail.total else bytes(self._head)

@@ -1,4 +1,4 @@
-"""Reads, writes and sizes of the master side of a pseudo-terminal that does not block."""
+"""Non-blocking reads and writes on the master side of a pseudo-terminal, and its size."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from .redaction import Redactor
 
 _PIECE = 64 << 10
-#: As much as the line discipline takes at once.
+#: Maximum input that the line discipline accepts at once.
 _TYPED = 4096
 
 
 def read_available(master: int) -> bytes | None:
-    """The bytes that were printed; None when there are none yet, empty when no program has it open."""
+    """Return the printed bytes; None if there are none yet, empty if no program has the terminal open."""
     try:
         if not _is_ready(master, select.POLLIN):
             return None
@@ -31,7 +31,7 @@ def read_available(master: int) -> bytes | None:
 
 
 def read_redacted(master: int, redactor: Redactor) -> bytes | None:
-    """The same without the values of secrets. A person types there: nothing waits for what may still come."""
+    """Read without secret values. A person is typing, so bytes are never held back to wait for more."""
     seen = b""
     while len(seen) < _PIECE:
         data = read_available(master)
@@ -46,7 +46,7 @@ def read_redacted(master: int, redactor: Redactor) -> bytes | None:
 
 
 def write_available(master: int, data: bytes | memoryview) -> int:
-    """Type as much of `data` as there is room for, and return how much. All, when no program has it open."""
+    """Write as much of `data` as fits, and return its length. Returns all if no program has it open."""
     try:
         if not _is_ready(master, select.POLLOUT):
             return 0
@@ -60,7 +60,7 @@ def write_available(master: int, data: bytes | memoryview) -> int:
 
 
 def _is_ready(master: int, event: int) -> bool:
-    """Whether a call need not wait. The open file may be an agent's, too, and blocking since."""
+    """Whether a call would not block. An agent may share the open file and have made it blocking."""
     os.set_blocking(master, False)
     poll = select.poll()
     poll.register(master, event)

@@ -1,7 +1,7 @@
-"""Values that must not be seen, taken out of output, events and errors.
+"""Remove secret values from output, events and errors.
 
-Against accidents: a program that prints its settings, a traceback with a token in it, a key in base64.
-A program that may read a value can print it in another spelling, which nothing here recognises.
+This prevents accidents: a program that prints its settings, a traceback with a token, a key in base64. A
+program that can read a value can still print it in a spelling that this module does not recognise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..policy.plan import Plan
 
-#: What stands where a value was.
+#: Replaces a value.
 MARK = b"(hidden)"
-#: A variable that only looks like a secret is one from this length on: `AUTH=1` is a switch.
+#: Minimum length of a value whose name only looks like a secret: `AUTH=1` is a switch.
 SHORTEST_GUESS = 8
-#: A value that is shorter is looked for as it is, and in no other spelling: it would be found by accident.
+#: A shorter value is searched only as it is, because its other spellings would match by accident.
 SHORTEST_SPELLED = 6
-#: A line of a value with several lines is hidden by itself from this length on.
+#: Minimum length of a line that is hidden alone, in a value with several lines.
 _SHORTEST_LINE = 16
-#: The line lengths of the usual tools: base64 and PEM.
+#: Usual line lengths of base64 and PEM.
 _WRAPPED_AT = (76, 64)
 _UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
@@ -41,14 +41,14 @@ _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}
 
 
 def secret_values(layers: Iterable[Mapping[str, str]], declared: Iterable[str]) -> tuple[str, ...]:
-    """The values to hide: `Secret` ones, of the declared names, and of names that look like secrets."""
+    """Return the values to hide: of type `Secret`, of declared names, and of names that look like secrets."""
     named = frozenset(declared)
     found = set()
     for layer in layers:
         for name, value in layer.items():
             if not isinstance(value, str):
                 continue  # refused elsewhere, with a reason
-            bare = str(value).strip()  # `cat` of a key file and a variable of it differ in the line end
+            bare = str(value).strip()  # a key file ends with a newline, its variable does not
             is_declared = name in named or isinstance(value, Secret)
             if bare and (is_declared or (len(bare) >= SHORTEST_GUESS and is_secret(name, bare))):
                 found.add(bare)
@@ -56,7 +56,7 @@ def secret_values(layers: Iterable[Mapping[str, str]], declared: Iterable[str]) 
 
 
 def secrets_of(plan: Plan) -> Secrets | None:
-    """The values that a plan's command must not print; None when nothing is to be hidden."""
+    """Return the values that a plan's command must not print; None if redaction is off."""
     if not plan.redact:
         return None
     found: Secrets | None = plan.derived.get(secrets_of)
@@ -68,8 +68,8 @@ def secrets_of(plan: Plan) -> Secrets | None:
 
 
 def spellings(value: bytes) -> set[bytes]:
-    """The value as programs usually print it: escaped, quoted, in base64, as part of a URL, in hex."""
-    # By hand: base64, html, json and urllib.parse take longer to import than a command takes to run.
+    """Return the usual spellings of a value: escaped, quoted, in base64, as part of a URL, in hex."""
+    # By hand, because importing base64, html, json and urllib.parse takes longer than a command.
     from binascii import b2a_base64
 
     if len(value) < SHORTEST_SPELLED:
@@ -88,9 +88,9 @@ def spellings(value: bytes) -> set[bytes]:
             spelled = "".join(chr(byte) if byte in safe else escape.format(byte) for byte in value)
             found |= {spelled.encode(), spelled.replace("%20", "+").encode()}
     encoded: set[bytes] = set()
-    for before in range(3):  # also as a part of what was encoded, as in "user:password"
+    for before in range(3):  # also inside a longer text, such as "user:password"
         whole = b2a_base64(bytes(before) + value, newline=False)
-        # The letters that only the value decides, whatever is before and after it.
+        # The characters that depend only on the value, not on the text around it.
         part = whole[-(-before * 8 // 6) : (before + len(value)) * 8 // 6]
         encoded |= {part, *((whole, whole.rstrip(b"=")) if not before else ())}
         encoded |= {_wrapped(part, width) for width in _WRAPPED_AT if not before}
@@ -114,29 +114,29 @@ def _encodable(text: str) -> bool:
 
 
 class Redactor:
-    """Replaces the values in a stream, wherever it is cut into chunks.
+    """Replaces values in a stream, even if they span chunks.
 
-    What could be the beginning of a value is held back until it is known to be one or not,
-    so at most the length of the longest value waits here.
+    It holds back bytes that could begin a value until that is decided, at most the length of the longest
+    value.
     """
 
     def __init__(self, values: Iterable[bytes]) -> None:
-        # Those of `Secrets` are a tuple already, without an empty one: each command has two redactors.
+        # `Secrets` passes a tuple without an empty value, because each command has two redactors.
         is_ready = isinstance(values, tuple) and b"" not in values
         self._values = values if is_ready else tuple(sorted({value for value in values if value}))
         self._held = b""
-        self._covered = 0  # of what is held: the rest of an occurrence whose mark has been written
-        self._released = 0  # of what is held: bytes that were returned all the same
+        self._covered = 0  # held bytes of a match whose mark was already written
+        self._released = 0  # held bytes that were already returned
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes; the ones that are certain by now."""
+        """Add the next bytes. Returns the bytes that are decided."""
         if not self._values:
             return data
         data = self._held + data
         return self._emit(data, len(data) - self._begun(data))
 
     def finish(self) -> bytes:
-        """The bytes that were held back."""
+        """Return the bytes that were held back."""
         return self._emit(self._held, len(self._held))
 
     @property
@@ -145,22 +145,22 @@ class Redactor:
         return len(self._held) > self._released
 
     def release(self) -> bytes:
-        """The bytes that were held back, for a reader that does not wait.
+        """Return the held bytes, for a reader that does not wait.
 
-        If they do turn out to begin a value, the rest of it is hidden.
+        If they turn out to begin a value, the rest of it is hidden.
         """
         at = max(self._released, min(self._covered, len(self._held)))
         self._released = len(self._held)
         return self._held[at:]
 
     def _emit(self, data: bytes, cut: int) -> bytes:
-        """Everything before `cut`; the rest is kept."""
+        """Return everything before `cut`, redacted; keep the rest."""
         out, at = bytearray(), 0
         released, self._released = self._released, 0
         before = [(0, self._covered)] if self._covered else []
         for start, end in _joined([*before, *self._occurrences(data)]):
             if before and start == 0:
-                at = end  # its mark has been written
+                at = end  # its mark was already written
                 continue
             if start >= cut:
                 break
@@ -180,7 +180,7 @@ class Redactor:
             start = at = data.find(value)
             while at >= 0:
                 end = at + len(value)
-                # `aaaa` in a long run of `a` overlaps itself at every place: go on from the last.
+                # `aaaa` overlaps itself in a long run of `a`, so continue from the last match.
                 at = data.rfind(value, at + 1, end - 1 + len(value))
                 if at < 0:
                     found.append((start, end))
@@ -188,7 +188,7 @@ class Redactor:
         return found
 
     def _begun(self, data: bytes) -> int:
-        """The number of bytes at the end that could begin a value."""
+        """Return the number of bytes at the end that could begin a value."""
         most = 0
         for value in self._values:
             at = data.find(value[:1], max(0, len(data) - len(value) + 1))
@@ -199,7 +199,7 @@ class Redactor:
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, and those that overlap as one."""
+    """Sort ranges, and merge those that overlap."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if found and start < found[-1][1]:
@@ -210,9 +210,9 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class RedactedTail(Tail):
-    """A Tail that never holds a value, not even in part: they are gone before anything is cut off.
+    """A Tail that never contains a value, not even in part: values are removed before bytes are dropped.
 
-    What it counts are the bytes after that.
+    It counts the bytes after redaction.
     """
 
     def __init__(self, limit: int | None, values: Iterable[bytes]) -> None:
@@ -220,29 +220,29 @@ class RedactedTail(Tail):
         self._redactor = Redactor(values)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream; none at all is its end."""
+        """Add the next bytes of the stream; empty at its end."""
         super().feed(self._redactor.feed(data) if data else self._redactor.finish())
 
     def value(self) -> bytes:
-        """The kept bytes."""
+        """Return the kept bytes."""
         self.feed(b"")
         return super().value()
 
 
 class RedactedHeadTail(HeadTail):
-    """A HeadTail that never holds a value, not even in part."""
+    """A HeadTail that never contains a value, not even in part."""
 
     def __init__(self, limit: int | None, values: Iterable[bytes]) -> None:
         super().__init__(limit)
         self._redactor = Redactor(values)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream; none at all is its end."""
+        """Add the next bytes of the stream; empty at its end."""
         super().feed(self._redactor.feed(data) if data else self._redactor.finish())
 
 
 class RedactedRelay(HeadTail):
-    """Writes a stream without the values to a descriptor of ours, and keeps nothing of it."""
+    """Writes a stream without the values to a descriptor, and keeps nothing."""
 
     is_relay = True
 
@@ -251,14 +251,14 @@ class RedactedRelay(HeadTail):
         self._fd, self._redactor = fd, Redactor(values)
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream; none at all is its end."""
+        """Add the next bytes of the stream; empty at its end."""
         from ..linux.fileio import write_all
 
         write_all(self._fd, self._redactor.feed(data) if data else self._redactor.finish())
 
 
 class Secrets:
-    """Values to hide, and how they leave what is shown."""
+    """Values to hide, and functions that remove them from text."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self.values = tuple(os.fsencode(value) for value in values)
@@ -266,13 +266,13 @@ class Secrets:
 
     @property
     def spelled(self) -> tuple[bytes, ...]:
-        """The values in every spelling that is looked for."""
+        """All spellings of the values."""
         if self._spelled is None:
             self._spelled = tuple(sorted({each for value in self.values for each in spellings(value)}))
         return self._spelled
 
     def with_variables(self, variables: Mapping[str, str | None]) -> Secrets:
-        """These, and those among the variables of one command."""
+        """Return these values, and the secrets among the variables of one command."""
         given = {name: value for name, value in variables.items() if value is not None}
         more = [os.fsencode(value) for value in secret_values((given,), ())]
         if all(value in self.values for value in more):
@@ -280,7 +280,7 @@ class Secrets:
         return Secrets(os.fsdecode(value) for value in {*self.values, *more})
 
     def bytes(self, data: bytes) -> bytes:
-        """`data` without the values."""
+        """Return `data` without the values."""
         if not self.values:
             return data
         for value in self.spelled:
@@ -290,19 +290,19 @@ class Secrets:
         return data
 
     def text(self, text: str) -> str:
-        """`text` without the values."""
+        """Return `text` without the values."""
         if not self.values:
             return text
         return self.bytes(text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def command(self, command: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        """A command without the values."""
+        """Return a command without the values."""
         if not self.values:
             return command
         return self.text(command) if isinstance(command, str) else tuple(map(self.text, command))
 
     def event(self, event: Event) -> Event:
-        """`event` without the values: what was made inside may be called anything."""
+        """Return `event` without the values, because names from inside may contain them."""
         if not self.values:
             return event
         return event.replace(
@@ -310,30 +310,30 @@ class Secrets:
         )
 
     def strip(self, error: StaddleError) -> None:
-        """Take the values out of what `error` says."""
+        """Remove the values from the texts of `error`."""
         if self.values:
             error.what, error.why, error.fix = map(self.text, (error.what, error.why, error.fix))
             error.args = (error.what, error.why, error.fix)
 
     def kept(self, limit: int | None) -> HeadTail:
-        """A buffer for a stream."""
+        """Return a buffer for a stream."""
         return RedactedHeadTail(limit, self.spelled) if self.values else HeadTail(limit)
 
 
-#: There are none.
+#: No values.
 NONE = Secrets(())
 
-# Our own standard output and error for a program that must not print secrets there.
+# Our standard output and error, for a program that must not print secrets there.
 #
-# A stream that is a terminal stays what it is: a person sits there, whose secrets they are.
+# A stream that is a terminal is not redacted: the person there owns the secrets.
 
 
-#: So long a process that was left behind can keep a stream open after the program's end, in seconds.
+#: Seconds for which a leftover process can keep a stream open after the program's end.
 _PATIENCE = 0.5
 
 
 class RedactedStreams:
-    """`stdout` and `stderr` are descriptors for a program: our own, or pipes that are relayed to them."""
+    """Has `stdout` and `stderr` for a program: our own descriptors, or pipes that are relayed to them."""
 
     def __init__(self, secrets: Secrets | None) -> None:
         self.stdout, self.stderr = 1, 2
@@ -359,7 +359,7 @@ class RedactedStreams:
 
 
 def is_relayed(fd: int) -> bool:
-    """Whether a stream of ours is open, and is no terminal."""
+    """Whether this descriptor is open, and not a terminal."""
     try:
         os.fstat(fd)
     except OSError:
@@ -374,6 +374,6 @@ def _relay(ours: int, fd: int, values: tuple[bytes, ...]) -> None:
             write_all(fd, redactor.feed(data))
         write_all(fd, redactor.finish())
     except OSError:
-        pass  # its reader is gone: the program hears of it, the pipe closes
+        pass  # the reader is gone; closing the pipe tells the program
     finally:
         os.close(ours)

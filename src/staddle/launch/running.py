@@ -1,4 +1,4 @@
-"""Start a prepared launch and see it through to its end."""
+"""Start a prepared launch and wait for its end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
-#: Where a process has the private directories of its launch.
+#: Attribute of a process with the private directories of its launch.
 _SCRATCH = "_staddle_scratch"
-#: How long a launcher gets to end its command after SIGTERM, before SIGKILL.
+#: Seconds between SIGTERM and SIGKILL, for a launcher to end its command.
 GRACE = 5.0
-#: What start() decides itself: overriding any of it would start something else than was prepared.
+#: Arguments that start() sets itself. Overriding one would start something other than prepared.
 _OURS = (
     *("args", "env", "cwd", "pass_fds", "close_fds", "preexec_fn", "shell", "executable", "umask"),
     *("start_new_session", "process_group", "user", "group", "extra_groups", "restore_signals"),
@@ -38,7 +38,7 @@ _OURS = (
 
 
 def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subprocess.Popen[Any]:
-    """Start `launch` as a Popen. Takes what Popen takes, but for what confines the command."""
+    """Start `launch` as a Popen. Accepts Popen's arguments, except those that confine the command."""
     try:
         for name in kwargs:
             if name in _OURS:
@@ -88,7 +88,7 @@ def _popen_class(launch: Launch) -> type[subprocess.Popen[Any]]:
 
 
 def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
-    """The error of a launcher that the kernel did not start."""
+    """Return the error for a launcher that the kernel did not start."""
     why = error.strerror or str(error)
     return LaunchFailed(
         f"{launch.argv[0]!r} could not be started",
@@ -98,10 +98,10 @@ def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
 
 
 def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
-    """Let `uid` open these pipes anew, as `echo > /dev/stderr` does.
+    """Let `uid` reopen these pipes, as `echo > /dev/stderr` does.
 
-    A pipe belongs to its maker. Root's sandbox has another id, and could otherwise use its
-    streams but not open them by name. Files and terminals keep their owner.
+    A pipe belongs to its creator. Root's sandbox has another id, so it could use its streams but not open
+    them by name. Files and terminals keep their owner.
     """
     if uid is None:
         return
@@ -110,20 +110,20 @@ def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
                 os.fchown(descriptor, uid, -1)
         except OSError:
-            continue  # closed, or not ours to give
+            continue  # closed, or owned by another user
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """End the launcher and with it everything it started: SIGTERM, a grace, SIGKILL."""
+    """End the launcher and everything that it started: SIGTERM, a grace period, SIGKILL."""
     import subprocess
 
     if process.poll() is not None:
         return
     children = _children(process.pid)
     try:
-        subprocess.Popen.send_signal(process, SIGTERM)  # the launcher itself, also one that passes nothing on
+        subprocess.Popen.send_signal(process, SIGTERM)  # the launcher itself, even one that does not relay
     finally:
-        if children is not None and process.returncode is None:  # else terminate() found that it has ended
+        if children is not None and process.returncode is None:  # else it has already exited
             children.go_on()
     try:
         process.wait(GRACE)
@@ -131,12 +131,12 @@ def end(process: subprocess.Popen[Any]) -> None:
         process.kill()
         process.wait()
     if children is not None:
-        # Mostly they die of its end, a moment later. One that bwrap had not yet bound to itself does not.
+        # Usually they exit with it. A child that bwrap had not yet bound to itself does not.
         children.end(GRACE / 2)
     if scratch := vars(process).get(_SCRATCH):
         from ..files import remove_tree
 
-        remove_tree.remove(scratch)  # usually gone; whoever was to remove it may have been killed
+        remove_tree.remove(scratch)  # the process that should remove it may have been killed
 
 
 def _children(pid: int) -> Children | None:
@@ -166,11 +166,11 @@ def complete(
     secrets: Secrets | None = None,
     **kwargs: Any,
 ) -> Completed:
-    """As `subprocess.run`, with the policy's timeout and output bound, and LaunchFailed when nothing ran.
+    """Like `subprocess.run`, with the policy's timeout and output limit. LaunchFailed if nothing ran.
 
-    `cancelled` is asked four times a second; once it says yes everything is ended, and
-    CommandCancelled raised. The values of `secrets` are taken out of what is captured, and of what
-    goes to our own standard streams, unless those are a terminal.
+    `cancelled` is called four times a second. Once it returns True, everything is ended and CommandCancelled
+    is raised. The values of `secrets` are removed from captured output, and from our own standard streams
+    unless these are a terminal.
     """
     import subprocess
 
@@ -188,7 +188,7 @@ def complete(
     if input is not None:
         kwargs["stdin"] = subprocess.PIPE
     buffers = _buffers(secrets, kwargs, limits.output)
-    # A launcher that relays signals looks after its own end.
+    # A launcher that relays signals handles its own end.
     lifeline = None if launch.relays else Lifeline(launch.status)
     found, used, began = None, None, time.monotonic()
     try:
@@ -236,9 +236,9 @@ def complete(
 
 
 def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None) -> Iterator[HeadTail]:
-    """The buffers of standard output and standard error, in this order, if they come to us.
+    """Return buffers for standard output and standard error, in this order, if they are captured.
 
-    With secrets they do, unless they are terminals: then they are passed on by a buffer that keeps nothing.
+    With secrets they are always captured, except terminals. A buffer that keeps nothing then relays them.
     """
     import subprocess
 
@@ -259,7 +259,7 @@ def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None)
 
 
 def within_lifetime(seconds: float | None, limits: Limits) -> float | None:
-    """The timeout of a command whose sandbox lives only as long as itself."""
+    """Return the timeout of a command whose sandbox lives only as long as the command."""
     if limits.max_lifetime is None:
         return seconds
     return limits.max_lifetime if seconds is None else min(seconds, limits.max_lifetime)
@@ -275,15 +275,14 @@ def see_through(
     look_every: float = 0.25,
     gateway_log: GatewayLog | None = None,
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
-    """Feed stdin, collect bounded output, wait. The last value says why it was ended, if it was.
+    """Feed stdin, collect bounded output, wait. The last value is the reason if the command was ended.
 
-    `foreground.attend` is another loop, on purpose. This one serves a Popen in any thread of any program,
-    which has no descriptor of its end to wait on; that one owns the process: it has one thread, waits for
-    signals beside descriptors, and loads neither subprocess nor selectors. Only the steps around both,
-    above and below here, are the same.
+    `foreground.attend` deliberately has its own loop. This loop serves a Popen in any thread of any program,
+    without a descriptor for its end. The other one owns a process with a single thread, waits for signals and
+    descriptors, and loads neither subprocess nor selectors. They share only the steps before and after.
 
-    `keep` makes the buffer of a stream; `cancelled` is asked every `look_every` seconds. `gateway_log` is
-    read as it comes.
+    `keep` creates the buffer of a stream. `cancelled` is called every `look_every` seconds. `gateway_log` is
+    read continuously.
     """
     import selectors
     import subprocess
@@ -303,7 +302,7 @@ def see_through(
             selector.register(process.stdin, selectors.EVENT_WRITE)
         while selector.get_map():
             if ended_at is None and process.poll() is not None:
-                ended_at = time.monotonic()  # what still holds the pipes gets a moment, not for ever
+                ended_at = time.monotonic()  # leftover processes may use the pipes briefly
             limit = ended_at + 0.5 if ended_at is not None else deadline
             left = None if limit is None else limit - time.monotonic()
             if ended_at is None and cancelled():
@@ -316,8 +315,8 @@ def see_through(
                     end(process)
                     continue
                 break
-            # Popen has no descriptor to wait on, so a launcher that ends while a stray holds
-            # the pipes is noticed by looking every quarter second.
+            # Popen has no descriptor for its end. If a leftover process keeps the pipes open, only polling
+            # notices that the launcher has ended.
             for key, _ in selector.select(look_every if left is None else min(left, look_every)):
                 file: Any = key.fileobj
                 if file is gateway_log:
@@ -336,7 +335,7 @@ def see_through(
     for stream in (process.stdin, *kept):
         if stream is not None:
             stream.close()
-    while not ending:  # it closed its streams and goes on
+    while not ending:  # it closed its streams, but still runs
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             process.wait(look_every if left is None else min(left, look_every))
@@ -361,7 +360,7 @@ def _send(file: Any, unsent: memoryview) -> memoryview:
 
 
 def never_started(launch: Launch) -> str | None:
-    """The launcher's own word that the command never ran, if it said so. To be asked after its end."""
+    """Return the launcher's message that the command never ran, or None. Call it after its end."""
     if launch.status is None:
         return None
     os.set_blocking(launch.status, False)
@@ -375,7 +374,7 @@ def never_started(launch: Launch) -> str | None:
 
 
 def release(launch: Launch) -> None:
-    """Close what a launch that was started has left: its status, its gateway's log, its limits."""
+    """Close the remaining resources of a started launch: its status, its gateway's log, its limits."""
     if launch.status is not None:
         os.close(launch.status)
     if launch.gateway_log is not None:
@@ -398,8 +397,8 @@ def _decoded(
 
 
 _SHELL = "/bin/sh"
-#: A line says that the launcher has ended. The end of the pipe says that we have: then bwrap, which has a
-#: default action for this signal, releases no child any more, and has said (fd 3) which one it released.
+#: A line means that the launcher has ended. The end of the pipe means that our process has. Then SIGUSR1 ends
+#: bwrap, so that it starts no more child; its status (fd 3) names the child that it started.
 _WAIT = """
 read line || {
     trap '' USR1
@@ -418,16 +417,16 @@ kill -9 0
 
 
 class Lifeline:
-    """A process group that ends when this process does, however it does.
+    """A process group that ends with this process, however it ends.
 
-    bwrap asks the kernel to end the sandbox with its parent only once the sandbox is set up. A
-    SIGKILL of ours in the milliseconds before would leave it running. So the launcher joins the
-    group of a small shell that does nothing but wait for the other end of a pipe, which only we
-    hold: when it closes, the group is killed. A sandbox of bwrap leaves the group for a session of its own
-    shortly before it is set up, so the shell kills the child that bwrap named in its status as well.
+    bwrap asks the kernel to end the sandbox with its parent only once the sandbox is set up. If our process
+    were killed in the milliseconds before, the sandbox would stay. So the launcher joins the group of a small
+    shell that waits for the other end of a pipe, which only we have: when it closes, the shell kills the
+    group. A sandbox of bwrap leaves the group for its own session shortly before it is set up, so the shell
+    also kills the child that bwrap named in its status.
 
-    `status` is the launch's own, in which bwrap names its child. `group` is the process group to start
-    things in; 0, a group of their own, where there is no shell.
+    `status` is the launch's own, in which bwrap names its child. `group` is the process group for new
+    processes; 0, a group of their own, if there is no shell.
     """
 
     def __init__(self, status: int | None) -> None:
@@ -446,15 +445,15 @@ class Lifeline:
             os.close(null)
 
     def close(self) -> None:
-        """End what is left of the group after the launcher's end, the shell at least."""
+        """End the rest of the group after the launcher, at least the shell."""
         if self.group:
             try:
                 os.write(self._held, b"\n")
             except OSError:
-                pass  # somebody has killed the shell
+                pass  # the shell was killed
             os.close(self._held)
             try:
                 os.waitpid(self.group, 0)
             except ChildProcessError:
-                pass  # the program around us reaps every child itself
+                pass  # the program around us reaps all children
             self.group = 0

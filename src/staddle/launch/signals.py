@@ -1,7 +1,7 @@
-"""Signals as something to wait for, beside descriptors, instead of something that interrupts.
+"""Wait for signals together with descriptors, instead of being interrupted by them.
 
-On Linux a signalfd: the `signal` module would cost every `staddle run` five milliseconds of
-imports. Elsewhere that module's wake-up descriptor.
+On Linux this is a signalfd, because importing `signal` would cost every `staddle run` five milliseconds.
+Elsewhere it is that module's wake-up descriptor.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, Self
 
-#: The same on every system we run on.
+#: Equal on all supported systems.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGPIPE, SIGTERM = 1, 2, 3, 9, 13, 15
 SIGCHLD, SIGXFSZ = (20, 25) if sys.platform == "darwin" else (17, 25)
 
 
 class _Descriptor:
-    """By signalfd (Linux).
+    """Signals by signalfd (Linux).
 
-    While it is entered, the signals arrive at `descriptor` and do nothing else. Those that
-    this process was started with ignored (nohup) stay ignored. For the main thread.
+    Inside the context, the signals arrive at `descriptor` and have no other effect. Signals that were ignored
+    when this process started (nohup) stay ignored. For the main thread.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -40,7 +40,7 @@ class _Descriptor:
         return self
 
     def read(self) -> list[int]:
-        """Read the signals that arrived since the last time."""
+        """Return the signals since the last call."""
         from ..linux import process
 
         return process.read_signals(self.descriptor)
@@ -48,13 +48,13 @@ class _Descriptor:
     def __exit__(self, *_: object) -> None:
         from ..linux import process
 
-        self.read()  # what came last was seen; it must not strike when it is let through again
+        self.read()  # discard the rest, which must not act once unblocked
         os.close(self.descriptor)
         process.unblock_signals(self._numbers)
 
 
 class _WakeUp:
-    """The same by the signal module (macOS, or where other threads run)."""
+    """Signals by the signal module (macOS, or programs with other threads)."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._numbers = tuple(numbers)
@@ -74,7 +74,7 @@ class _WakeUp:
         return self
 
     def read(self) -> list[int]:
-        """Read the signals that arrived since the last time."""
+        """Return the signals since the last call."""
         try:
             return list(os.read(self.descriptor, 512))
         except BlockingIOError:
@@ -91,10 +91,10 @@ class _WakeUp:
 
 
 def waiting(numbers: Iterable[int]) -> _Descriptor | _WakeUp:
-    """These signals as something to wait for, in the way that this system has."""
+    """Return a context that waits for these signals in the way of this system."""
     return _Descriptor(numbers) if sys.platform == "linux" else _WakeUp(numbers)
 
 
 def waiting_among_threads(numbers: Iterable[int]) -> _WakeUp:
-    """The same in a program with more threads than one: a signal may meet any of them."""
+    """Return such a context for a program with several threads, any of which may receive a signal."""
     return _WakeUp(numbers)

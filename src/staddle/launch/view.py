@@ -1,4 +1,4 @@
-"""Look at the view a command will have: find programs on its PATH, and protected names that appeared."""
+"""Inspect what a command will see: programs on its PATH, and protected names that appeared."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.plan import Plan
 
-#: Names that people take for programs.
+#: Builtins of shells that people expect to be programs.
 _OF_SHELLS = frozenset(
     ("alias", "cd", "export", "history", "jobs", "pushd", "set", "source", "ulimit", "unset")
 )
 
 
 def hidden_program(plan: Plan, name: str) -> str:
-    """The path of an executable file that is named by its path and cannot be seen inside; "" otherwise."""
+    """Return the path of an executable that is named by path but hidden inside; else ""."""
     if "/" not in name or plan.base:
         return ""
     path = os.path.normpath(os.path.join(plan.cwd, name))
@@ -27,12 +27,12 @@ def hidden_program(plan: Plan, name: str) -> str:
     if plan.shows(real) and (plan.shows(path) or any(covers(link.path, path) for link in plan.links)):
         return ""
     if plan.outside(real) != real:
-        return ""  # there is something else at that place inside
+        return ""  # another file is at that path inside
     return path if os.path.isfile(real) and os.access(real, os.X_OK) else ""
 
 
 def find_program(plan: Plan, name: str) -> str:
-    """The path of the program `name` as the sandbox will see it, or CommandNotFound (127, or 126)."""
+    """Return the path of the program `name` inside. Raises CommandNotFound (127 or 126)."""
     if "/" in name:
         places = [name if name.startswith("/") else os.path.join(plan.cwd, name)]
     else:
@@ -55,7 +55,7 @@ def find_program(plan: Plan, name: str) -> str:
             continue
         real = os.path.realpath(place)
         if plan.outside(real) != real:
-            continue  # the host's own, and at that place inside is something else
+            continue  # the host's own; another file is at that path inside
         if not plan.shows(real):
             there_but_hidden = "" if plan.base else place
         elif not os.access(place, os.X_OK):
@@ -106,7 +106,7 @@ def find_program(plan: Plan, name: str) -> str:
 
 
 def _on_our_path(name: str) -> str:
-    """The path of a program that our own PATH finds; "" for none."""
+    """Return the path of a program on our own PATH, or ""."""
     for directory in os.environ.get("PATH", "").split(":"):
         place = os.path.join(directory, name)
         if directory.startswith("/") and os.path.isfile(place) and os.access(place, os.X_OK):
@@ -115,7 +115,7 @@ def _on_our_path(name: str) -> str:
 
 
 def _in_the_base(plan: Plan, path: str) -> str:
-    """The host's path of the file at `path` inside, through the base's own links; "" if there is none."""
+    """Return the host's path of the file at `path` inside, following the base's own links, or ""."""
     from ..policy.resolution import HostPaths
 
     found = HostPaths(plan.base).find(path)
@@ -124,10 +124,10 @@ def _in_the_base(plan: Plan, path: str) -> str:
 
 
 def appeared(plan: Plan) -> tuple[Event, ...]:
-    """Protected names that are below a writable path now and were not when the plan was made.
+    """Return events for protected names that appeared below a writable path since the plan was made.
 
-    The kernel refuses changes to those that existed; a new one cannot be refused without
-    placing something in the user's tree, so it is reported instead.
+    The kernel refuses changes to existing ones. Refusing a new one would require a file in the user's tree,
+    so it is reported instead.
     """
     if not any(grant.access == "write" and grant.directory for grant in plan.grants):
         return ()

@@ -1,13 +1,12 @@
-"""The network of a sandbox: names, addresses, the gateway that dials, and forwards into it.
+"""The network of a sandbox: names, addresses, the gateway process and forwarded ports.
 
-A sandbox has no interface but its own loopback. What the policy allows is made reachable
-there: our resolver answers allowed names with addresses that are routed to loopback, and the
-sockets that listen for them, made inside, are held by the gateway, a process on the host. It
-knows the destination from the socket, decides, dials and relays. Programs inside need no
-settings, and nothing else exists that they could reach.
+A sandbox has only its own loopback interface. Our resolver answers allowed names with addresses that are
+routed to loopback. The listening sockets for these addresses are created inside, but a process on the host,
+the gateway, owns them. It reads the destination from the socket, decides, connects and relays. Programs
+inside need no settings and can reach nothing else.
 
-    rules       pure: what is read and decided
-    namespace   what is made in the sandbox's network namespace, and handed out of it
-    gateway     the process on the host; gateway/http_proxy: in its place on macOS
-    host        called by the launcher, and by its starter
+    rules       parsing and decisions, pure
+    namespace   sets up the sandbox's network namespace, and hands its sockets out
+    gateway     the process on the host; gateway/http_proxy replaces it on macOS
+    host        called by the launcher and by the process that starts it
 """

@@ -1,4 +1,4 @@
-"""Policies, which say what may be touched, and the plans they become."""
+"""Policies, which say what a command may access, and the plans compiled from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["Identity", "Limits", "Network", "Plan", "Policy"]
 
 
 def __getattr__(name: str) -> object:
-    # When it is used: a process of ours that needs nothing but paths, as every sandbox has one, is
-    # smaller by a fifth without the rest.
+    # Imported on first use: staddle's process in every sandbox needs only paths, and is a fifth smaller
+    # without the rest.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,11 +1,11 @@
-"""Another system inside: a root file system on the host, shown read-only in the place of the host's own.
+"""A base: another root file system on the host, shown read-only instead of the host's own.
 
-Nothing in it is ours: its links lead where they lead *inside*, and are never followed
-on the host; devices, pipes and sockets are left out. The root of it, /etc, /var and the directories
-on the way to something of the sandbox's own are put together entry by entry, so that our files and
-the policy's grants have their places whatever the base has there. All the rest is shown whole.
+Its content is untrusted. Its symlinks resolve *inside* and are never followed on the host. Devices, pipes and
+sockets are left out. Its root, /etc, /var and the parents of the sandbox's own paths are assembled entry by
+entry, so that our files and the policy's grants fit whatever the base contains. All other directories are
+mounted whole.
 
-An imported base has a name, and is in `directory()`. `bases/store.py` lists and removes them.
+An imported base has a name and is stored in `directory()`. `bases/store.py` lists and removes them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
     from .resolution import PathContext
 
-#: Says where they are, in the place of the data directory.
+#: Environment variable that replaces the default directory of bases.
 VARIABLE = places.BASES
 LONGEST_NAME = 64
 _IN_A_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 def directory() -> str:
-    """The directory of all of them. It need not exist."""
+    """Return the directory of all bases. It need not exist."""
     chosen = os.environ.get(VARIABLE, "")
     return chosen if chosen.startswith("/") else f"{places.of_user('data')}/bases"
 
 
 def checked_name(name: str) -> str:
-    """`name`, if a base can be called so."""
+    """Return `name` if it is a valid name of a base."""
     odd = next((char for char in name if char not in _IN_A_NAME), "")
     if not name or len(name) > LONGEST_NAME or odd or name[0] in ".-":
         why = f"it has {odd!r} in it" if odd else f"1 to {LONGEST_NAME} characters, no '.' or '-' first"
@@ -50,7 +50,7 @@ def checked_name(name: str) -> str:
 
 
 def imported(name: str) -> str | None:
-    """The root of the base called `name`; None if there is none."""
+    """Return the root of the base called `name`, or None if there is none."""
     try:
         checked_name(name)
     except BaseError:
@@ -60,17 +60,17 @@ def imported(name: str) -> str | None:
 
 
 ORIGIN = "base"
-#: Of the base's root, what every sandbox has of its own.
+#: Directories of the base's root that every sandbox replaces by its own.
 OWN = ("/dev", "/proc", "/sys", "/tmp", "/run", "/home", "/workspace", "/boot", "/lost+found")
-#: Put together entry by entry in every base, because things of ours are in them.
+#: Assembled entry by entry in every base, because they contain files of staddle.
 PARTS = ("/", "/etc", "/var")
-#: Files of /etc about accounts, which are ours or not shown.
+#: Files about accounts in /etc that are replaced or not shown.
 NOT_SHOWN = frozenset(
     {"/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/passwd-", "/etc/group-"}
 )
-#: Small files are copied, as long as they are not too many; the others get a mount each.
+#: Small files are copied, up to MOST_COPIED bytes in total. The others are mounted one by one.
 LARGEST_COPY, MOST_COPIED = 64 << 10, 4 << 20
-#: A directory with more entries is not put together: every one is a mount in every sandbox.
+#: Maximum number of entries in an assembled directory: each is a mount in every sandbox.
 MOST_ENTRIES = 1024
 
 
@@ -85,7 +85,7 @@ class BaseView(Value):
 
 
 def find(text: str, context: PathContext, host: HostPaths) -> str:
-    """The directory that `base` means: an imported one by its name, or a path."""
+    """Return the directory of `base`, which is the name of an imported base or a path."""
     place = None
     if "/" not in text and text[0] not in ".~":
         place = imported(text)
@@ -105,9 +105,9 @@ def find(text: str, context: PathContext, host: HostPaths) -> str:
 
 
 def show(root: str, taken: Collection[str]) -> BaseView:
-    """The visible part of the base at `root`, a real path. `taken` are paths inside that are not the base's.
+    """Return the visible part of the base at the real path `root`. Paths in `taken` belong to the sandbox.
 
-    Nothing is shown at or below a taken place; it may be one that the base does not have.
+    Nothing of the base is shown at or below a taken path, which the base need not contain.
     """
     apart = {*PARTS, *(up for path in taken for up in above(path))}
     grants: list[Grant] = []
@@ -122,7 +122,7 @@ def show(root: str, taken: Collection[str]) -> BaseView:
                 continue
             source = root + path
             if path in apart:
-                todo += [path] if stat.S_ISDIR(mode) else []  # what is ours is never below a link of theirs
+                todo += [path] if stat.S_ISDIR(mode) else []  # our paths are never below the base's links
             elif stat.S_ISDIR(mode):
                 grants.append(Grant(path, "read", True, ORIGIN, source))
             elif stat.S_ISLNK(mode):
@@ -139,7 +139,7 @@ def show(root: str, taken: Collection[str]) -> BaseView:
 
 
 def _entries(root: str, directory: str) -> Iterator[tuple[str, int, str]]:
-    """(path inside, mode, where a link leads) of everything in a directory that has no link in its path."""
+    """Yield (path inside, mode, link target) of all entries of a directory without a symlink in its path."""
     try:
         with os.scandir(root + directory) as found:
             names = [(os.fsdecode(entry.name), entry.stat(follow_symlinks=False).st_mode) for entry in found]
@@ -162,12 +162,12 @@ def _entries(root: str, directory: str) -> Iterator[tuple[str, int, str]]:
             try:
                 target = os.readlink(root + path)
             except OSError:
-                continue  # it went while we looked
+                continue  # it was deleted meanwhile
         yield path, mode, target
 
 
 def contents(path: str, most: int) -> bytes | None:
-    """The bytes of a regular file that no link leads to; None when it is longer, or not to be read."""
+    """Return the content of a regular file, without following symlinks; None if too long or unreadable."""
     from ..linux.openat2 import open_without_symlinks
 
     try:
@@ -187,7 +187,7 @@ def contents(path: str, most: int) -> bytes | None:
 
 
 def accounts(theirs: bytes, ours: bytes) -> bytes:
-    """A passwd or group file: our lines, and theirs that say something else. Pure."""
+    """Merge passwd or group files: our lines, and their lines with other names and ids. Pure."""
     lines = [line for line in ours.split(b"\n") if line]
     names = {line.split(b":")[0] for line in lines}
     numbers = {line.split(b":")[2] for line in lines}
@@ -205,6 +205,6 @@ def accounts(theirs: bytes, ours: bytes) -> bytes:
 
 
 def shell(root: str) -> str:
-    """The shell that the base has."""
+    """Return the path of the base's shell."""
     inside = HostPaths(root)
     return "/bin/bash" if inside.find("/bin/bash").kind == "file" else "/bin/sh"

@@ -1,8 +1,8 @@
-"""Policy -> Plan: what the policy means on this host, now.
+"""Compile a Policy to a Plan: resolve it on this host.
 
-Runs with the rights of the starting user, before anything else. It reads the disk
-and changes nothing. Backends open what the plan names by descriptor, without following
-links: what changes between the plan and the start is refused there.
+The compiler runs with the rights of the starting user, before anything else. It reads the disk and changes
+nothing. Backends open the plan's paths by descriptor, without following links, so they refuse a path that
+changes between the plan and the start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch, Socket, Text)
 
-#: Where the home goes when /home/user would have to be made on the host.
+#: The home inside if /home/user would have to be created on the host.
 OTHER_HOME = "/tmp/home"
 
 
@@ -55,12 +55,12 @@ def compile(
     workspace: str | None = None,
     frozen: bool = False,
 ) -> Plan:
-    """`policy` resolved for this host. PolicyError for what cannot be meant, PathEscape for a planted link.
+    """Resolve `policy` on this host. Raises PolicyError for an invalid policy, PathEscape for a planted link.
 
-    `cwd` is where the command starts: the current directory if it, or something below it, can be
-    seen inside, else its home. Relative paths are relative to `base` (default: `cwd`, else the current
-    directory), `~` is `home` (default: $HOME), `env` is added for this command. `workspace` is the
-    directory that a session shows at another place; it cannot be written there if it is `frozen`.
+    The command starts in `cwd`. The default is the current directory if it, or something below it, is visible
+    inside, else the home. Relative paths are relative to `base` (default: `cwd`, else the current directory),
+    and `~` is `home` (default: $HOME). `env` is added for this command. `workspace` is the directory that a
+    session shows at another path; if `frozen`, it is read-only there.
     """
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
@@ -68,11 +68,11 @@ def compile(
     home = policy.home or policy.identity.home
     root = None
     if policy.base is not None:
-        from . import base as bases  # few have one
+        from . import base as bases  # rarely needed
 
         root = bases.find(policy.base, context, host)
         rules += _in_the_base(policy, context, HostPaths(root))
-    # A home of its own is a place inside, whatever the host has there; another is a path of the host.
+    # With a base, the default home exists only inside. Any other home is a path of the host.
     own_home = policy.home is None and root is not None
     home_place = ResolvedPath(home, "directory") if own_home else host.find(context.at(home))
     home_rule = ResolvedRule("home", home_place, "home")
@@ -121,7 +121,7 @@ def compile(
     if root is not None:
         concealed = _as_the_base_has_it(concealed, sight, HostPaths(root))
     trusted = own_paths(live, host)
-    # The worktree of a jail is in one of these places, and is granted by itself.
+    # The worktree of a jail is in one of these places, and needs its own grant.
     kept |= {path: grant for path, grant in covered.items() if any(covers(place, path) for place in trusted)}
     guards, reopened = guard(kept, covered, {*concealed, *places, *trusted}, policy.unprotect, host)
     guards |= guard_own(trusted, Visibility(kept, {*concealed, *places}))
@@ -199,16 +199,16 @@ def compile(
 def compile_directory(
     policy: Policy, path: str, access: Literal["read", "write"], *, base: str | None = None
 ) -> Plan:
-    """Plan of one directory by itself: one grant, and what `policy` denies and protects below it.
+    """Compile a plan for one directory: one grant, with what `policy` denies and protects below it.
 
-    For a directory that a session shows at another place. No other grant and no private directory of the
-    policy counts: none of them can take the directory's place, or cover what is denied in it. The plan has
-    no grant if the policy denies the directory.
+    For a directory that a session shows at another path. Other grants and private directories of the policy
+    are ignored, so none of them can replace the directory or cover what is denied in it. If the policy denies
+    the directory, the plan has no grant.
     """
     context, host = PathContext("/", base, None, None), HostPaths()
     place = host.find(context.at(path))
     if not covers("/dev/shm", place.path) or access == "write":
-        # Elsewhere as for any grant. A sandbox has its own /dev, but there the directory is not shown.
+        # The directory is not shown in the sandbox's own /dev, so a readable one in /dev/shm is fine.
         must_be_grantable(access, path, place)
     grant = ResolvedRule(access, place, f"{access} {path!r}", asked=True)
     rules = [*denied(policy, context, host), *preset_denies(policy, context, host, [grant]), grant]
@@ -238,9 +238,9 @@ def compile_directory(
 
 
 def _own_programs(policy: Policy, home: str, private: bool, context: PathContext) -> list[str]:
-    """Directories of the home with programs: a coding agent's tools, and what is installed there.
+    """Return directories of the home with programs: a coding agent's tools, and installed programs.
 
-    What cargo, go and others install lands in the home inside; it is found there if it is on the host.
+    Programs that cargo, go and others install are in the home inside if the host's PATH has that directory.
     """
     if policy.preset == "coding-agent":
         return [f"{home}/{path}" for path in presets.AGENT_PATH]
@@ -254,13 +254,13 @@ def _own_programs(policy: Policy, home: str, private: bool, context: PathContext
 def _read_only_environment(
     search: Iterable[str], sight: Visibility, workspace: str | None, frozen: bool
 ) -> str | None:
-    """The first virtual environment on the PATH, if it is one of the host's that can only be read.
+    """Return the first virtual environment on the PATH if it is read-only.
 
-    One in the workspace of a session can be written, unless that is `frozen`.
+    An environment in the workspace of a session is writable, unless the workspace is `frozen`.
     """
     for directory in search:
         if workspace is not None and covers(WORKSPACE_PATH, directory):
-            directory = workspace + directory[len(WORKSPACE_PATH) :]  # noqa: PLW2901 - as the host has it
+            directory = workspace + directory[len(WORKSPACE_PATH) :]  # noqa: PLW2901 - its path on the host
             if toolchains.is_environment(directory):
                 return os.path.dirname(directory) if frozen else None
         elif toolchains.is_environment(directory):
@@ -270,7 +270,7 @@ def _read_only_environment(
 
 
 def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> list[ResolvedRule]:
-    """Deny the same paths inside the base, wherever the base's own links lead."""
+    """Deny the same paths inside the base, following the base's own links."""
     return [
         ResolvedRule("deny", inside.find(context.at(path)), f"deny {path!r}", asked=True)
         for path in policy.deny
@@ -280,7 +280,7 @@ def _in_the_base(policy: Policy, context: PathContext, inside: HostPaths) -> lis
 def _as_the_base_has_it(
     concealed: Mapping[str, Hidden], sight: Visibility, inside: HostPaths
 ) -> dict[str, Hidden]:
-    """Resolve hidden paths in the base: the base decides what is there, not the host."""
+    """Resolve hidden paths in the base: its files count, not the host's."""
     found = {}
     for path, item in concealed.items():
         grant = sight.through(path)
@@ -289,14 +289,14 @@ def _as_the_base_has_it(
             continue
         place = inside.find(path)
         if place.path != path:
-            continue  # a link: what it leads to is hidden
+            continue  # a link; its target is hidden
         kind: Literal["file", "directory", "missing"] = "missing" if place.kind == "missing" else "file"
         found[path] = item.replace(kind="directory" if place.kind == "directory" else kind)
     return found
 
 
 def _with_accounts(ours: Iterable[Text], shown: BaseView) -> list[Text]:
-    """Our files, and in those about accounts also what the base has."""
+    """Return our files, with the base's accounts added to the files about accounts."""
     from .base import accounts
 
     theirs = {"/etc/passwd": shown.passwd, "/etc/group": shown.group}
@@ -313,7 +313,7 @@ def _grants(rules: Iterable[ResolvedRule]) -> Iterable[Grant]:
 
 
 def _denies(rules: Iterable[ResolvedRule]) -> dict[str, Hidden]:
-    """Each denied path once; what the user wrote before what a preset adds."""
+    """Return each denied path once. The user's rules come before those of a preset."""
     found: dict[str, Hidden] = {}
     for rule in rules:
         if rule.field == "deny" and rule.place.path not in found:
@@ -330,10 +330,9 @@ def _denies(rules: Iterable[ResolvedRule]) -> dict[str, Hidden]:
 def _private(
     home: ResolvedRule, grants: Mapping[str, Grant], host: HostPaths
 ) -> tuple[list[Scratch], str, list[Note]]:
-    """(the private directories that the plan can have, the home inside, notes).
+    """Return the private directories of the plan, the home inside, and notes.
 
-    Nothing is ever made on the host to hang one on: below a grant, it needs a directory
-    that is there.
+    No mount point is ever created on the host: below a grant, the directory has to exist.
     """
     if home.place.kind not in ("directory", "missing"):
         raise PolicyError(
@@ -367,7 +366,7 @@ def _private(
 
 
 def _refuse_own_source(policy: Policy, grants: Mapping[str, Grant]) -> None:
-    """A policy that lets a sandbox rewrite the file it came from says nothing about the next run."""
+    """Refuse a policy that lets a sandbox rewrite the policy's own file, and so change the next run."""
     for path in policy._source:
         for up in upward(path):
             if up in grants and grants[up].access == "write":
@@ -379,7 +378,7 @@ def _refuse_own_source(policy: Policy, grants: Mapping[str, Grant]) -> None:
 
 
 def _sockets(rules: Iterable[ResolvedRule]) -> tuple[list[Socket], list[Note]]:
-    """The sockets, named one by one: a preset does not take them away, a deny of the user does."""
+    """Return the sockets in the policy. Only the user's denies remove them, not those of a preset."""
     denied = {rule.place.path: rule.origin for rule in rules if rule.field == "deny" and rule.asked}
     found: dict[str, Socket] = {}
     notes = []
@@ -401,7 +400,7 @@ def _links_inside(
     sight: Visibility,
     scratch: Collection[str],
 ) -> tuple[list[Link], list[Note]]:
-    """The links to make: not those that can be seen anyway, were denied, or stand in the way."""
+    """Return the links to create: not those that are visible, denied, or would cover a private directory."""
     gone = {rule.link for rule in rules if rule.field == "deny" and rule.link} | denies.keys()
     found: dict[str, Link] = {}
     notes = []
@@ -420,7 +419,7 @@ def _links_inside(
 
 
 def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Visibility) -> list[Text]:
-    """Drop texts where the policy speaks: a granted file of the host is shown, a denied one is not."""
+    """Drop texts for which the policy has a rule: the host's file is shown if granted, nothing if denied."""
     denied = Ancestry(denies)
     return [
         text for text in texts if sight.through(text.path) is None and denied.at_or_above(text.path) is None
@@ -428,7 +427,7 @@ def _texts_inside(texts: Iterable[Text], denies: Mapping[str, Hidden], sight: Vi
 
 
 def _about(rules: Iterable[ResolvedRule], concealed: Mapping[str, Hidden]) -> Iterable[Note]:
-    """Notes for a reader of the plan: where links lead, and denies that hide nothing."""
+    """Yield notes about the targets of links, and about denies that hide nothing."""
     hiding = Ancestry(concealed)
     for rule in rules:
         if not rule.asked:
@@ -445,7 +444,7 @@ def _notes(*several: Iterable[Note]) -> tuple[Note, ...]:
 
 
 def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
-    """Directory in which the command starts."""
+    """Return the directory in which the command starts."""
     scratch = {item.path for item in plan.scratch}
     asked = context.cwd
     here = asked or current_directory()
@@ -454,7 +453,7 @@ def _start(plan: Plan, context: PathContext, host: HostPaths) -> str:
     place = host.find(here)
     sight = Visibility({grant.path: grant for grant in plan.grants}, scratch)
     concealed = Ancestry({item.path for item in plan.hidden}).at_or_above(place.path)
-    # Above a grant: there, with nothing in it but the way to what is granted.
+    # A parent of a grant exists inside, but contains only the path to the grant.
     leads_on = place.path != "/" and any(
         covers(place.path, grant.path) for grant in plan.grants if not grant.source
     )
@@ -484,10 +483,9 @@ def _sorted(items: Iterable[Located]) -> tuple[Located, ...]:
 
 
 def asking(plan: Plan, seconds: int) -> Plan:
-    """The same plan, with `seconds` for each decision of `on_connect`; 0 does not ask.
+    """Return the plan with `seconds` for each decision of `on_connect`; 0 does not ask.
 
-    Names are asked of our own resolver then, which knows every name: whether it may be reached is
-    decided when it is known at which port.
+    Our resolver then answers for every name, because the decision comes later, when the port is known.
     """
     if not seconds:
         return plan

@@ -1,10 +1,10 @@
-"""The one place that builds the environment inside. It starts from nothing.
+"""Build the environment inside, starting from nothing. No other module does this.
 
-Later ones win: the preset, `pass_env` from the host, the policy's `env`, the call's `env`.
+Later layers win: the preset, `pass_env` from the host, the policy's `env`, the call's `env`.
 
-    linux      what a new login would have, and nothing of the host's
+    linux      the variables of a new login, and none of the host's
     inherit    the same, and the host's variables that look harmless by the rules below
-    empty      nothing at all
+    empty      no variables
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-#: Set in every sandbox that has variables at all.
+#: Set in every sandbox, except with the preset `empty`.
 INSIDE = "STADDLE_SANDBOX"
 PRESETS = ("linux", "inherit", "empty")
 
-#: `inherit` leaves out secrets, and, more careful than what hides them in a report, these words of a name...
+#: `inherit` leaves out secrets. It also leaves out names with these words ...
 NOT_INHERITED_WORDS = frozenset(
     {"ACCESS", "BEARER", "CERT", "CRED", "CREDS", "DSN", "JWT", "LICENSE", "LOGIN", "OAUTH", "OTP", "PIN"}
     | {"PWD", "SALT", "SESSION", "SIGNATURE", "SIGNING", "SOCK", "WEBHOOK"}
 )
-#: ... names that begin so: they tell programs what to load or run first ...
+#: ... names with these prefixes, which make programs load or run something ...
 NOT_INHERITED_PREFIXES = ("BASH_FUNC_", "DBUS_", "DYLD_", "GIT_", "LD_", "SSH_", "STADDLE_", "SUDO_", "XDG_")
-#: ... and these, which say who and where the user is on the host, or give access there.
+#: ... and these names, which describe the user's place on the host or give access to it.
 NOT_INHERITED = frozenset(
     {"BASH_ENV", "CDPATH", "DISPLAY", "DOCKER_HOST", "ENV", "HISTFILE", "HOME", "HOSTNAME", "IFS", "LOGNAME"}
     | {"MAIL", "NODE_OPTIONS", "OLDPWD", "PATH", "PERL5LIB", "PERL5OPT", "PROMPT_COMMAND", "PS1", "PS4"}
@@ -46,13 +46,13 @@ NOT_INHERITED = frozenset(
 
 
 class Environment(dict[str, str]):
-    """Variables that cannot change; secrets do not show in its repr."""
+    """Immutable variables. The repr hides secrets."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
     def __eq__(self, other: object) -> bool:
-        # A Secret equals its text. Policies that hide different values are different ones.
+        # A Secret equals its text, but policies that hide different values are not equal.
         same = dict.__eq__(self, other)
         return same and self._secrets() == other._secrets() if isinstance(other, Environment) else same
 
@@ -77,7 +77,7 @@ class Environment(dict[str, str]):
 
 
 def checked(variables: object, field: str = "env") -> Environment:
-    """The variables, each name and value possible, or PolicyError."""
+    """Return the variables if all names and values are valid, else raise PolicyError."""
     if not hasattr(variables, "items"):
         raise PolicyError(
             f"{field} is {variables!r}", why="it is not a mapping", fix='write {"NAME": "value"}'
@@ -89,12 +89,12 @@ def checked(variables: object, field: str = "env") -> Environment:
 
 
 def checked_names(names: object, field: str = "pass_env") -> tuple[str, ...]:
-    """The names of variables in `field`: checked, sorted, each once."""
+    """Return the names of variables in `field`: checked, sorted, without duplicates."""
     return tuple(sorted({checked_name(name, field) for name in several(names, field)}))
 
 
 def checked_name(name: object, field: str) -> str:
-    """`name`, if a variable can be called so."""
+    """Return `name` if it is a valid name of a variable."""
     if not isinstance(name, str):
         why = "it is not text"
     elif not name:
@@ -111,18 +111,18 @@ def checked_name(name: object, field: str) -> str:
 
 
 def is_inherited(name: str, value: str) -> bool:
-    """Whether the preset `inherit` passes a variable of the host on."""
+    """Whether the preset `inherit` passes this variable of the host."""
     upper = name.upper()
     if upper in NOT_INHERITED or upper.startswith(NOT_INHERITED_PREFIXES) or is_secret(name, value):
         return False
     if not NOT_INHERITED_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
         return False
-    # One that cannot be set, or that a shell would run as a function, is not a setting.
+    # Drop variables that cannot be set, or that a shell would run as a function.
     return bool(name) and _encodable(name + value) and not value.startswith("() {")
 
 
 def checked_preset(preset: object) -> str:
-    """`preset`, if there is one of that name."""
+    """Return `preset` if it exists."""
     if preset not in PRESETS:
         raise PolicyError(
             f"there is no environment {preset!r}",
@@ -133,7 +133,7 @@ def checked_preset(preset: object) -> str:
 
 
 def is_locale(name: str) -> bool:
-    """Whether a variable says something about the language of programs."""
+    """Whether a variable sets the language of programs."""
     return name in ("LANG", "LANGUAGE") or name.startswith("LC_")
 
 
@@ -148,10 +148,10 @@ def build(
     behind: Iterable[str] = (),
     secret: Iterable[str] = (),
 ) -> tuple[tuple[Variable, ...], list[Note]]:
-    """Every variable inside, sorted by name, and what was asked for but is not set on the host.
+    """Return all variables inside, sorted by name, and notes about `pass_env` names that the host lacks.
 
-    `search` comes before the usual PATH and `behind` after it; `layers` are (origin, variables), later
-    ones win. The values of the variables that `secret` names are secrets.
+    The PATH has `search` first, then the usual directories, then `behind`. `layers` are (origin, variables);
+    later layers win. `secret` names variables whose values are secrets.
     """
     inherited: dict[str, str] = {}
     if preset == "inherit":
@@ -184,7 +184,7 @@ def build(
     if any(
         is_locale(name) for layer in (inherited, passed, *(layer for _, layer in layers)) for name in layer
     ):
-        defaults.pop("LC_ALL", None)  # it would win over what was asked for
+        defaults.pop("LC_ALL", None)  # it would override the chosen locale
     for origin, layer in (("default", defaults), ("inherit", inherited), ("pass_env", passed), *layers):
         for name, value in layer.items():
             found[name] = Variable(name, value, origin, _is_hidden(name, value))
@@ -200,7 +200,7 @@ def _is_hidden(name: str, value: str) -> bool:
 
 def _checked_value(name: object, value: object, field: str) -> str:
     if not isinstance(value, str):
-        why = f"its value is {type(value).__name__}, not text"  # not shown: it may be a secret
+        why = f"its value is {type(value).__name__}, not text"  # not shown, it may be a secret
     elif "\0" in value:
         why = "its value has a NUL in it"
     elif not _encodable(value):

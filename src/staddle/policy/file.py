@@ -20,9 +20,9 @@
     [rules]
     deny = ["git push"]                  # advice to the agent: see command_rules
 
-No file is ever looked for: a policy comes from the path that the caller named. A file that a
-sandbox could have changed is refused, because then the policy would be the agent's. In a workspace that
-leaves the protected name PROJECT_FILE, where it stands directly in it.
+staddle never searches for a policy file; the caller names its path. It refuses a file that a sandbox could
+have changed, because then the agent would decide about its own policy. So in a workspace only the protected
+name PROJECT_FILE at its top is possible.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .paths import AnyPath
 
     class Grants(Protocol):
-        """A policy, as far as this file needs one."""
+        """The part of a policy that this module uses."""
 
         @property
         def write(self) -> tuple[str, ...]: ...
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     Made = TypeVar("Made", bound=Grants)
 
 LARGEST_FILE = 256 << 10
-#: The most dots in a line, and the most brackets around a value; the longest word or number. The parser takes
-#: time by the square of the first, and a number of thousands of digits cannot even be shown.
+#: Limits for dots in a line, nested brackets, and the length of a word or number. The parser needs quadratic
+#: time for dots, and Python cannot print a number with thousands of digits.
 MOST_DOTS, MOST_NESTED, LONGEST_WORD = 16, 16, 256
-#: The file of a project, a protected name (protected_names.py): no sandbox writes it, no commit brings it.
+#: A project's policy file. Its name is protected: no sandbox writes it, and no commit changes it.
 PROJECT_FILE = "staddle.toml"
-#: The placeholders, and how to give each a value.
+#: The placeholders, and how to set each.
 _SET = {
     "WORKSPACE": "load the file with a workspace",
     "HOME": "set HOME to an absolute path",
@@ -87,7 +87,7 @@ _KEYS: dict[str, type] = {
     "rules": dict,
     "redact": object,
 }
-#: What the file of a project may say: it comes with the project, so it narrows a policy and never widens it.
+#: Keys that a project's file may set. The file comes with the project, so it may only narrow a policy.
 _NARROWS = ("deny", "env", "identity", "rules")
 _NARROWS_BY = {
     "preset": ("agent",),
@@ -96,17 +96,17 @@ _NARROWS_BY = {
     **dict.fromkeys(("sudo", "system", "toolchains", "nested"), (False,)),
     "redact": (True,),
 }
-#: Limits that protect the host by default are not among them.
+#: Without the limits that protect the host by default.
 _NARROWING_LIMITS = {"timeout", "cpu", "output", "file_size", "open_files", "max_lifetime", "idle"}
-#: The limits that a policy file may name.
+#: The limits that a policy file may set.
 _LIMITS = tuple(name for name in Limits._fields if name != "defaults")
 _TYPES = {list: "a list", str: "text", bool: "true or false", dict: "a table"}
 
 
 def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) -> Made:
-    """`make(**fields)` of the file at `path`, or PolicyError that names the file and the key."""
+    """Return `make(**fields)` for the file at `path`. A PolicyError names the file and the key."""
     name = _checked(path)
-    here = current_directory() or "/"  # a relative path cannot be opened then, and that is said
+    here = current_directory() or "/"  # opening a relative path then fails with an error
     host = HostPaths()
     place = host.walk(here, name)
     root = None if workspace is None else PathContext(declared(workspace, "workspace")).cwd
@@ -129,7 +129,7 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
     policy = _policy(make, data, name, values)
     context = PathContext(root or here)
     for written in policy.write:
-        # `compile` asks again: only then is it certain what relative paths are relative to.
+        # `compile` checks again, when the directory for relative paths is known.
         granted = host.find(context.at(written)).path
         _refuse_beneath(where, granted, name, f"it may be written: write grants {written!r}")
     policy._set("_source", where)
@@ -137,7 +137,7 @@ def load(make: Callable[..., Made], path: AnyPath, workspace: AnyPath | None) ->
 
 
 def from_installation(make: Callable[..., Made], defaults: Mapping[str, Any], name: str) -> Made:
-    """`make(**fields)` of the defaults of an installation, which is at `name`."""
+    """Return `make(**fields)` for the defaults of an installation, stored at `name`."""
     values = {"WORKSPACE": None, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
     return _policy(make, defaults, name, values)
 
@@ -166,7 +166,7 @@ def _refuse_beneath(where: Iterable[str], root: str, name: str, why: str) -> Non
 
 
 def _content(name: str, real: str, *, is_projects: bool = False) -> str:
-    """The text of the file. Opened once, then judged by what was opened."""
+    """Return the text of the file. It is opened once, and the opened file is checked."""
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -212,10 +212,10 @@ def _parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def _too_much(text: str) -> str:
-    """The reason for which the parser would take long, or empty. Strings and comments do not count."""
+    """Return the reason why the parser would be slow, or an empty string. Ignores strings and comments."""
     import re
 
-    # None of these alternatives can fail once it has begun, so the time is that of one pass.
+    # No alternative can fail after its first character, so this takes one pass.
     long_strings = r'"""(?:[^"\\]+|\\.?|"(?!""))*(?:"{3,5}|\Z)|\'{3}(?:[^\']+|\'(?!\'\'))*(?:\'{3,5}|\Z)'
     strings = r'"(?:[^"\\\n]+|\\[^\n]?)*"?|\'[^\'\n]*\'?|#[^\n]*'
     bare = re.sub(f"{long_strings}|{strings}", " ", text, flags=re.DOTALL)
@@ -232,7 +232,7 @@ def _too_much(text: str) -> str:
 
 
 def _refuse_wider(data: Mapping[str, Any], name: str) -> None:
-    """Refuse what the file of a project may not say. What no policy file may say is told elsewhere."""
+    """Refuse keys that a project's file may not set. Other code reports invalid keys."""
     for key, value in data.items():
         limits = set(value) & set(_LIMITS) if key == "limits" and isinstance(value, dict) else set()
         wider = key if key in _KEYS and key != "limits" and key not in _NARROWS else ""
@@ -270,7 +270,7 @@ def _policy(
 
 
 def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) -> Any:
-    """The value of one key as Policy takes it, every text in it filled in."""
+    """Return the value of one key for Policy, with all placeholders replaced."""
     if key in _LISTS:
         items = [_typed(item, str, name, key) for item in value]
         return [_filled(item, values, name, key) for item in items] if key in _PATHS else items
@@ -349,7 +349,7 @@ def _rules(table: Mapping[str, Any], name: str) -> CommandRules:
 
     kinds = _typed(table.get("ready_made", []), list, name, "rules.ready_made")
     ready = Rule.ready_made(*(_typed(kind, str, name, "rules.ready_made") for kind in kinds))
-    # A rule of the file comes first: it may have an owner.
+    # Rules of the file come first, because they may have an owner.
     allow = entries("allow") if "allow" in table else None
     return CommandRules([*entries("deny"), *ready], allow, table.get("unknown", "refuse"))
 
@@ -362,13 +362,13 @@ def _limits(table: Mapping[str, Any], name: str) -> Limits:
             Limits.none(**{key: value if value != "none" else None})
         except PolicyError as error:
             raise _bad(name, f"limits.{key}", str(error)) from None
-    # TOML has no null: "none" takes a default limit away.
+    # TOML has no null: "none" removes a default limit.
     said: dict[str, Any] = {key: None if value == "none" else value for key, value in table.items()}
     return Limits(**said)
 
 
 def _filled(text: str, values: Mapping[str, str | None], name: str, key: str) -> str:
-    """`text` with ${NAME} filled in. A single `$` means nothing; `$$` is one."""
+    """Return `text` with ${NAME} replaced. `$$` is a dollar sign; a lone `$` is an error."""
     out = []
     rest = text
     while "$" in rest:

@@ -1,7 +1,7 @@
-"""Paths to which a repository's own configuration sends git: other hooks, other config files.
+"""Paths in a repository's own configuration: other hook directories, other config files.
 
-Only read, never run: `git config` itself could start what the file says. What it says may
-have been written by a sandbox, so everything is bounded and only ever adds a protection.
+The files are only parsed, because `git config` could run commands from them. A sandbox may have written them,
+so parsing is bounded and can only add protections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "b": "\b", '"': '"', "\\": "\\"}
 
 
 def leads_to(git: str) -> Iterator[tuple[str, str]]:
-    """(path, protected name) of each hooks directory and config file that is named.
+    """Yield (path, protected name) of each configured hooks directory and included config file.
 
     `git` is a git directory, or the `.git` file that points to one.
     """
@@ -30,7 +30,7 @@ def leads_to(git: str) -> Iterator[tuple[str, str]]:
             return
         directory = _joined(top, said.removeprefix("gitdir:").strip())
     elif os.path.basename(git).lower() != ".git":
-        top = git  # a bare repository, unless core.worktree says more
+        top = git  # a bare repository, unless core.worktree is set
     common = _read(f"{directory}/commondir").strip()
     shared = _joined(directory, common) if common else directory
     todo = [f"{shared}/config", f"{directory}/config.worktree"]
@@ -53,12 +53,12 @@ def leads_to(git: str) -> Iterator[tuple[str, str]]:
 
 
 def parse(text: str) -> Iterator[tuple[str, str, str]]:
-    """(section, key, value) of a git config file, names in lower case, subsections left out."""
+    """Yield (section, key, value) of a git config file, in lower case, without subsections."""
     return ((section, key, value) for section, _, key, value in parse_subsections(text))
 
 
 def parse_subsections(text: str) -> Iterator[tuple[str, str, str, str]]:
-    """(section, subsection, key, value); the subsection as it is written, between its quotes."""
+    """Yield (section, subsection, key, value). The subsection is unquoted, its case unchanged."""
     section = subsection = ""
     lines = iter(text.splitlines())
     for raw in lines:
@@ -99,7 +99,7 @@ def _joined(directory: str, value: str) -> str:
 
 
 def _read(path: str) -> str:
-    """The text of a regular file, or "" when it cannot be had. A FIFO does not block."""
+    """Return the text of a regular file, or "" if it cannot be read. A FIFO does not block."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ""

@@ -1,9 +1,9 @@
-"""Overlapping and contradictory rules become a few that say the same; protected names below them are guarded.
+"""Reduce overlapping rules to an equivalent minimum, and guard protected names below them.
 
-* A grant at or below a deny is dead.
+* A grant at or below a deny has no effect.
 * A grant below another one that gives as much adds nothing.
-* A deny hides something only if it lies below a grant.
-* A private directory covers what is granted above it; what is granted below it shows through.
+* A deny hides something only below a grant.
+* A private directory covers grants above it; grants below it are visible in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def strongest(grants: Iterable[Grant]) -> dict[str, Grant]:
-    """One grant for each path: write before read, then the first origin in alphabetical order."""
+    """Keep one grant for each path: write before read, then the first origin in alphabetical order."""
     best: dict[str, Grant] = {}
     for grant in grants:
         other = best.get(grant.path)
@@ -35,7 +35,7 @@ def _rank(grant: Grant) -> tuple[bool, bool, str]:
 
 
 def outermost(denies: Mapping[str, Hidden]) -> dict[str, Hidden]:
-    """The denies that do not lie below another one."""
+    """Return the denies that are not below another deny."""
     others = Ancestry(denies)
     return {path: deny for path, deny in denies.items() if others.above(path) is None}
 
@@ -43,7 +43,7 @@ def outermost(denies: Mapping[str, Hidden]) -> dict[str, Hidden]:
 def without_dead(
     grants: Mapping[str, Grant], denies: Mapping[str, Hidden]
 ) -> tuple[dict[str, Grant], list[Note]]:
-    """The grants that no deny removes as a whole, and a note for each removed one that would be missed."""
+    """Return the grants that no deny covers completely, and a note for each covered one."""
     live: dict[str, Grant] = {}
     notes = []
     denied = Ancestry(denies)
@@ -60,13 +60,13 @@ def without_dead(
 def without_covered(
     grants: Mapping[str, Grant], scratch: Collection[str]
 ) -> tuple[dict[str, Grant], dict[str, Grant], list[Note]]:
-    """(the grants that add something, those that do not, notes about reads that do not)."""
+    """Return the grants that add something, the grants that do not, and notes about reads without effect."""
     kept: dict[str, Grant] = {}
     covered: dict[str, Grant] = {}
     notes = []
     boundaries = Ancestry({*grants, *scratch})
-    decisive: dict[str, Grant] = {}  # the grant that decides what may be done at each path
-    for path in sorted(grants, key=len):  # what covers a path is shorter, so it is decided already
+    decisive: dict[str, Grant] = {}  # the grant that decides about each path
+    for path in sorted(grants, key=len):  # shortest first: a covering path is shorter
         grant = grants[path]
         above = decisive.get(boundaries.above(path) or "")
         if above is None or (above.access == "read" and grant.access == "write"):
@@ -81,19 +81,19 @@ def without_covered(
 
 
 class Visibility:
-    """Through which grant a path of the host can be seen inside, deny rules aside."""
+    """Finds the grant through which a path of the host is visible inside, ignoring denies."""
 
     def __init__(self, grants: Mapping[str, Grant], scratch: Collection[str]) -> None:
         self._grants = grants
         self._boundaries = Ancestry({*grants, *scratch})
 
     def through(self, path: str) -> Grant | None:
-        """The innermost grant that shows `path`; None if nothing does."""
+        """Return the innermost grant that shows `path`, or None."""
         return self._grants.get(self._boundaries.at_or_above(path) or "")
 
 
 def hidden(denies: Mapping[str, Hidden], sight: Visibility, scratch: Collection[str]) -> dict[str, Hidden]:
-    """The denies that have something to hide."""
+    """Return the denies that hide something."""
     found = {path: deny for path, deny in denies.items() if sight.through(path) is not None}
     concealed = Ancestry(found)
     for place in scratch:
@@ -114,10 +114,10 @@ def guard(
     unprotect: Collection[str],
     host: HostPaths,
 ) -> tuple[dict[str, Guard], dict[str, Grant]]:
-    """(what is guarded below the write grants, covered grants that are needed after all).
+    """Return the guards below the write grants, and covered grants that are still needed.
 
-    A write grant for a protected name, or for something inside one, was meant: it stays a
-    grant of its own. `unseen` are hidden and private paths.
+    A write grant for a protected name, or for a path inside one, is intended, so it stays a separate grant.
+    `unseen` are hidden and private paths.
     """
     guards: dict[str, Guard] = {}
     kept = dict(grants)
@@ -173,7 +173,7 @@ def _replaceable(link: str, name: str) -> PathEscape:
 
 
 def _outermost(guards: Mapping[str, Guard], grants: Mapping[str, Grant]) -> dict[str, Guard]:
-    """Without those that another guard holds already."""
+    """Remove guards that are below another guard."""
     kept = {}
     for path, item in guards.items():
         for place in above(path):

@@ -1,8 +1,8 @@
 """Mask UNIX sockets of the host that are in granted directories but were not granted by name.
 
-A directory that can only be read does not stop connect(): the sockets in it have to be covered one by
-one. The kernel lists those that were bound by a whole path in our network. Not found, and not
-covered, is one that is bound later, by a relative path, or in another network (a container's).
+A read-only directory does not prevent connect(), so each socket in it has to be masked. The kernel lists
+sockets that were bound by an absolute path in our network namespace. A socket that is bound later, by a
+relative path, or in another network namespace (a container's) is not found and not masked.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from .plan import Grant, Plan
 
 _TABLE = "/proc/net/unix"
-#: Each takes a mount.
+#: Maximum number of masked sockets. Each needs a mount.
 _MOST = 1000
-#: Where no server has its socket; looking is not worth the time when nothing else is granted.
+#: The origin of system grants, which contain no sockets. With no other grant, the search is skipped.
 _SYSTEM = "system"
 
 
 def mask_host_sockets(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan:
-    """The plan with each socket masked that lies in a granted directory now and is not named in `sockets`.
+    """Return the plan with each socket masked that is in a granted directory and not in `sockets`.
 
-    Below `but` there is nothing to close. The very same plan, when there is none.
+    Sockets below `but` are not masked. If there is no such socket, the plan itself is returned.
     """
     grants = [grant for grant in plan.grants if grant.directory and grant.path != but]
     if all(grant.origin == _SYSTEM for grant in grants):
@@ -57,7 +57,7 @@ def mask_host_sockets(plan: Plan, *, but: str = "", table: str = _TABLE) -> Plan
 
 
 def _seen(plan: Plan, grants: list[Grant], outside: str) -> Iterator[str]:
-    """Paths inside at which the host's `outside` is seen."""
+    """Yield the paths inside at which the host's path `outside` is visible."""
     for grant in grants:
         shown = grant.source or grant.path
         if covers(shown, outside):
@@ -67,7 +67,7 @@ def _seen(plan: Plan, grants: list[Grant], outside: str) -> Iterator[str]:
 
 
 def _sockets(table: str) -> Iterator[tuple[str, str]]:
-    """The real paths of bound sockets that are still there, and which they are."""
+    """Yield the real paths of existing bound sockets, with an identifier for each."""
     try:
         rows = read_whole(table).split(b"\n")
     except OSError:
@@ -81,7 +81,7 @@ def _sockets(table: str) -> Iterator[tuple[str, str]]:
         try:
             status = os.lstat(path)
         except OSError:
-            continue  # it is gone, or in another file system than ours
+            continue  # deleted, or in another mount namespace
         if stat.S_ISSOCK(status.st_mode):
-            # Not by its number alone: the next one may get the same.
+            # Not the inode number alone, because the next socket may get the same.
             yield path, f"{status.st_dev}:{status.st_ino}:{status.st_ctime_ns}"

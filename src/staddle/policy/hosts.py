@@ -1,4 +1,4 @@
-"""The one parser of host names and addresses, and the table of special addresses. Pure.
+"""The parser of host names and addresses, and the table of special addresses. Pure.
 
     api.example.com              every port, TCP
     github.com:22,443            these ports
@@ -7,11 +7,11 @@
     10.1.0.0/16:5432             a network
     [2001:db8::1]:443            IPv6 with a port needs brackets, a network too: [2001:db8::/32]:443
     udp://192.0.2.53:53          UDP, which needs ports
-    !ads.example.com             refused over TCP and UDP, whatever else allows it
+    !ads.example.com             refused over TCP and UDP, even if another entry allows it
 
-What two programs could read differently is refused rather than guessed at: that is how
-allow lists have been passed in the past. Special addresses are private, loopback, link-local and
-those of metadata services; IPv4 can be embedded in IPv6.
+The parser refuses text that two programs could read differently, because attackers have bypassed allow lists
+that way. Special addresses are private, loopback, link-local and metadata addresses, also when embedded in
+IPv6.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class HostRule(Value):
     deny: bool = False
 
     def matches(self, host: str, port: int, protocol: str = "tcp") -> bool:
-        """Whether this entry speaks about `host` at `port`. What cannot be parsed matches nothing.
+        """Whether this entry covers `host` at `port`. An invalid host matches nothing.
 
-        A name never matches an address rule, nor an address a name: who resolves a name asks
-        about both. A refusal without `udp://` refuses both protocols.
+        A name never matches an address rule, nor an address a name: check both after resolving a name. A
+        refusal without `udp://` refuses both protocols.
         """
         if protocol != self.protocol and not (self.deny and self.protocol == "tcp"):
             return False
         return not (self.ports and port not in self.ports) and self.covers(host)
 
     def covers(self, host: str) -> bool:
-        """Whether this entry speaks about `host` at any port and protocol."""
+        """Whether this entry covers `host`, at any port and protocol."""
         try:
             asked = canonical(host)
         except PolicyError:
@@ -72,7 +72,7 @@ class HostRule(Value):
 
 
 def parse(entry: str) -> HostRule:
-    """The rule that `entry` says, or PolicyError."""
+    """Parse `entry`. Raises PolicyError."""
     if not isinstance(entry, str):
         raise PolicyError(
             f"{entry!r} is not a host",
@@ -106,13 +106,13 @@ def parse(entry: str) -> HostRule:
 
 
 def allow_entry(host: str, port: int, protocol: Literal["tcp", "udp"] = "tcp") -> str:
-    """The line of an allow list that would allow exactly this."""
+    """Return the entry of an allow list that would allow exactly this."""
     shown = f"[{host}]" if ":" in host else host
     return f"{'udp://' if protocol == 'udp' else ''}{shown}:{port}" if port else host
 
 
 def canonical(host: str) -> str:
-    """The one spelling of a host name or address without port, or PolicyError."""
+    """Return the canonical spelling of a host name or address without port. Raises PolicyError."""
     _plain_text(host)
     if host.startswith("[") and host.endswith("]"):
         return _address(host[1:-1], host)
@@ -120,7 +120,7 @@ def canonical(host: str) -> str:
 
 
 def checked_port(port: object) -> int:
-    """A port number, or PolicyError."""
+    """Return `port` if it is a valid port number, else raise PolicyError."""
     if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
         raise PolicyError(
             f"{port!r} is not a port",
@@ -131,7 +131,7 @@ def checked_port(port: object) -> int:
 
 
 def _split(text: str, entry: str) -> tuple[str, tuple[int, ...]]:
-    """Host and ports. Two colons without brackets are an IPv6 address, which then has no port."""
+    """Split host and ports. Two colons without brackets are an IPv6 address without port."""
     if text.startswith("["):
         host, closed, after = text[1:].partition("]")
         if not closed or ":" not in host or (after and not after.startswith(":")):
@@ -187,7 +187,7 @@ def _name(name: str, entry: str) -> str:
 
 
 def _ascii_label(label: str, entry: str) -> str:
-    """The xn-- form of a label in another script, if it leads back to exactly the same label."""
+    """Return the xn-- form of a non-ASCII label if it decodes to exactly the same label."""
     if label.isascii():
         return label
     try:
@@ -201,7 +201,7 @@ def _ascii_label(label: str, entry: str) -> str:
 
 
 def _looks_numeric(host: str) -> bool:
-    """Whether some program would take `host` for an address: 127.1, 0x7f000001, 2130706433, ::1."""
+    """Whether any program would read `host` as an address: 127.1, 0x7f000001, 2130706433, ::1."""
     if ":" in host:
         return True
     last = host.rstrip(".").rpartition(".")[2].lower()
@@ -246,7 +246,7 @@ def _contains(network: str, address: str) -> bool:
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """::ffff:192.0.2.1 reaches the same machine as 192.0.2.1, so it is the same address."""
+    """Unmap an address: ::ffff:192.0.2.1 reaches the same machine as 192.0.2.1."""
     if address.version == 6 and address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return address
@@ -266,7 +266,7 @@ def _refused(entry: str, why: str, fix: str) -> PolicyError:
     return PolicyError(f"the host {shown} is refused", why=why, fix=fix or usual)
 
 
-#: Networks without public addresses, and what they are. The first that fits is named.
+#: Networks without public addresses, and their descriptions. The first match counts.
 SPECIAL = tuple(
     (ipaddress.ip_network(network), what)
     for network, what in (
@@ -275,7 +275,7 @@ SPECIAL = tuple(
         ("fd20:ce::254/128", "the metadata service of cloud machines"),
         ("fd00:42::42/128", "the metadata service of cloud machines"),
         ("100.100.100.200/32", "the metadata service of cloud machines"),
-        # Azure's platform address, and the private services of IBM's cloud: public numbers, local meaning.
+        # Azure's platform address and IBM's private cloud services are public numbers with a local meaning.
         ("168.63.129.16/32", "the metadata service of cloud machines"),
         ("161.26.0.0/16", "the private services of a cloud"),
         ("166.8.0.0/14", "the private services of a cloud"),
@@ -301,7 +301,7 @@ SPECIAL = tuple(
         ("ff00::/8", "a multicast address"),
     )
 )
-#: IPv6 networks in which an IPv4 address is written, and how many bits follow it.
+#: IPv6 networks that embed an IPv4 address, and the number of bits after it.
 EMBEDDING = tuple(
     (ipaddress.IPv6Network(network), after)
     for network, after in (
@@ -316,16 +316,16 @@ _TEREDO = ipaddress.IPv6Network("2001::/32")
 
 
 def special(address: str) -> str:
-    """The kind of an address that is not an ordinary public one; empty for a public one.
+    """Return the kind of an address that is not an ordinary public one; empty for a public one.
 
-    An IPv4 address that is written in an IPv6 one counts: a translator on the way may use it.
+    An IPv4 address embedded in an IPv6 address counts, because a translator on the way may use it.
     """
     found = special_network(address)
     return found[1] if found else ""
 
 
 def special_network(address: str) -> tuple[IPv4Network | IPv6Network, str] | None:
-    """The network of SPECIAL that `address`, or one embedded in it, is in."""
+    """Return the entry of SPECIAL for `address`, or for an address embedded in it."""
     parsed = ipaddress.ip_address(address)
     for candidate in (parsed, *embedded(parsed)):
         for network, what in SPECIAL:
@@ -335,8 +335,8 @@ def special_network(address: str) -> tuple[IPv4Network | IPv6Network, str] | Non
 
 
 def embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
-    """The IPv4 addresses that are written in `address`: a translator on the way may use them."""
-    if address.version == 4 or int(address) < 2:  # ::1 and :: are no IPv4-compatible ones
+    """Return the IPv4 addresses embedded in `address`, which a translator on the way may use."""
+    if address.version == 4 or int(address) < 2:  # ::1 and :: are not IPv4-compatible
         return []
     number = int(address)
     found = [
@@ -344,7 +344,7 @@ def embedded(address: IPv4Address | IPv6Address) -> list[IPv4Address]:
         for network, after in EMBEDDING
         if address in network
     ]
-    if address in _TEREDO:  # the server as it is, the client with its bits turned over
+    if address in _TEREDO:  # the server's address, and the client's with inverted bits
         found += [ipaddress.IPv4Address(number >> 64 & 0xFFFFFFFF)]
         found += [ipaddress.IPv4Address(~number & 0xFFFFFFFF)]
     return found

@@ -1,6 +1,6 @@
 """The identity inside: user, host name and home.
 
-One value, and every file, namespace and variable that tells about it is made from it.
+All files, namespaces and variables that show the identity are made from this one value.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from .._value import Value
 from ..errors import PolicyError
 from .paths import LONGEST_PATH, ROOT_HOME, covers
 
-#: The last two ids of sixteen bits are not in use.
+#: Highest allowed id: the last two 16-bit ids are reserved.
 LAST_ID = 65533
 LONGEST_USER, LONGEST_HOST, LONGEST_LABEL = 32, 64, 63
 
@@ -19,23 +19,23 @@ _DIGITS = frozenset("0123456789")
 _IN_A_USER = _LETTERS | _DIGITS | frozenset("_.-")
 _IN_A_HOST = _LETTERS | _DIGITS | frozenset("-")
 
-#: Accounts that every /etc/passwd inside has, with the id that each of them is.
+#: Accounts in every /etc/passwd inside, with their ids.
 ACCOUNTS = {"root": 0, "nobody": 65534, "nogroup": 65534}
-#: No home can be there: these are the system's, the kernel's, the sandbox's own or the workspace.
+#: No home may be here: these belong to the system, the kernel, the sandbox or the workspace.
 TAKEN = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/proc", "/run"),
     *("/sbin", "/sys", "/usr", "/workspace"),
 )
-#: Nor at these themselves, which are places of others; below them there is room.
+#: Directories that are not homes themselves; a home may be below them.
 PLACES = ("/", "/home", "/tmp", "/var", "/var/tmp", "/srv", "/mnt", "/media")
 
 
 class Identity(Value):
-    """The user inside. `home` is /home/USER unless it is given, and root's is /root.
+    """The user inside. `home` defaults to /home/USER, and to /root for root.
 
-    `uid` is the number of the user, `gid` that of its group, the only one it is in: the same unless it is
-    given. 0 is root by name, and owns what the sandbox owns. Only a session in layers gives it a root's
-    rights over that; nothing gives it any over more.
+    `uid` is the user's id, `gid` the id of its only group (default: `uid`). 0 is called root and owns what
+    the sandbox owns. Only a session in layers gives it root's rights over these files, and nothing gives it
+    rights over anything else.
     """
 
     user: str = ""
@@ -60,16 +60,16 @@ class Identity(Value):
 
     @property
     def is_usual(self) -> bool:
-        """Whether the names and the number are those that everybody has who asks for none."""
+        """Whether user, ids and host name have their default values."""
         return (self.user, self.uid, self.gid, self.host) == ("user", 1000, 1000, "sandbox")
 
     @property
     def has_usual_home(self) -> bool:
-        """Whether the home is where a user of this name has it."""
+        """Whether the home is the default for this user."""
         return self.home == (f"/home/{self.user}" if self.uid else ROOT_HOME)
 
     def at(self, home: str) -> Identity:
-        """The same with its home elsewhere: where a plan has found that it can be."""
+        """Return the same identity with the home that a plan has chosen."""
         made = self.replace()
         made._set("home", home)
         return made

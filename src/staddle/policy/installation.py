@@ -1,15 +1,15 @@
-"""The policy of an installation, for every caller: /etc/staddle/policy.toml.
+"""The policy of an installation, for all its users: /etc/staddle/policy.toml.
 
-    [defaults]                  # as a policy file: what a sandbox has that is given no policy
-    deny = ["/srv/private"]     # denied to a sandbox that is given another policy as well
+    [defaults]                  # keys of a policy file, for sandboxes without a policy
+    deny = ["/srv/private"]     # also denied to sandboxes with a policy of their own
 
     [refuse]
-    backends = ["native"]       # never chosen, by nobody
+    backends = ["native"]       # backends that nobody can choose
     networks = ["open"]         # modes of a policy's network
-    best_effort = true          # gaps are an error, also for who would accept them
+    best_effort = true          # gaps are an error, even for callers that accept them
 
-It binds whoever uses this installation of staddle, by its library or its command line; it is no boundary
-against a user who runs another program. The file is root's, or it is refused, and then everything is.
+It binds all users of this installation, through the library or the command line. It does not bind users who
+run other programs. staddle refuses to run anything if others than root may change the file.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 PATH = "/etc/staddle/policy.toml"
 _OWNER = 0
 _LARGEST = 1 << 16
-#: The last file that was read, by what tells it from another one.
+#: The last file that was read, by its identity and modification time.
 _known: dict[object, Installation] = {}
 
 
 class Installation(Value):
     """Backends and network modes that are refused on this host, and whether gaps can be accepted.
 
-    `defaults` are keys of a policy file, as TOML has them.
+    `defaults` are keys of a policy file, as parsed from TOML.
     """
 
     backends: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ NOTHING = Installation()
 
 
 def installation() -> Installation:
-    """Read the file as it is now. PolicyError for one that is not root's, or makes no sense."""
+    """Read the current file. Raises PolicyError if it is invalid or others than root may change it."""
     try:
         found = os.stat(PATH)
     except FileNotFoundError:
@@ -69,13 +69,13 @@ def installation() -> Installation:
 
 
 def denied() -> tuple[str, ...]:
-    """The paths that the defaults of the installation deny: to every policy, not only to the usual one."""
+    """Return the paths that the installation's [defaults] deny to every policy."""
     defaults = installation().defaults
     return () if defaults is None else _policy(defaults).deny
 
 
 def default_policy() -> Policy:
-    """The policy of a sandbox that is given none: `Policy.agent()`, or the installation's [defaults]."""
+    """Return the policy for sandboxes without one: the installation's [defaults], or `Policy.agent()`."""
     defaults = installation().defaults
     return Policy.agent() if defaults is None else _policy(defaults)
 
@@ -94,13 +94,13 @@ def _read() -> Installation:
             itself = os.fstat(file.fileno())
             if not stat.S_ISREG(itself.st_mode):
                 raise _bad("it is not a regular file")
-            # Of a link, also the directory that it leads to: who may change that one may take the file away.
+            # For a link, also check the target's directory, where the file could be replaced.
             places = {os.path.dirname(PATH), os.path.dirname(os.path.realpath(PATH))}
             for about in (itself, *map(os.stat, places)):
                 if about.st_uid != _OWNER or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     raise _bad("others than root may change it, or its directory", "chown root, chmod go-w")
             content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:  # a refusal after that would be lost
+        if len(content) > _LARGEST:  # a truncated file could lose a refusal
             raise _bad(f"it is longer than {_LARGEST} bytes", "shorten it")
         data = tomllib.loads(content.decode())
     except OSError as error:
@@ -113,7 +113,7 @@ def _read() -> Installation:
         if name not in ("refuse", "defaults") or not isinstance(table, dict):
             raise _bad(f"there is no table {name!r}", "the tables are [refuse] and [defaults]")
     if "defaults" in data:
-        _policy(data["defaults"])  # raises what is wrong with it, for everybody
+        _policy(data["defaults"])  # raises an error for all users if it is invalid
     return _refusals(data.get("refuse", {})).replace(defaults=data.get("defaults"))
 
 

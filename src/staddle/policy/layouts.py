@@ -1,4 +1,4 @@
-"""Layouts of toolchains on disk, as data: the marks they are recognised by, and the parts that are needed."""
+"""Layouts of toolchains on disk, as data: files that identify them, and the parts that they need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYSTEM = frozenset(
     )
 )
 
-#: (what, a program, any of what lies beside it) of a toolchain that is all in one directory with a `bin`.
+#: (name, a program, any of these next to it) of toolchains in one directory with a `bin`.
 PREFIXES = (
     ("python", "bin/python3", ("lib/python3*",)),
     ("node", "bin/node", ("lib/node_modules", "include/node")),
@@ -37,16 +37,16 @@ PREFIXES = (
     ("ghc", "bin/ghc", ("lib/ghc*",)),
     ("npm", "bin", ("lib/node_modules", "package.json")),
 )
-#: What a Python interpreter needs of its prefix.
+#: Directories of its prefix that a Python interpreter needs.
 INTERPRETER = ("bin", "lib", "include")
-#: (what, a program, what is needed) of one that is itself on the PATH; the second of these must be there.
-#: A home of dotnet holds private keys, too.
+#: (name, a program, the needed files) of toolchains whose directory is on the PATH; the second file must
+#: exist. A dotnet home also contains private keys.
 FLAT = (
     ("zig", "zig", ("zig", "lib", "doc")),
     ("dotnet", "dotnet", ("dotnet", "shared", "host", "sdk", "packs", "sdk-manifests", "templates")),
 )
 
-#: Directories of the home in which one tool keeps its programs, and nothing else is.
+#: Directories of the home that contain the programs of one tool, and nothing else.
 PROGRAMS = {
     "go/bin": "go",
     ".bun/bin": "bun",
@@ -59,9 +59,9 @@ PROGRAMS = {
     ".mix/escripts": "elixir",
     ".composer/vendor/bin": "php",
 }
-#: Where in a home tools put the programs that they install.
+#: Directories of the home into which tools install programs.
 INSTALLED = frozenset({".cargo/bin", *PROGRAMS})
-#: Programs that are toolchains by themselves, wherever they lie.
+#: Programs that are complete toolchains, in any directory.
 SINGLE = frozenset(
     (
         "uv",
@@ -81,7 +81,7 @@ SINGLE = frozenset(
     )
 )
 
-#: Version managers for one language: the file and the variable that choose a version.
+#: Version managers for one language, with the file and the variable that choose a version.
 MANAGERS = {
     "pyenv": (".python-version", "PYENV_VERSION"),
     "rbenv": (".ruby-version", "RBENV_VERSION"),
@@ -91,27 +91,27 @@ MANAGERS = {
     "plenv": (".perl-version", "PLENV_VERSION"),
 }
 
-#: Of a Homebrew that lies in a directory of its own. Not `var`: databases; of `etc` only certificates.
+#: Parts of a Homebrew in its own directory. Not `var` (databases), and only certificates from `etc`.
 HOMEBREW = (
     *("bin", "sbin", "Cellar", "opt", "lib", "libexec", "share", "include"),
     *("etc/ca-certificates", "etc/openssl@3", "etc/openssl@1.1"),
 )
 
-#: Hidden in every root: they may hold the password of a package index.
+#: Hidden in every toolchain, because they may contain the password of a package index.
 SECRETS = ("pip.conf", "etc/npmrc", "etc/pip.conf", ".condarc", "condarc", ".npmrc", "conf/settings.xml")
 
-#: Where a workspace has its virtual environment, if it has one.
+#: Usual names of a virtual environment in a workspace.
 ENVIRONMENTS = (".venv", "venv", "env", ".env")
 
 
 def tool_versions(text: str) -> dict[str, list[str]]:
-    """The versions that a `.tool-versions` chooses. Pure."""
+    """Return the versions that a `.tool-versions` file chooses. Pure."""
     lines = (line.partition("#")[0].split() for line in text.splitlines())
     return {words[0]: words[1:] for words in lines if len(words) > 1}
 
 
 def mise_tools(text: str) -> dict[str, list[str]]:
-    """The versions that a configuration of mise chooses; none when the text is not one. Pure."""
+    """Return the versions that a mise configuration chooses; none if it is invalid. Pure."""
     if "[tools]" not in text:
         return {}
     import tomllib
@@ -129,7 +129,7 @@ def mise_tools(text: str) -> dict[str, list[str]]:
 
 
 def rust_channel(text: str) -> str:
-    """The toolchain that a file of rustup chooses: a name, or `channel` or `default_toolchain`. Pure."""
+    """Return the toolchain that a rustup file chooses: a name, `channel` or `default_toolchain`. Pure."""
     words = text.split()
     if len(words) == 1:
         return words[0]
@@ -141,7 +141,7 @@ def rust_channel(text: str) -> str:
 
 
 def volta_tools(text: str) -> list[tuple[str, str]]:
-    """The tools of a volta platform file: (tool, version). Pure."""
+    """Return (tool, version) of each tool in a volta platform file. Pure."""
     import json
 
     try:

@@ -1,4 +1,4 @@
-"""Limits on what a command may use."""
+"""Resource limits of a command and of a sandbox."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
-LARGEST = 2**63 - 1  # what the kernel's interfaces hold
-LONGEST_TIMEOUT = 2.0**31  # seconds: 68 years, and still exact in every timer we use
+LARGEST = 2**63 - 1  # the kernel's interfaces are signed 64-bit
+LONGEST_TIMEOUT = 2.0**31  # seconds, 68 years: exact in every timer we use
 MOST_CORES = float(1 << 20)
-LEAST_CORES = 0.01  # the least share that every mechanism can give; nothing could run under less
+LEAST_CORES = 0.01  # the smallest share that every mechanism supports
 
-#: Bytes. Nothing runs under less: it is a number whose unit was forgotten ("5" for "5G").
+#: Bytes. Nothing runs with less, so the unit was probably forgotten ("5" for "5G").
 LEAST_BYTES = 1 << 16
 
-#: Always powers of two, whichever way they are spelled; letters in either case.
+#: Always powers of two, in every spelling and case.
 UNITS = {"": 1, "b": 1} | {
     letter + spelling: 1 << power
     for letter, power in (("k", 10), ("m", 20), ("g", 30), ("t", 40))
     for spelling in ("", "b", "ib")
 }
-#: Seconds of each unit of time, the longest first: "1h30m".
+#: Seconds of each unit of time, longest first: "1h30m".
 TIME_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 
 
-#: The text that leaves a limit to this host, and the limits that are left to it if nothing is said.
+#: The text that leaves a limit to this host, and the limits for which it is the default.
 DEFAULT = "default"
 DEFAULTS = ("memory", "processes", "disk")
 
 
 class Limits(Value):
-    """Upper bounds; None is no bound.
+    """Upper limits; None means unlimited.
 
-    `timeout` is of one command, `max_lifetime` of a sandbox, and `idle` how long a sandbox may
-    be without a command; all are in seconds, or text such as "1h30m". `cpu` is in cores (1.5 is one and
-    a half). Sizes are bytes, given as an int or as text such as "512M". All but `timeout`, `output`,
-    `file_size` and `open_files` are of the sandbox, with everything in it.
+    `timeout` limits one command, `max_lifetime` a sandbox, and `idle` the time of a sandbox without a
+    command; all are in seconds, or text such as "1h30m". `cpu` is in cores (1.5 is one and a half). Sizes are
+    in bytes, as an int or text such as "512M". All limits except `timeout`, `output`, `file_size` and
+    `open_files` apply to the sandbox as a whole.
 
-    `defaults` are the names of limits that protect the host: they are a part of what the host has when a
-    sandbox is opened, and None here until then. "default" leaves one to the host, None takes it away.
+    `defaults` names limits that protect the host. Their values depend on the host's resources when a sandbox
+    is opened; until then they are None here. "default" leaves a limit to the host, None removes it.
     """
 
     timeout: float | None
@@ -93,17 +93,17 @@ class Limits(Value):
 
     @classmethod
     def none(cls, **given: Any) -> Limits:
-        """No limits but those that are given: what protects the host by default is taken away as well."""
+        """Return only the given limits, without those that protect the host by default."""
         return cls(**{**dict.fromkeys((*DEFAULTS, "timeout", "output")), **given})
 
     def replace(self, **changes: Any) -> Limits:
-        """The same with some limits changed; one that is given is not a default any more."""
+        """Return a copy with some limits changed. A changed limit is no longer a default."""
         changes.setdefault("defaults", tuple(name for name in self.defaults if name not in changes))
         return super().replace(**changes)
 
 
 def parse_size(text: str) -> int:
-    """The bytes that "65536", "64K", "64 KB", "1.5G" or "64KiB" say; PolicyError for anything else."""
+    """Parse a size such as "65536", "64K", "64 KB", "1.5G" or "64KiB" to bytes. Raises PolicyError."""
     if not text:
         raise PolicyError(
             "a size is empty", fix="write a number of bytes, or one such as 512M", why="it is empty"
@@ -118,7 +118,7 @@ def parse_size(text: str) -> int:
         )
     if unit not in UNITS:
         raise PolicyError(f"{text!r} is not a size", why="its unit is unknown", fix="use K, M, G or T")
-    if len(number) > 20:  # int() refuses very long ones with words of its own
+    if len(number) > 20:  # int() refuses very long numbers with its own message
         raise PolicyError(
             f"the size {text[:20]}… is too large",
             fix=f"write at most {LARGEST}",
@@ -130,7 +130,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """The seconds that "90", "1.5", "15m" or "1h30m" say; PolicyError for anything else."""
+    """Parse a time such as "90", "1.5", "15m" or "1h30m" to seconds. Raises PolicyError."""
     total, rest, left = 0.0, text.replace(" ", ""), list(TIME_UNITS)
     if _is_decimal(rest) and len(rest) <= 20:
         return float(rest)
@@ -140,7 +140,7 @@ def parse_duration(text: str) -> float:
         if unit not in left or not _is_decimal(number) or len(number) > 20:
             break
         total += float(number) * TIME_UNITS[unit]
-        left = left[left.index(unit) + 1 :]  # each unit once, the longest first
+        left = left[left.index(unit) + 1 :]  # each unit once, longest first
     else:
         if text.strip() and not rest:
             return total
@@ -152,7 +152,7 @@ def parse_duration(text: str) -> float:
 
 
 def _is_decimal(text: str) -> bool:
-    """Whether `text` is a number in digits, with a point or without: not "1e3", "+1" or another script's."""
+    """Whether `text` is a decimal number in ASCII digits; not "1e3" or "+1"."""
     whole, point, fraction = text.partition(".")
     return text.isascii() and whole.isdigit() and (fraction.isdigit() if point else True)
 
@@ -199,4 +199,4 @@ def _decimal(field: str, value: object, largest: float, least: float = 0.0) -> f
 
 
 def _is_nan(value: float) -> bool:
-    return value != value  # noqa: PLR0124 - that is what NaN is, and math would be one more import
+    return value != value  # noqa: PLR0124 - only NaN is not equal to itself; saves an import of math

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from .hosts import HostRule
 
 MODES = ("deny", "open", "loopback", "allow")
-#: Seconds that a connection waits for an answer of `on_connect`, and as many as can be asked for.
+#: Seconds that a connection waits for an answer of `on_connect` (default, maximum).
 PATIENCE, MOST_PATIENCE = 5.0, 3600.0
 
 
 class Network(Value):
-    """One of four: `deny()`, `open()`, `loopback(ports)`, `allow(*hosts)`. Make it with these.
+    """A network mode. Create it with `deny()`, `open()`, `loopback(ports)` or `allow(*hosts)`.
 
-    `packages()` is a ready `allow`.
+    `packages()` returns a ready-made `allow`.
     """
 
     mode: Literal["deny", "open", "loopback", "allow"] = "deny"
     ports: tuple[int, ...] = ()
     rules: tuple[HostRule, ...] = ()
-    #: Addresses of the nameservers that find the allowed hosts; none: those of this host.
+    #: Addresses of the nameservers for the allowed hosts (default: those of this host).
     dns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,26 +44,26 @@ class Network(Value):
 
     @classmethod
     def deny(cls) -> Network:
-        """No destination can be reached."""
+        """Refuse all destinations."""
         return cls("deny")
 
     @classmethod
     def open(cls) -> Network:
-        """Everything can be reached, the host's own loopback too."""
+        """Allow all destinations, including the host's own loopback."""
         return cls("open")
 
     @classmethod
     def loopback(cls, ports: Iterable[int] = ()) -> Network:
-        """Its own loopback works, and exactly these ports of the host's 127.0.0.1."""
+        """Allow the sandbox's own loopback, and exactly these ports of the host's 127.0.0.1."""
         from .hosts import checked_port
 
         return cls("loopback", ports=tuple(sorted({checked_port(port) for port in several(ports, "ports")})))
 
     @classmethod
     def allow(cls, *hosts: str, dns: Iterable[str] = ()) -> Network:
-        """Only these hosts. No host at all denies everything; see `hosts` for how to write one.
+        """Allow only these hosts; without any, refuse all. See `hosts` for the syntax.
 
-        `dns` are the addresses of the nameservers that are asked for them, in place of this host's own.
+        `dns` lists the addresses of nameservers to ask instead of this host's own.
         """
         servers = _nameservers(dns)
         if not hosts:
@@ -83,10 +83,10 @@ class Network(Value):
     def packages(
         cls, *hosts: str, managers: Iterable[str] = ("pip", "apt", "npm"), dns: Iterable[str] = ()
     ) -> Network:
-        """Only where this host's own pip, apt and npm get their packages from, and `hosts`.
+        """Allow only the package sources of this host's pip, apt and npm, and `hosts`.
 
-        Read from their configuration now (files and variables; a mirror behind a private address is
-        allowed by that address). Without any, the public indexes. No credential is in it.
+        Reads the current configuration (files and variables). A mirror's private address is also allowed.
+        Without a configuration, the public indexes are allowed. No credential is included.
         """
         from .package_sources.allow_list import entries
         from .package_sources.sources import MANAGERS
@@ -103,9 +103,9 @@ class Network(Value):
         return cls.allow(*entries(asked), *hosts, dns=dns)
 
     def permits(self, host: str, port: int, protocol: str = "tcp") -> bool:
-        """Whether `host`, a name or an address, may be reached at `port`. A refusal beats an allowance.
+        """Whether `host`, a name or an address, may be reached at `port`. Refusals override allowances.
 
-        For `loopback` this is about the host's 127.0.0.1; a sandbox's own is not asked about.
+        For `loopback`, this is about the host's 127.0.0.1, not about the sandbox's own.
         """
         if self.mode == "open":
             return True
@@ -138,7 +138,7 @@ def _nameservers(dns: object) -> tuple[str, ...]:
 
 
 def whole_seconds(patience: object) -> int:
-    """The time that a decision of `on_connect` may take, checked and rounded up."""
+    """Check the timeout for a decision of `on_connect`, and round it up."""
     fix = "give a number such as 5"
     found = check.seconds("on_connect_timeout", patience, None, MOST_PATIENCE, fix, PolicyError)
     return -int(-found // 1)

@@ -1,8 +1,8 @@
-"""Keep staddle's own places (`staddle.places`) from being written, whatever the policy grants.
+"""Protect staddle's own places (`staddle.places`) from writes, regardless of the policy.
 
-A grant at or below one of them is refused. Below a grant that contains one, the place is guarded as protected
-names are. It must exist for that: an empty directory is made for a missing one before the command starts, and
-removed afterwards. Otherwise the command could make it, and staddle would trust it later.
+A grant at or below such a place is refused. Below a grant that contains one, the place is guarded like a
+protected name. A missing place is created as an empty directory before the command starts, and removed
+afterwards. Otherwise the command could create it, and staddle would trust it later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORIGIN = "staddle's own"
 
 
 def own_paths(grants: Mapping[str, Grant], host: HostPaths) -> dict[str, str]:
-    """Path and kind of each place in what may be written. PolicyError for a grant in one of them."""
+    """Return path and kind of each place below a write grant. PolicyError for a grant in a place."""
     written = [path for path, grant in grants.items() if grant.access == "write"]
     if not written:
         return {}
@@ -61,14 +61,14 @@ def own_paths(grants: Mapping[str, Grant], host: HostPaths) -> dict[str, str]:
 
 
 def _can_appear(path: str) -> bool:
-    """Whether this user, and so a sandbox, could make `path`."""
+    """Whether this user, and so a sandbox, could create `path`."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return os.access(path, os.W_OK) or os.stat(path).st_uid == os.geteuid()
 
 
 def guard_own(own: Mapping[str, str], sight: Visibility) -> dict[str, Guard]:
-    """Guards for the places that can be seen and written; the outermost of them."""
+    """Return guards for the outermost places that are visible and writable."""
     seen = {path: kind for path, kind in own.items() if _is_written(sight.through(path))}
     return {
         path: Guard(path, kind != "file", ORIGIN)
@@ -82,7 +82,7 @@ def _is_written(grant: Grant | None) -> bool:
 
 
 def make_own(plan: Plan) -> None:
-    """Make the guarded places that do not exist, before a command starts; removed when this process exits.
+    """Create missing guarded places before a command starts. They are removed when this process exits.
 
     Runs outside, with the rights of the starting user.
     """
@@ -91,13 +91,13 @@ def make_own(plan: Plan) -> None:
             _hold(plan.outside(guard.path))
 
 
-#: The places that this process keeps for its sandboxes, each open with a shared lock, and what it has made.
+#: Places that this process keeps for its sandboxes, each open with a shared lock, and those it created.
 _held: dict[str, int] = {}
 _made: list[str] = []
 
 
 def _hold(path: str) -> None:
-    """Make a place if it is missing, and have no other process of ours remove it while this one runs."""
+    """Create a place if it is missing, and lock it so that no other process of ours removes it."""
     if path in _held and os.path.lexists(path):
         return
     import atexit
@@ -113,7 +113,7 @@ def _hold(path: str) -> None:
             try:
                 places.make_directory(place)
             except FileExistsError:
-                continue  # another process needs it as well
+                continue  # another process created it
             except OSError as error:
                 raise LaunchFailed(
                     f"{place!r} cannot be made",
@@ -126,9 +126,9 @@ def _hold(path: str) -> None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # the process that had made it has just removed it
+            continue  # its creator has just removed it
         except OSError:
-            return  # a file, or not ours: nothing that we would remove
+            return  # a file or not ours: we would not remove it
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.path.lexists(path):
             _held[path] = fd
@@ -137,9 +137,9 @@ def _hold(path: str) -> None:
 
 
 def remove_made(process: int = 0) -> None:
-    """Remove the empty directories that `make_own` made, unless a sandbox of another process needs them.
+    """Remove the empty directories that `make_own` created, unless a sandbox of another process needs them.
 
-    Nothing, if this is not `process` but a fork of it.
+    Does nothing in a fork of `process`.
     """
     import fcntl
 

@@ -1,7 +1,7 @@
-"""Facts about a path from its text alone, without touching the disk.
+"""Facts about a path from its text alone, without accessing the disk.
 
-A declared path is kept as it was written, but for `//`, `.` and a trailing slash. It may
-be absolute, relative, or start with `~`; `compile` turns it into a place on this host.
+A declared path stays as written, except for `//`, `.` and a trailing slash. It may be absolute, relative, or
+start with `~`. `compile` resolves it on this host.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 LONGEST_NAME = 255  # NAME_MAX, in bytes
 LONGEST_PATH = 4095  # PATH_MAX without its NUL, in bytes
 
-#: The fields that open or close something; the rest only says where something is.
+#: Fields that grant or deny access. Other fields only name a path.
 GRANTING = ("read", "write", "deny", "sockets", "home")
-#: These are made anew in every sandbox, and everything in them is the kernel's.
+#: Every sandbox has its own, with the kernel's content.
 KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
-#: Where a session sees its workspace.
+#: The path of the workspace in a session.
 WORKSPACE_PATH = "/workspace"
-#: The tree of layers that is the root of a sandbox, where directories can be made in that: its name, no path.
+#: Name of the layered tree at the root of a sandbox, if directories can be created there. Not a path.
 ROOT_TREE = "/."
 #: The home of root inside.
 ROOT_HOME = "/root"
-#: These are private and empty in every sandbox; what lies below them on the host can be named.
+#: Private and empty in every sandbox; paths below them on the host can be granted.
 PRIVATE = ("/tmp", "/run")
 
 
 def declared_all(paths: object, field: str) -> tuple[str, ...]:
-    """Every path of one field: checked, normalised, sorted, each once."""
+    """Return all paths of one field: checked, normalised, sorted, without duplicates."""
     return tuple(sorted({declared(path, field) for path in several(paths, field)}))
 
 
 def several(items: object, field: str) -> Iterable[object]:
-    """`items`, when it is a collection and not one thing that could be taken for a collection."""
+    """Return `items` if it is a collection, and not a string or path that could be mistaken for one."""
     if isinstance(items, str | bytes | os.PathLike):
         raise PolicyError(
             f"{field} is {items!r}, not a list",
@@ -56,7 +56,7 @@ def several(items: object, field: str) -> Iterable[object]:
 
 
 def declared(path: object, field: str) -> str:
-    """`path` in its one spelling, or PolicyError if it means nothing or should not be granted."""
+    """Return `path` in its canonical spelling. Raises PolicyError if it is invalid or must not be granted."""
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
         encoded = os.fsencode(text)
@@ -94,13 +94,13 @@ def declared(path: object, field: str) -> str:
         raise _refused(
             field, path, "abstract sockets cannot be granted one by one", "use a socket that has a path"
         )
-    # "./~x" is a file of that name: without the dot it would be a user's home.
+    # "./~x" is a file called "~x"; without the dot it would be a user's home.
     dot = "./" if parts and parts[0].startswith("~") and text[0] != "~" else ""
     return dot + "/".join(parts) or "."
 
 
 def not_for(field: str, path: str) -> tuple[str, str] | None:
-    """Reason why the absolute `path` cannot be in `field`, and what to do; None when it can."""
+    """Return why the absolute `path` cannot be in `field`, and a fix; None if it can."""
     if field not in GRANTING:
         return None
     if path == "/":
@@ -112,7 +112,7 @@ def not_for(field: str, path: str) -> tuple[str, str] | None:
     if path in KERNEL_TREES or path.startswith(_BELOW_KERNEL_TREES):
         tree = next(tree for tree in KERNEL_TREES if covers(tree, path))
         if tree == "/dev" and field == "sockets":
-            return None  # /dev/log is one
+            return None  # such as /dev/log
         return f"every sandbox has its own {tree}", "leave it out"
     if path in PRIVATE and field != "home":
         return f"{path} is private in every sandbox", f"name what is needed below {path}"
@@ -120,7 +120,7 @@ def not_for(field: str, path: str) -> tuple[str, str] | None:
 
 
 def absolute(path: str, base: str, home: str) -> str:
-    """A declared path made absolute, still without touching the disk."""
+    """Make a declared path absolute, without accessing the disk."""
     if path[0] == "/":
         return path
     if path[0] == "~":
@@ -131,19 +131,19 @@ def absolute(path: str, base: str, home: str) -> str:
 
 
 def join(directory: str, rest: str) -> str:
-    """`rest` below `directory`."""
+    """Return the path `rest` below `directory`."""
     if not rest:
         return directory
     return f"/{rest}" if directory == "/" else f"{directory}/{rest}"
 
 
 def covers(ancestor: str, path: str) -> bool:
-    """Whether `path` is `ancestor` or lies below it."""
+    """Whether `path` is `ancestor` or below it."""
     return ancestor in (path, "/") or path.startswith(ancestor + "/")
 
 
 class Ancestry:
-    """Answers which of some paths is nearest above another; siblings share the work."""
+    """Finds the nearest parent of a path in a set of paths. Caches results for siblings."""
 
     __slots__ = ("_nearest", "_paths")
 
@@ -152,11 +152,11 @@ class Ancestry:
         self._nearest: dict[str, str | None] = {}
 
     def at_or_above(self, path: str) -> str | None:
-        """`path` itself if it is one of them, else the nearest above it."""
+        """Return `path` itself if it is in the set, else its nearest parent in the set."""
         return path if path in self._paths else self.above(path)
 
     def above(self, path: str) -> str | None:
-        """The nearest strictly above `path`."""
+        """Return the nearest parent of `path` in the set, without `path` itself."""
         parent = path[: path.rfind("/")] or "/"
         if parent in self._nearest:
             return self._nearest[parent]
@@ -168,7 +168,7 @@ class Ancestry:
 
 
 def upward(path: str) -> Iterator[str]:
-    """`path`, its parent, and so on up to `/`."""
+    """Yield `path`, its parent, and so on up to `/`."""
     while path != "/":
         yield path
         path = path[: path.rfind("/")] or "/"
@@ -176,7 +176,7 @@ def upward(path: str) -> Iterator[str]:
 
 
 def above(path: str) -> Iterator[str]:
-    """The same without `path` itself."""
+    """Yield the parent of `path`, and so on up to `/`."""
     if path != "/":
         yield from upward(path[: path.rfind("/")] or "/")
 

@@ -1,15 +1,14 @@
 """The plan: a policy resolved for this host, as plain data.
 
-Nothing here touches the system. `compile` makes a plan, a backend carries it out,
-`staddle explain` prints it. Every item knows where it came from (`origin`), so that a
-user can ask why a path is visible.
+Nothing here accesses the system. `compile` makes a plan, a backend executes it, and `staddle explain` prints
+it. Every item has an `origin`, so that a user can ask why a path is visible.
 
-Paths are absolute, have no `.`, `..` or symlink in them, and are `str` as `os.fsdecode`
-gives it: any bytes survive. A path inside is the same as outside, unless a grant says what it shows.
+Paths are absolute, without `.`, `..` or symlinks, and are `str` as from `os.fsdecode`, which preserves any
+bytes. A path inside is the same as outside, unless a grant has a `source`.
 
-Values derived from a plan (the layout, the decision about a sandbox) are cached by plan identity and
-a key of each deriver. A compiled plan is reused for a moment only (see `workspace`), since the
-host may change. A program that opens many sandboxes at once has the same plan for them.
+Values derived from a plan (the layout, the decision about a sandbox) are cached by plan identity and a key. A
+compiled plan is reused only briefly (see `workspace`), because the host may change. A program that opens many
+sandboxes at once uses one plan for them.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from .limits import Limits
     from .network import Network
 
-#: The origin of a grant of a private copy: what is done there is not done to anything of the host's.
+#: The origin of a grant for a private copy. Writes to it change no file of the host.
 COPY = "copy"
 
 
 class Grant(Value):
-    """`path` and all below it may be read (and run), or read and written.
+    """`path` and everything below it may be read (and run), or read and written.
 
-    `source` is what the host calls it, where that is something else.
+    `source` is the path on the host, if it is different.
     """
 
     path: str
@@ -44,10 +43,9 @@ class Grant(Value):
 
 
 class Layered(Value):
-    """Changes at and below `path`, which is granted for reading, go to `upper`, a directory of ours.
+    """Changes at and below `path`, which is granted for reading, go to `upper`, a directory of staddle.
 
-    `work` is the kernel's own, on the same file system. What is granted to be written below is
-    the host's own all the same.
+    The kernel uses `work`, on the same file system. Write grants below `path` still change the host's files.
     """
 
     path: str
@@ -57,9 +55,9 @@ class Layered(Value):
 
 
 class Hidden(Value):
-    """`path` and all below it cannot be read or changed inside, whatever is granted above it.
+    """`path` and everything below it cannot be read or changed inside, even below a grant.
 
-    `missing` means it was not there when the plan was made.
+    `missing` means that it did not exist when the plan was made.
     """
 
     path: str
@@ -68,7 +66,7 @@ class Hidden(Value):
 
 
 class Guard(Value):
-    """A protected name below a write grant: it may be read, not changed, moved or replaced."""
+    """A protected name below a write grant: it may be read, but not changed, moved or replaced."""
 
     path: str
     directory: bool
@@ -76,7 +74,7 @@ class Guard(Value):
 
 
 class Link(Value):
-    """A symlink to make inside, so that a usual spelling works (`/bin`, a linked grant)."""
+    """A symlink to create inside, so that a usual spelling works (`/bin`, a linked grant)."""
 
     path: str
     target: str
@@ -86,7 +84,7 @@ class Link(Value):
 class Text(Value):
     """A small file that exists only inside, or a copy of a host file that is safe to show.
 
-    One that may be written is the sandbox's user's own.
+    A writable one belongs to the sandbox's user.
     """
 
     path: str
@@ -96,7 +94,7 @@ class Text(Value):
 
 
 class Scratch(Value):
-    """An empty directory that belongs to this run alone and is gone with it."""
+    """An empty directory of this run alone, deleted at its end."""
 
     path: str
     mode: int
@@ -115,7 +113,7 @@ class Socket(Value):
 class Closed(Value):
     """A UNIX socket in a granted directory that was not granted by name: it cannot be connected to.
 
-    `which` tells it from another that is bound there later: what covers the one does not cover the other.
+    `which` identifies it: a mask for this socket does not cover another one bound there later.
     """
 
     path: str
@@ -136,14 +134,14 @@ class Variable(Value):
 
 
 class Note(Value):
-    """Something a reader of the plan should know: a rule without effect, a link followed."""
+    """Information for a reader of the plan: a rule without effect, a followed link."""
 
     text: str
     origin: str
 
 
 class Plan(Value):
-    """Everything a backend needs to know, and nothing about how it will do it."""
+    """All that a backend needs to know, but not how to do it."""
 
     grants: tuple[Grant, ...]
     hidden: tuple[Hidden, ...]
@@ -159,26 +157,26 @@ class Plan(Value):
     cwd: str
     notes: tuple[Note, ...] = ()
     unprotect: tuple[str, ...] = ()
-    #: Only the namespaces backend has these.
+    #: Only the namespaces backend supports layers.
     layers: tuple[Layered, ...] = ()
-    #: Seconds for `on_connect` to decide about a destination that the network leaves open; 0: not asked.
+    #: Seconds for `on_connect` to decide about an unlisted destination; 0: not asked.
     asks: int = 0
     closed: tuple[Closed, ...] = ()
-    #: The root file system that is the system inside, as the host calls it; empty: the host's own is.
+    #: The host's path of the root file system inside; empty: the host's own system.
     base: str = ""
-    #: Whether gaps that a backend documents are accepted where no backend leaves none.
+    #: Whether documented gaps of a backend are accepted if every backend has gaps.
     nested: bool = False
-    #: Who may make directories in `/`: "root", or "writable" for everybody inside.
+    #: Users inside who may create directories in `/`: "root", or "writable" for all.
     world: str = "root"
-    #: Whether the values of secret variables are hidden in what is printed.
+    #: Whether printed output hides the values of secret variables.
     redact: bool = True
 
     def environment(self) -> dict[str, str]:
-        """The variables the command starts with."""
+        """Return the variables that the command starts with."""
         return {variable.name: str(variable.value) for variable in self.variables}
 
     def explain(self) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-        """Describe the plan for people: headings, and below each rows of (what is allowed, its origin)."""
+        """Describe the plan for people: headings with rows of (permission, origin)."""
         return tuple((heading, rows) for heading, rows in self._sections() if rows)
 
     def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
@@ -230,7 +228,7 @@ class Plan(Value):
         yield "notes", [(shown(note.text), note.origin) for note in self.notes]
 
     def access(self, path: str) -> Literal["none", "read", "write"]:
-        """The access that the plan grants at an absolute, normal `path`. The reference for all backends."""
+        """Return the access at an absolute, normal `path`. The reference for all backends."""
         if any(covers(item.path, path) for item in self.hidden):
             return "none"
         text = next((text for text in self.texts if text.path == path), None)
@@ -243,13 +241,13 @@ class Plan(Value):
         if scratch and not granted and self._on_the_way(path, scratch):
             return "read"
         if written or (scratch and not granted):
-            # A write grant inside a guarded directory was given for itself, and opens it again.
+            # An explicit write grant inside a guarded directory makes it writable again.
             guarded = max((len(g.path) for g in self.guards if covers(g.path, path)), default=0)
             return "read" if guarded > written else "write"
         return "read" if granted else "none"
 
     def outside(self, path: str) -> str:
-        """The host's path of what is visible at `path`, if anything is."""
+        """Return the host's path of the file that is visible at `path`."""
         moved = [grant for grant in self.grants if grant.source and covers(grant.path, path)]
         if not moved:
             return path
@@ -257,18 +255,18 @@ class Plan(Value):
         return innermost.source + path[len(innermost.path) :]
 
     def written(self) -> list[str]:
-        """The host's paths of what may be written."""
+        """Return the host's paths of all write grants."""
         return [self.outside(grant.path) for grant in self.grants if grant.access == "write"]
 
     def shows(self, path: str) -> bool:
-        """Whether what the host has at `path` can be seen inside; a scratch directory shows nothing."""
+        """Whether the host's file at `path` is visible inside; a scratch directory shows none."""
         return not any(covers(item.path, path) for item in self.hidden) and bool(self._covering(path)[1])
 
     def _on_the_way(self, path: str, scratch: int) -> bool:
-        """Whether `path` is in a directory that is there only because a grant lies below it.
+        """Whether `path` is in a directory that exists only because a grant is below it.
 
-        Nothing can be written there: it would be gone with the private directory, unnoticed. In
-        the private home, where programs make directories of their own, it can.
+        It is read-only, because files there would silently disappear with the private directory. The private
+        home is an exception, because programs create directories there.
         """
         home = len(self.identity.home)
         if scratch == home and covers(self.identity.home, path):
@@ -287,17 +285,17 @@ class Plan(Value):
         return found[1]
 
     def _covering(self, path: str) -> tuple[int, list[Grant]]:
-        """The length of the innermost scratch directory around `path`, and the grants that hold there."""
-        # A scratch directory covers what is granted above it; grants below it show through.
+        """Return the length of the innermost scratch directory around `path`, and the grants valid there."""
+        # A scratch directory covers grants above it; grants below it are visible in it.
         scratch = max((len(s.path) for s in self.scratch if covers(s.path, path)), default=0)
         return scratch, [g for g in self.grants if len(g.path) >= scratch and covers(g.path, path)]
 
 
 _MOST_CACHED = 32
-#: By the id of the plan: an entry holds its plan, so that no other one can have the same id meanwhile.
+#: By the id of the plan. An entry references its plan, so that no other plan can get the same id.
 _entries: dict[int, tuple[Plan, dict[object, Any]]] = {}
 
 
 def all_derived(key: object) -> list[tuple[Plan, Any]]:
-    """The plans that have a derived value for `key`, and these values; the newest first."""
+    """Return the plans with a derived value for `key`, and these values, newest first."""
     return [(plan, known[key]) for plan, known in reversed(tuple(_entries.values())) if key in known]

@@ -1,4 +1,4 @@
-"""The policy: what may be touched. It reads nothing and decides nothing about this host."""
+"""The policy: what a command may access. It reads nothing and decides nothing about this host."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ WORLDS = ("root", "writable")
 
 
 class Policy(Value):
-    """A policy: what may be touched. Grants add, `deny` removes and wins; the order never matters.
+    """A policy: what a command may access. Grants add, `deny` removes and wins; the order never matters.
 
-    Paths stay as they were written until `compile` looks at this host. `~` is the home of
-    the user who starts the sandbox; relative paths are relative to where it is started.
+    Paths stay as written until `compile` resolves them on this host. `~` is the home of the user who starts
+    the sandbox; relative paths are relative to the directory in which it is started.
     """
 
     read: tuple[str, ...]
@@ -53,15 +53,15 @@ class Policy(Value):
     toolchains: bool
     nested: bool
     sudo: bool
-    #: Who may make directories in `/`: "root", or "writable" for everybody inside.
+    #: Users inside who may create directories in `/`: "root", or "writable" for all.
     world: str
-    #: Not part of what is enforced: they are looked at before a command is started.
+    #: Not enforced by the kernel: staddle checks commands before they start.
     rules: CommandRules | None
-    #: Whether the values of secret variables are hidden in output; or the names of more such variables.
+    #: Whether output hides the values of secret variables; or the names of more such variables.
     redact: bool | tuple[str, ...]
 
-    #: Where the file lies that this came from, links to it included: no write grant may
-    #: cover it. Not part of the value.
+    #: Path of the file that the policy came from, with all links to it. No write grant may cover it. Not part
+    #: of the value.
     _source: tuple[str, ...] = ()
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
@@ -89,23 +89,22 @@ class Policy(Value):
         rules: CommandRules | None = None,
         redact: bool | Iterable[str] = True,
     ) -> None:
-        """`system=False` leaves out the system directories; `unprotect` opens protected names.
+        """`system=False` leaves out the system directories; `unprotect` makes protected names writable.
 
-        `preset` and `home` are what `agent()` and `coding_agent()` set: the rules a preset
-        adds are in `presets`, and `home` is where the command finds its own, empty home.
+        `agent()` and `coding_agent()` set `preset` and `home`: `presets` has the rules of each preset, and
+        `home` is the path of the command's own, empty home.
 
-        `identity` is who the command is inside, `environment` which variables it begins with
-        ("linux", "inherit" or "empty"). `base` is a root file system, a directory or the name of an
-        imported one, that is the system inside in the place of the host's own. `toolchains` says
-        whether those that are on the PATH of the starting user can be used inside, wherever
-        they lie (see `policy.toolchains`); by default, in the preset "agent". `nested` accepts the gaps
-        that a backend documents where none leaves no gap, as in a container. `rules` tell an agent which
-        commands to leave to others, before they start; they are advice, and confine nothing.
-        `sudo` gives a session a `sudo` and a `su` by which commands inside become the sandbox's root.
-        `world` says who may make directories in `/` in a session: the sandbox's root, or, if it is
-        "writable", its user as well.
-        `redact` hides the values of secret variables (`Secret`, and names and values that look like one) in
-        output, events, messages and logs; a list names more such variables, False hides nothing.
+        `identity` is the user inside. `environment` selects the initial variables ("linux", "inherit" or
+        "empty"). `base` is a root file system (a directory, or the name of an imported one) that replaces the
+        host's own system. `toolchains` makes toolchains on the starting user's PATH usable inside, wherever
+        they are stored (see `policy.toolchains`; default: only in the preset "agent"). `nested` accepts the
+        documented gaps of a backend if every backend has gaps, as in a container. `rules` tell an agent,
+        before a command starts, that it should not run it; they are advice, and confine nothing. `sudo` gives
+        a session the programs `sudo` and `su`, with which commands inside become the sandbox's root. `world`
+        decides who may create directories in `/` in a session: only the sandbox's root, or also its user
+        ("writable"). `redact` hides the values of secret variables (`Secret`, and names and values that look
+        like secrets) in output, events, messages and logs. A list names more such variables; False hides
+        nothing.
         """
         if rules is not None:
             _check_rules(rules)
@@ -151,82 +150,82 @@ class Policy(Value):
     def agent(cls, *, toolchains: bool = True, nested: bool = False) -> Policy:
         """The default: system directories readable, home and secrets hidden, network denied.
 
-        Toolchains on the PATH (pyenv, uv, nvm, rustup, conda, ...) can be used although they lie in the
-        home, unless `toolchains` is False. With `nested`, `auto` may take a backend with the gaps that it
-        documents: for containers, where none leaves no gap. `Sandbox.enforced` has every one.
+        Toolchains on the PATH (pyenv, uv, nvm, rustup, conda, ...) can be used even if they are in the home,
+        unless `toolchains` is False. With `nested`, `auto` may choose a backend with documented gaps. This is
+        for containers, where every backend has gaps. `Sandbox.enforced` lists them.
         """
         return cls(preset="agent", toolchains=toolchains, nested=nested)
 
     @classmethod
     def coding_agent(cls, home: AnyPath) -> Policy:
-        """For running a coding agent itself: `home` is fresh, but its configuration is there.
+        """For running a coding agent itself: `home` is new, but contains the agent's configuration.
 
-        Of the real home, the agent's own configuration can be written and its tools can be
-        read and run, as far as they exist.
+        The agent can write its own configuration in the real home, and read and run its tools there, if they
+        exist.
         """
         return cls(preset="coding-agent", home=home)
 
     @classmethod
     def from_file(cls, path: AnyPath, *, workspace: AnyPath | None = None) -> Policy:
-        """The policy in a TOML file. It may not lie where a sandbox could have changed it."""
+        """Load the policy from a TOML file. The file must not be where a sandbox could have changed it."""
         from .file import load
 
         return load(cls, path, workspace)
 
     def with_read(self, *paths: AnyPath) -> Policy:
-        """The same, and `paths` may be read."""
+        """Return a copy in which `paths` may be read."""
         return self.replace(read=(*self.read, *paths))
 
     def with_write(self, *paths: AnyPath) -> Policy:
-        """The same, and `paths` may be read and written."""
+        """Return a copy in which `paths` may be read and written."""
         return self.replace(write=(*self.write, *paths))
 
     def with_deny(self, *paths: AnyPath) -> Policy:
-        """The same, and `paths` cannot be read, listed or changed inside, even below a grant."""
+        """Return a copy in which `paths` cannot be read, listed or changed inside, even below a grant."""
         return self.replace(deny=(*self.deny, *paths))
 
     def with_sockets(self, *paths: AnyPath) -> Policy:
-        """The same, and these UNIX sockets may be connected to."""
+        """Return a copy in which these UNIX sockets may be connected to."""
         return self.replace(sockets=(*self.sockets, *paths))
 
     def with_network(self, network: Network) -> Policy:
-        """The same with this network."""
+        """Return a copy with this network."""
         return self.replace(network=network)
 
     def with_limits(self, **limits: Any) -> Policy:
-        """The same with these limits changed."""
+        """Return a copy with these limits changed."""
         return self.replace(limits=self.limits.replace(**limits))
 
     def with_env(self, **variables: str) -> Policy:
-        """The same, and these variables are set inside."""
+        """Return a copy that sets these variables inside."""
         return self.replace(env={**self.env, **variables})
 
     def with_pass_env(self, *names: str) -> Policy:
-        """The same, and these variables of the host are passed on."""
+        """Return a copy that passes these variables of the host."""
         return self.replace(pass_env=(*self.pass_env, *names))
 
     def with_unprotect(self, *names: str) -> Policy:
-        """The same, and these protected names can be changed below what may be written."""
+        """Return a copy in which these protected names can be changed below write grants."""
         return self.replace(unprotect=(*self.unprotect, *names))
 
     def with_identity(self, identity: Identity) -> Policy:
-        """The same with another identity inside."""
+        """Return a copy with another identity inside."""
         return self.replace(identity=identity)
 
     def with_environment(self, preset: str) -> Policy:
-        """The same, beginning with these variables: "linux", "inherit" or "empty"."""
+        """Return a copy with these initial variables: "linux", "inherit" or "empty"."""
         return self.replace(environment=preset)
 
     def with_base(self, base: AnyPath | None) -> Policy:
-        """The same with another system inside: a root file system, or None for the host's own."""
+        """Return a copy with another system inside: a root file system, or None for the host's own."""
         return self.replace(base=base)
 
     def with_rules(self, rules: CommandRules | None) -> Policy:
-        """The same with these command rules, or without any."""
+        """Return a copy with these command rules, or with None."""
         return self.replace(rules=rules)
 
     def with_redact(self, redact: bool | Iterable[str]) -> Policy:
-        """The same; secret values are hidden in output, not hidden, or those of these variables as well."""
+        """Return a copy that hides secrets in output (True), shows them (False), or hides more variables."""
         return self.replace(redact=redact)
 
     @property
@@ -235,14 +234,14 @@ class Policy(Value):
         return self.redact if isinstance(self.redact, tuple) else ()
 
     def replace(self, **changes: Any) -> Self:
-        """The same policy with some fields changed, validated anew."""
+        """Return a copy with some fields changed, validated again."""
         made = super().replace(**changes)
         made._set("_source", self._source)
         return made
 
 
 def _check_rules(rules: object) -> None:
-    from .command_rules.rules import CommandRules  # few have any
+    from .command_rules.rules import CommandRules  # rarely needed
 
     if not isinstance(rules, CommandRules):
         raise PolicyError(
@@ -267,7 +266,7 @@ def _base(base: AnyPath, system: bool) -> str:
             f"base is {base!r} and system is False", why="a base is a system", fix="leave one of them out"
         )
     path = declared(base, "base")
-    # A bare name may be that of an imported one; "./name" and a pathlib path never are.
+    # A bare name may be the name of an imported base; "./name" and a pathlib path never are.
     bare = "/" not in path and path[0] not in ".~"
     written = isinstance(base, str) and not base.startswith("./")
     return path if written or not bare else f"./{path}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 NAMES = ("none", "agent", "coding-agent")
 
-#: Denied by every preset but "none": what they hold opens other doors.
+#: Denied by every preset except "none", because they give access to other systems.
 SECRETS = (
     # keys and logins
     "~/.ssh",
@@ -83,7 +83,7 @@ SECRETS = (
     "~/.fetchmailrc",
     "~/.config/msmtp",
     "~/.thunderbird",
-    # browsers and chat: cookies are logins
+    # browsers and chat (cookies are logins)
     "~/.mozilla",
     "~/.librewolf",
     "~/.config/google-chrome",
@@ -102,7 +102,7 @@ SECRETS = (
     "~/Library/Cookies",
     "~/Library/Application Support/Google/Chrome",
     "~/Library/Application Support/Firefox",
-    # what was typed
+    # histories of typed commands
     "~/.bash_history",
     "~/.zsh_history",
     "~/.local/share/fish/fish_history",
@@ -113,11 +113,11 @@ SECRETS = (
     "~/.lesshst",
 )
 
-#: A directory that has one of these is taken for somebody's home, and what SECRETS lists is denied in it.
+#: A directory with one of these is treated as a home, so SECRETS are denied in it.
 MARKS_OF_A_HOME = (".ssh", ".gnupg", ".bash_history", ".bashrc", ".profile", ".zshrc")
 
-#: Denied by every preset but "none", in case something above them is granted: whoever can
-#: talk to these leaves the sandbox. The rest of /run is not there to begin with.
+#: Denied by every preset except "none", in case a directory above them is granted: access to these lets a
+#: program leave the sandbox. The rest of /run does not exist inside.
 DOORS = (
     "/run/user",
     "/run/dbus",
@@ -139,7 +139,7 @@ DOORS = (
     "/tmp/.ICE-unix",
 )
 
-#: Denied by "agent" only: logins of coding agents. "coding-agent" runs one, which needs its own.
+#: Denied only by "agent": logins of coding agents. "coding-agent" runs such an agent, which needs its own.
 AGENT_LOGINS = (
     "~/.claude/.credentials.json",
     "~/.claude.json",
@@ -156,8 +156,8 @@ AGENT_LOGINS = (
     "~/.continue",
 )
 
-#: Written by "coding-agent" where they exist. Every one is a protected name, so granting it
-#: opens it as a whole.
+#: Writable in "coding-agent" if they exist. All are protected names, so a grant makes the whole directory
+#: writable.
 AGENT_CONFIG = (
     "~/.claude",
     "~/.claude.json",
@@ -172,7 +172,7 @@ AGENT_CONFIG = (
     "~/.aider.conf.yml",
 )
 
-#: Read by "coding-agent" where they exist.
+#: Readable in "coding-agent" if they exist.
 AGENT_TOOLS = (
     "~/.local/bin",
     "~/.local/share/mise",
@@ -185,7 +185,7 @@ AGENT_PATH = (".local/bin", ".local/share/mise/shims")
 
 
 def denied(preset: str) -> tuple[str, ...]:
-    """The paths that `preset` hides, whatever is granted above them."""
+    """Return the paths that `preset` hides, even below a grant."""
     return {
         "none": (),
         "agent": (*SECRETS, *DOORS, *AGENT_LOGINS),

@@ -1,6 +1,6 @@
-"""The walk that finds protected names below a directory, and the comparison with one name.
+"""Protected names: the list, the walk that finds them below a directory, and the comparison of names.
 
-`folded` is the one comparison of names: the walk, the review of a commit and the file tools all use it.
+The walk, the review of a commit and the file tools all compare names with `folded`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 
     Kind = Literal["file", "directory", "link", "named"]
 
-# The protected names: files by which a directory makes another program run a command. Data only.
+# The protected names: files through which a directory makes another program run a command. Data only.
 #
 # A sandbox that may write a directory could leave a command there for the next program that opens it: a git
-# hook, a shell start file, an editor's task. `protected.py` finds these names; `Policy(unprotect=...)`
-# opens one.
+# hook, a shell start file, an editor's task. `Policy(unprotect=...)` makes such a name writable.
 #
-# Not in the list, because they are ordinary work that runs when the project is built or tested: Makefiles,
-# Justfiles, tests, package scripts, `.github/workflows`. Nor `.gitattributes` (it only picks among the
-# drivers of a config, which is protected) and AGENTS.md.
+# The list leaves out ordinary work that runs when the project is built or tested: Makefiles, Justfiles,
+# tests, package scripts, `.github/workflows`. It also leaves out `.gitattributes` (which only selects drivers
+# from a protected config) and AGENTS.md.
 
 
-#: In a git directory, wherever it is: `.git`, a submodule's, a worktree's, a bare repository.
+#: In every git directory: `.git`, of a submodule, of a worktree, a bare repository.
 GIT = (
     ".git/config",
     ".git/config.worktree",
@@ -44,13 +43,13 @@ GIT = (
     ".git/rebase-apply",
     ".git/sequencer",
 )
-#: Those of them that say what git is in the middle of. To be rid of one is harmless: it was finished.
+#: Files about an operation in progress. Deleting them is harmless: the operation was finished.
 UNFINISHED = frozenset((".git/rebase-merge", ".git/rebase-apply", ".git/sequencer"))
 
-#: Names that are protected as a file or a link, which leads to another repository, and not as a directory.
+#: Protected as a file or a link, which leads to another repository, but not as a directory.
 POINTERS = frozenset((".git", ".jj/repo"))
 
-#: Every spelling of its configuration that lefthook reads, and the directories of its scripts.
+#: All configuration files that lefthook reads, and the directories of its scripts.
 _LEFTHOOK = (
     ".lefthook",
     ".lefthook-local",
@@ -62,9 +61,9 @@ _LEFTHOOK = (
     ),
 )
 
-#: Every protected name, by the reason why it is one. In a name of one part, a star stands for any text.
+#: All protected names by reason. In a name of one part, a star stands for any text.
 _BY_REASON: dict[str, tuple[str, ...]] = {
-    # `.git` stands for the pointer file of a worktree or submodule. A list of steps can hold `exec`.
+    # `.git` is the pointer file of a worktree or submodule. A rebase's list of steps can contain `exec`.
     "git runs what it names": (".git", *GIT, ".gitmodules", ".gitconfig", ".config/git"),
     "git runs it through a hook that is installed once": (
         ".husky",
@@ -312,15 +311,15 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
         "opencode.jsonc",
     ),
 }
-#: Why each name is protected.
+#: The reason why each name is protected.
 REASONS = {name: reason for reason, names in _BY_REASON.items() for name in names}
 NAMES = tuple(REASONS)
 
-#: More than this many entries below the write grants is refused, not half searched.
+#: Maximum number of entries below the write grants. More are refused, not searched in part.
 MOST_ENTRIES = 1_000_000
 
-#: Characters that HFS+ (see git's is_hfs_dotgit) or a case-folding ext4 leaves out when it compares names:
-#: Unicode's Default_Ignorable_Code_Point. Two more letters are an "i" in some places.
+#: Characters that HFS+ (see git's is_hfs_dotgit) or a case-folding ext4 ignores in names: Unicode's
+#: Default_Ignorable_Code_Point. Two more letters equal "i" in some locales.
 _IGNORED: dict[int, str | None] = dict.fromkeys(
     (
         *(0xAD, 0x34F, 0x61C, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFEFF, 0xFFA0),
@@ -338,7 +337,7 @@ _IGNORED: dict[int, str | None] = dict.fromkeys(
 
 
 def _short_names(part: str) -> tuple[str, ...]:
-    """The short names that NTFS and FAT give a name that is not 8.3 itself: `git~1` for `.git`."""
+    """Return the short names that NTFS and FAT give a long name: `git~1` for `.git`."""
     base, _, end = part.lstrip(".").rpartition(".")
     base, end = (base, end) if base else (end, "")
     base = base.replace(".", "")
@@ -347,7 +346,7 @@ def _short_names(part: str) -> tuple[str, ...]:
     return tuple(f"{base[:6]}~{digit}{'.' if end else ''}{end[:3]}" for digit in range(1, 5))
 
 
-#: `git~1` -> .git, with every part of a protected name that has such a second name.
+#: Short names of all parts of protected names: `git~1` -> .git.
 _SHORT = {
     short: part
     for name in NAMES
@@ -358,10 +357,10 @@ _SHORT = {
 
 
 def folded(path: str) -> str:
-    """A name or path as the file systems compare it that tell the least.
+    """Return a name or path as the least exact file systems compare it.
 
-    They ignore case and invisible characters, a dot or a space at the end, and a stream (`.git::$DATA`); a
-    short name (`git~1`) is the name that it stands for.
+    They ignore case, invisible characters, a dot or space at the end, and a stream (`.git::$DATA`). A short
+    name (`git~1`) becomes the long name.
     """
     low = path.lower() if path.isascii() else path.translate(_IGNORED).casefold() or path
     if low.endswith((" ", ".")) or ":" in low or "~" in low or " /" in low or "./" in low:
@@ -374,9 +373,9 @@ def _folded_part(part: str) -> str:
     return _SHORT.get(part, part)
 
 
-#: As they are compared.
+#: By folded name.
 _NAME_OF = {name.lower(): name for name in NAMES}
-#: Names with a star, as (beginning, end, name).
+#: Names with a star, as (prefix, suffix, name).
 _STARRED = tuple((*name.lower().split("*"), name) for name in NAMES if "*" in name)
 _STAR_BEGINS = tuple(begin for begin, _, _ in _STARRED if begin)
 _STAR_ENDS = tuple(end for begin, end, _ in _STARRED if not begin)
@@ -386,22 +385,22 @@ _BELOW: dict[str, tuple[str, ...]] = {
     first: tuple(name[len(first) + 1 :] for name in NAMES if name.startswith(f"{first}/"))
     for first in {name.partition("/")[0] for name in NAMES if "/" in name}
 }
-#: Directories that are the beginning of a protected name: `.git`, `info`, `repo`, ...
+#: Directories in a protected name: `.git`, `info`, `repo`, ...
 _MIDDLES = frozenset(part for name in _NAME_OF for part in name.split("/")[:-1])
 _PARTS = frozenset(part for name in _NAME_OF for part in name.split("/"))
 _LAST_PARTS = frozenset(name.rpartition("/")[2] for name in _NAME_OF)
-#: `.config` -> .config/fish; `.jj/repo` -> .jj/repo/config.toml: a name that begins so.
+#: Parents of protected names: `.config` -> .config/fish; `.jj/repo` -> .jj/repo/config.toml.
 _BEGINNINGS = {name[:at]: _NAME_OF[name] for name in _NAME_OF for at in range(len(name)) if name[at] == "/"}
-#: Names worth a second look although they have no leading dot.
+#: Names without a leading dot that the walk must check.
 _DOTLESS = frozenset({"head", *(name for name in (*_ALONE, *_BELOW) if name[0] != ".")})
-#: Inside a git directory there is nothing to find in these, and they are the large ones.
+#: Directories inside a git directory that contain no protected name. They are the large ones.
 _GIT_DATA = frozenset({"objects", "refs", "logs", "lfs"})
 
 
 class ProtectedName:
-    """One protected name that is there.
+    """One existing protected name.
 
-    A `link` cannot be held; `named` is where the git directory or hook `by` leads.
+    A `link` cannot be guarded. `named` is a path to which the git directory or hook `by` leads.
     """
 
     __slots__ = ("by", "kind", "name", "path")
@@ -411,7 +410,7 @@ class ProtectedName:
 
 
 def checked_names(names: object) -> tuple[str, ...]:
-    """The names of `unprotect`: known ones, sorted, each once."""
+    """Return the names of `unprotect`: checked, sorted, without duplicates."""
     found = set()
     for name in several(names, "unprotect"):
         if not isinstance(name, str) or name not in REASONS:
@@ -425,7 +424,7 @@ def checked_names(names: object) -> tuple[str, ...]:
 
 
 def protected_name(path: str) -> str | None:
-    """The protected name that the end of the absolute `path` spells, if any; a pointer is none."""
+    """Return the protected name at the end of the absolute `path`, if any; not a pointer."""
     parts = folded(path).rsplit("/", 3)[1:]
     for count in range(1, len(parts) + 1):
         name = _NAME_OF.get("/".join(parts[-count:]))
@@ -435,18 +434,18 @@ def protected_name(path: str) -> str | None:
 
 
 def pointer_name(path: str) -> str | None:
-    """The name of a pointer that the end of `path` spells: protected unless a directory is there."""
+    """Return the pointer name at the end of `path`: it is protected unless it is a directory."""
     low = folded(path)
     return next((name for name in POINTERS if low == name or low.endswith(f"/{name}")), None)
 
 
 def can_be_protected(low: str) -> bool:
-    """Whether a path with this last part, folded, can be a protected name, or an alias. Most cannot."""
+    """Whether a path with this folded last part can be a protected name or an alias. Most cannot."""
     return low in _LAST_PARTS or low in _BELOW or _with_star(low) is not None
 
 
 def begins_protected(path: str) -> str | None:
-    """A protected name that the end of the absolute `path` begins: `.config` begins `.config/fish`."""
+    """Return a protected name that starts at the end of `path`: for `.config`, `.config/fish`."""
     parts = folded(path).rsplit("/", 2)[1:]
     for count in range(1, len(parts) + 1):
         if name := _BEGINNINGS.get("/".join(parts[-count:])):
@@ -455,7 +454,7 @@ def begins_protected(path: str) -> str | None:
 
 
 def is_alias(name: str) -> bool:
-    """Whether a link of this name would give what it leads to a protected name, or the beginning of one."""
+    """Whether a link with this name would turn its target into a protected name, or its parent."""
     low = folded(name)
     return low in _ALONE or low in _BELOW or _with_star(low) is not None
 
@@ -470,9 +469,9 @@ def _with_star(low: str) -> str | None:
 
 
 def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
-    """Every protected name below `root`, to be compared before and after a run. Never raises.
+    """Return all protected names below `root`, to compare before and after a run. Never raises.
 
-    What cannot be looked into is not in it, nor what lies beyond the limit of the walk.
+    Leaves out unreadable directories, and everything beyond the limit of the walk.
     """
     found: set[str] = set()
     try:
@@ -485,7 +484,7 @@ def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
 
 
 def appeared(plan: Plan) -> set[str]:
-    """Protected names that lie below the plan's write grants now and did not when it was made."""
+    """Return the protected names below the plan's write grants that did not exist when it was made."""
     writable = {grant.path for grant in plan.grants if grant.access == "write"}
     held = {guard.path for guard in plan.guards} | {item.path for item in plan.hidden}
     covered = [scratch.path for scratch in plan.scratch]
@@ -506,11 +505,11 @@ def walk(
     skip: Collection[str] = (),
     strict: bool = True,
 ) -> Iterator[ProtectedName]:
-    """Protected names below `roots`, found with the rights of the caller. Follows no link.
+    """Yield the protected names below `roots`, with the rights of the caller. Follows no link.
 
-    A root that is a protected name itself was named on purpose: nothing below it is held.
-    `skip` are paths that are not visible inside. Other file systems below a root are
-    searched like the rest: a bind of the root brings them along, writable.
+    A root that is itself a protected name was granted on purpose, so nothing below it is guarded. `skip` are
+    paths that are not visible inside. Other file systems below a root are searched, too, because a bind mount
+    of the root includes them, writable.
     """
     names = frozenset(NAMES).difference(unprotect)
     left = MOST_ENTRIES
@@ -546,7 +545,7 @@ def walk(
 
 
 def _new(findings: Iterable[ProtectedName], done: set[str]) -> Iterator[ProtectedName]:
-    """Findings at paths that were not searched yet. Nothing below a finding is searched any more."""
+    """Yield findings at new paths. The walk does not descend into a finding."""
     for finding in findings:
         if finding.path not in done:
             done.add(finding.path)
@@ -554,13 +553,13 @@ def _new(findings: Iterable[ProtectedName], done: set[str]) -> Iterator[Protecte
 
 
 def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Iterator[ProtectedName]:
-    """The findings at one entry of an ordinary directory."""
+    """Yield the findings at one entry of an ordinary directory."""
     if alone := _ALONE.get(name) or _with_star(name):
         if alone in names:
             yield ProtectedName(entry.path, _kind(entry.stat(follow_symlinks=False).st_mode), alone)
     elif name == ".git":
         if entry.is_dir(follow_symlinks=False) or name not in names:
-            return  # a directory is looked at when the walk comes to it
+            return  # the walk visits the directory later
         yield ProtectedName(entry.path, "link" if entry.is_symlink() else "file", name)
         if entry.is_file(follow_symlinks=False):
             yield from _sent_on_to(entry.path, names)
@@ -575,11 +574,11 @@ def _protected(entry: os.DirEntry[str], name: str, names: frozenset[str]) -> Ite
 
 
 def _git_directory(directory: str, names: frozenset[str]) -> Iterator[ProtectedName]:
-    """Protected names in `.git`, in a bare repository, and in the directory of a worktree or submodule."""
+    """Yield protected names in `.git`, a bare repository, or the directory of a worktree or submodule."""
     for finding in _at(directory, [(rest, f".git/{rest}") for rest in _BELOW[".git"]], names):
         yield finding
         if finding.kind == "directory":
-            # A hook may be a link to a file of the working tree; that file is the hook then.
+            # A hook may be a link to a file of the working tree; then that file is the hook.
             for entry in _entries(finding.path, strict=False):
                 if entry.is_symlink():
                     yield ProtectedName(os.path.realpath(entry.path), "named", finding.name, entry.path)
@@ -595,7 +594,7 @@ def _sent_on_to(git: str, names: frozenset[str]) -> Iterator[ProtectedName]:
 
 
 def _beginning(root: str, names: frozenset[str]) -> Iterator[ProtectedName]:
-    """The same for a root inside such a directory: `.git/info` may hold the `attributes` of `.git`."""
+    """Yield names for a root inside such a directory: `.git/info` may contain the `attributes` of `.git`."""
     low = folded(root)
     if low.rpartition("/")[2] not in _MIDDLES or low.endswith("/.git"):
         return
@@ -608,7 +607,7 @@ def _beginning(root: str, names: frozenset[str]) -> Iterator[ProtectedName]:
 
 
 def _at(directory: str, places: Iterable[tuple[str, str]], names: frozenset[str]) -> Iterator[ProtectedName]:
-    """Entries of (path below `directory`, protected name), in any spelling. A link on the way is one."""
+    """Yield the existing `places` (path below `directory`, name), in any spelling, and links on the way."""
     listed: dict[str, dict[str, list[os.DirEntry[str]]]] = {}
     for rest, name in places:
         if name in names:
@@ -626,7 +625,7 @@ def _spelled(
         try:
             kind = _kind(entry.stat(follow_symlinks=False).st_mode)
         except OSError:
-            continue  # gone meanwhile
+            continue  # deleted meanwhile
         if kind == "directory" and len(parts) > 1:
             yield from _spelled(entry.path, parts[1:], name, listed)
         elif kind == "link" or (len(parts) == 1 and not (kind == "directory" and name in POINTERS)):
@@ -638,7 +637,7 @@ def _kind(mode: int) -> Kind:
 
 
 def _is_git_directory(directory: str) -> bool:
-    """Whether git takes a directory for a repository (git also checks the content of HEAD; we do not)."""
+    """Whether git treats a directory as a repository (git also checks the content of HEAD; we do not)."""
     there = {name for name in ("objects", "refs", "commondir") if os.path.lexists(f"{directory}/{name}")}
     return "commondir" in there or {"objects", "refs"} <= there
 
@@ -648,10 +647,10 @@ def _entries(directory: str, strict: bool) -> list[os.DirEntry[str]]:
         with os.scandir(directory) as entries:
             return list(entries)
     except (FileNotFoundError, NotADirectoryError):
-        return []  # gone meanwhile
+        return []  # deleted meanwhile
     except OSError as error:
         if not strict or (isinstance(error, PermissionError) and not _is_ours(directory)):
-            return []  # what we cannot open, and do not own, the sandbox cannot open either
+            return []  # the sandbox cannot open a directory that we neither own nor can open
         raise PolicyError(
             f"{directory!r} cannot be searched for protected names",
             why=f"it may be written, but reading it fails: {error.strerror}",
@@ -667,7 +666,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _below_grant(path: str, writable: set[str]) -> Iterator[str]:
-    """`path` and what is above it, up to the write grant it lies in."""
+    """Yield `path` and its parents, up to the write grant that contains it."""
     for place in upward(path):
         if place in writable:
             return

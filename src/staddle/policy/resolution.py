@@ -1,4 +1,4 @@
-"""Following declared paths on this host: each component looked at once, every link remembered."""
+"""Resolve declared paths on this host. Each component is checked once, every link recorded."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     Kind = Literal["directory", "file", "socket", "other", "missing", "unreadable", "circle"]
 
-MOST_LINKS = 40  # as the kernel
+MOST_LINKS = 40  # the kernel's limit
 
 _KINDS: dict[int, Kind] = {stat.S_IFDIR: "directory", stat.S_IFREG: "file", stat.S_IFSOCK: "socket"}
 
 
 class ResolvedPath:
-    """Target of a path: its real `path`, its kind, and (where, to) of every link on the way."""
+    """The real `path`, its kind, and (link, target) of every link on the way."""
 
     __slots__ = ("kind", "links", "path")
 
@@ -32,12 +32,11 @@ class ResolvedPath:
 
 
 class HostPaths:
-    """This host's directory tree as it was when each part of it was first asked about.
+    """A snapshot of this host's directory tree, taken on first access to each part.
 
-    Runs with the rights of the compiling process. One HostPaths per plan: parents are looked at once,
-    so a thousand paths in one directory cost a thousand lstat calls, and all rules of a plan
-    see the same links. With `root`, it is the tree below that directory, as one sees it who has it as
-    the root: no link leads out.
+    It runs with the rights of the compiling process. Each plan has one HostPaths: parents are checked once,
+    so a thousand paths in one directory need a thousand lstat calls, and all rules of a plan see the same
+    links. With `root`, paths resolve as in a chroot to that directory: no link leads out.
     """
 
     def __init__(self, root: str = "") -> None:
@@ -45,7 +44,7 @@ class HostPaths:
         self._places: dict[str, ResolvedPath] = {"/": ResolvedPath("/", "directory")}
 
     def find(self, path: str) -> ResolvedPath:
-        """Resolve the absolute, normalised `path`. A missing one has a result, too."""
+        """Resolve the absolute, normalised `path`. A missing path also has a result."""
         found = self._places.get(path)
         if found is not None:
             return found
@@ -53,7 +52,7 @@ class HostPaths:
         parent = self._places.get(head or "/")
         if parent is None:
             parent = self._places["/"]
-            for end in _ends(head):  # from the top: a path may have more components than Python has frames
+            for end in _ends(head):  # no recursion: paths may exceed Python's stack
                 here = head[:end]
                 parent = self._places.get(here) or self._step(parent, here.rpartition("/")[2], here, 0)
         return self._step(parent, name, path, 0)
@@ -81,7 +80,7 @@ class HostPaths:
         return place
 
     def walk(self, start: str, text: str) -> ResolvedPath:
-        """Resolve `text` from the real directory `start`: relative, absolute, with `..` in it."""
+        """Resolve `text`, relative or absolute, with or without `..`, from the real directory `start`."""
         return self._walk(start, text, 0)
 
     def _walk(self, start: str, text: str, depth: int) -> ResolvedPath:
@@ -89,7 +88,7 @@ class HostPaths:
         met: tuple[tuple[str, str], ...] = ()
         for part in text.split("/"):
             if part == "..":
-                # `current` has no link left in it, so its parent is the real one.
+                # `current` contains no link, so its parent is the real one.
                 current = ResolvedPath(os.path.dirname(current.path), "directory")
             elif part not in ("", "."):
                 path = join(current.path, part)
@@ -106,7 +105,7 @@ class HostPaths:
 
 
 class PathContext:
-    """The meaning of `~`, of relative paths and of host variables for this plan."""
+    """The values of `~`, of the directory for relative paths and of host variables for this plan."""
 
     def __init__(
         self,
@@ -122,7 +121,7 @@ class PathContext:
 
     @property
     def base(self) -> str:
-        """The directory that relative paths start from."""
+        """The directory for relative paths."""
         if self._base is None:
             self._base = self._from_here(".")
         return self._base
@@ -142,7 +141,7 @@ class PathContext:
         return self._home
 
     def at(self, path: str) -> str:
-        """A declared path, absolute."""
+        """Return a declared path as an absolute path."""
         if path[0] == "/":
             return path
         return absolute(path, "", self.home) if path[0] == "~" else absolute(path, self.base, "")
@@ -172,7 +171,7 @@ def _home_of_this_user() -> str:
 
 
 def _ends(path: str) -> list[int]:
-    """Offsets at which the components of `path` end, the first one first."""
+    """Return the offsets at which the components of `path` end, in order."""
     return [index for index, letter in enumerate(path) if letter == "/" and index] + (
         [len(path)] if path else []
     )

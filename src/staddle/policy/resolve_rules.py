@@ -1,4 +1,4 @@
-"""From a policy to places on this host: every rule resolved, with its origin and its links."""
+"""Resolve the rules of a policy to paths on this host, each with its origin and links."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     Field = Literal["read", "write", "deny", "sockets", "home"]
 
 
-#: The homes of accounts, by the identity of the file that lists them.
+#: The homes of accounts, by the identity of the passwd file.
 _ACCOUNTS: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
 
 class ResolvedRule:
-    """One rule of a policy, found on this host.
+    """One rule of a policy, resolved on this host.
 
-    `link` is where it is itself a link, if it is one; `asked` is false for what a preset or
-    the system adds.
+    `link` is its own path if it is a link. `asked` is False for rules of a preset or the system.
     """
 
     __slots__ = ("asked", "field", "link", "origin", "place")
@@ -40,7 +39,7 @@ class ResolvedRule:
 
 
 def resolve(policy: Policy, context: PathContext, host: HostPaths) -> list[ResolvedRule]:
-    """Every rule of `policy`, its preset's and the system's. Raises for one that cannot be meant."""
+    """Return all rules of `policy`, its preset and the system. Raises PolicyError for an invalid rule."""
     asked = list(_from_policy(policy, context, host))
     rules = [*asked, *_from_preset(policy, context, host)]
     rules += preset_denies(policy, context, host, asked)
@@ -75,7 +74,7 @@ def _from_policy(policy: Policy, context: PathContext, host: HostPaths) -> Itera
 
 
 def denied(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
-    """The denies of `policy`, and those of the installation, which hold for every policy."""
+    """Yield the denies of `policy` and of the installation, which apply to every policy."""
     for path in policy.deny:
         place = host.find(context.at(path))
         if place.path == "/":
@@ -92,10 +91,10 @@ def denied(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[Re
 
 
 def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Iterator[ResolvedRule]:
-    """A preset is the same on every host: what it names and is not there, it does not mean.
+    """Yield the preset's grants for paths that exist. A preset is the same on every host.
 
-    `preset_denies` does the same for its denies: to enforce one for a path that may appear later, a
-    backend has to pay for it; a user asks for that by name, in `deny`.
+    `preset_denies` does the same for denies. Enforcing a deny for a path that may appear later is expensive
+    for a backend, so users have to ask for it in `deny`.
     """
     origin = f"preset {policy.preset}"
     if policy.preset != "coding-agent":
@@ -115,7 +114,7 @@ def _from_preset(policy: Policy, context: PathContext, host: HostPaths) -> Itera
 def preset_denies(
     policy: Policy, context: PathContext, host: HostPaths, granted: Iterable[ResolvedRule]
 ) -> Iterator[ResolvedRule]:
-    """Deny what the preset hides: in the home of who starts it, and in each home that `granted` shows."""
+    """Yield the preset's denies, for the home of the starting user and each home that `granted` shows."""
     denied = presets.denied(policy.preset)
     if not denied:
         return
@@ -130,7 +129,7 @@ def preset_denies(
 
 
 def _homes(shown: Iterable[str]) -> Iterator[str]:
-    """The homes in these directories: of accounts of this host, and a directory that looks like one."""
+    """Yield the homes in these directories: of this host's accounts, and directories that look like one."""
     directories = list(shown)
     if not directories:
         return
@@ -143,7 +142,7 @@ def _homes(shown: Iterable[str]) -> Iterator[str]:
 
 
 def _homes_of_accounts() -> tuple[str, ...]:
-    """The homes in the host's list of accounts, read anew when its file has changed."""
+    """Return the homes of the host's accounts, read again when the file has changed."""
     try:
         status = os.stat("/etc/passwd")
     except OSError:
@@ -157,7 +156,7 @@ def _homes_of_accounts() -> tuple[str, ...]:
 
 
 def _there(paths: Iterable[str], home: str) -> Iterator[str]:
-    """Keep a preset's paths that exist. Nearly none does: one look at the home rules most of them out."""
+    """Yield the preset's paths that exist. A listing of the home rules most of them out."""
     try:
         names = frozenset(os.listdir(home)) if home else frozenset()
     except OSError:
@@ -170,7 +169,7 @@ def _there(paths: Iterable[str], home: str) -> Iterator[str]:
 
 
 def _itself(path: str, place: ResolvedPath, host: HostPaths) -> str:
-    """Path of the link, when `path` is a link itself and does not only lead through one."""
+    """Return the path of the link if `path` itself is a link, else an empty string."""
     if not place.links:
         return ""
     parent, _, name = path.rpartition("/")
@@ -179,9 +178,9 @@ def _itself(path: str, place: ResolvedPath, host: HostPaths) -> str:
 
 
 def refuse_planted_links(rules: Iterable[ResolvedRule], written: set[str]) -> None:
-    """A link that a sandbox may have made decides nothing about what the next one may touch.
+    """Refuse grants through a link that a sandbox may have created, because it would widen the next sandbox.
 
-    A deny may lead through one: it only ever takes away.
+    A deny may lead through such a link, because it only removes access.
     """
     for rule in rules:
         if rule.field == "deny":
@@ -197,7 +196,7 @@ def refuse_planted_links(rules: Iterable[ResolvedRule], written: set[str]) -> No
 
 
 def must_be_grantable(field: Literal["read", "write"], path: str, place: ResolvedPath) -> None:
-    """PolicyError for a place that no grant can mean."""
+    """Raise PolicyError if this path cannot be granted."""
     if place.kind == "missing":
         why = f"it points to {place.path!r}, which does not exist" if place.links else "it does not exist"
         raise PolicyError(f"{field} names {path!r}", why=why, fix="create it, or leave it out")

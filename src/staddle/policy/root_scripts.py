@@ -1,4 +1,4 @@
-"""Scripts of a session about its root: `sudo` and `su`, which ask the agent, and `apt`, which names them."""
+"""Scripts for root in a session: `sudo` and `su`, which ask the agent, and `apt`, which suggests sudo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 ORIGIN = "sudo"
-#: See inside.agent.sudo, which takes arguments, variables and streams from the process itself.
+#: See inside.agent.sudo, which reads arguments, variables and streams from the process itself.
 _SCRIPT = """\
 #!/bin/sh
 # Runs a command as the root of this sandbox, which PID 1 starts. Asks for no password.
@@ -27,7 +27,7 @@ rm -f "$pipe"
 status=$(echo $$ >/dev/.staddle/sudo; read -r status <&9; echo "$status")
 exit "${status:-1}"
 """
-#: As the last line but one of it, where nothing can be reached.
+#: Added before the last line if no package source can be reached.
 _NO_PACKAGES = """\
 case "${status:-1} $* " in 100*" apt "* | 100*" apt-get "*) echo "sudo: %s" >&2 ;; esac
 """
@@ -39,15 +39,15 @@ status=$?
 [ "$status" -ne 100 ] || [ "$(id -u)" -eq 0 ] || echo "${0##*/}: %(hint)s: sudo ${0##*/} $*%(more)s" >&2
 exit "$status"
 """
-#: Result.violations knows them by these words.
+#: Result.violations recognises these words.
 NEEDS_ROOT = "packages are installed by root"
 NEEDS_NETWORK = "the network is denied; the policy has to allow it: Network.packages()"
-#: Where packages cannot come from anywhere.
+#: Network modes without access to package sources.
 _CLOSED = ("deny", "loopback")
 
 
 def with_sudo(plan: Plan) -> Plan:
-    """The plan of a session with these scripts, if it has a home of its own that is on its PATH."""
+    """Return the plan with these scripts, if the session's own home is on its PATH."""
     place = f"{plan.identity.home}/.local/bin"
     path = plan.environment().get("PATH", "").split(":")
     if plan.identity.uid == 0 or place not in path or plan.base:

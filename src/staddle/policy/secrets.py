@@ -1,12 +1,12 @@
-"""Secrets: values that are declared as such, and names and values that look like them. Pure."""
+"""Secrets: declared values, and names and values that look like secrets. Pure."""
 
 from __future__ import annotations
 
 
 class Secret(str):
-    """A value that results, streams, events, messages and logs do not show: `env={"TOKEN": Secret(token)}`.
+    """A value that results, streams, events, messages and logs hide: `env={"TOKEN": Secret(token)}`.
 
-    It is a text as any other, and programs inside have it as it is; only its `repr` hides it.
+    It is ordinary text, and programs inside see it unchanged; only its `repr` hides it.
     """
 
     __slots__ = ()
@@ -15,13 +15,13 @@ class Secret(str):
         return "Secret('(hidden)')"
 
 
-#: A variable is a secret when one of these is a word of its name...
+#: A variable is a secret if one of these is a word of its name...
 SECRET_WORDS = frozenset({"AUTH", "COOKIE", "KEY", "PASS", "PASSPHRASE", "PAT", "PRIVATE"})
-#: ... or any of these is a part of it ...
+#: ... or if one of these is a part of its name ...
 SECRET_PARTS = ("APIKEY", "CREDENTIAL", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
-#: ... and these are, whatever their words.
+#: ... or if it has one of these names.
 SECRET_NAMES = frozenset({"MYSQL_PWD"})
-#: Values that begin so, and are not shorter than any key is, are keys, whatever they are called.
+#: Values with these prefixes and at least this length are keys, regardless of the name.
 SHORTEST_KEY = 16
 SECRET_VALUES = (
     *("-----BEGIN ", "AKIA", "ASIA", "AGE-SECRET-KEY-", "eyJhbGciOi", "AIza", "SG.", "ya29."),
@@ -31,7 +31,7 @@ SECRET_VALUES = (
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a variable looks like one whose value should not be shown."""
+    """Whether a variable looks like a secret."""
     upper = name.upper()
     if upper in SECRET_NAMES or any(part in upper for part in SECRET_PARTS):
         return True

@@ -1,8 +1,7 @@
 """The parts that every sandbox sees: system directories, a small /etc, private directories.
 
-/etc is an allow list: what programs need to start, resolve names and check certificates.
-Whatever may hold a credential (shadow, ssh keys, sudoers, pip.conf, npmrc, ...) is not on
-it, and neither is anything nobody thought of.
+/etc is an allow list: the files that programs need to start, resolve names and check certificates. Files that
+may contain a credential (shadow, ssh keys, sudoers, pip.conf, npmrc, ...) are not on it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from .identity import Identity
     from .resolution import HostPaths
 
-#: Where programs keep logs and state: in a private directory, unless something there is granted or denied.
+#: Directories for logs and state. They are private, unless the policy grants or denies something there.
 STATE = ("/var/cache", "/var/lib", "/var/log")
 STATE_PLACE = "/var/tmp"
 
-#: Empty directories in the root, as every such system has them.
+#: Empty directories in the root, as on every such system.
 TOP = ("/media", "/mnt", "/srv")
 
 MIB = 1 << 20
@@ -36,7 +35,7 @@ DIRECTORIES = {
     "darwin": ("/usr", "/opt", "/bin", "/sbin", "/System", "/Library"),
 }
 
-#: Below /etc. Files are shown as copies, directories as they are.
+#: Below /etc. Files are shown as copies; directories are mounted.
 ETC = (
     "alternatives",
     "bash.bashrc",
@@ -94,12 +93,12 @@ ETC = (
     "vim",
     "xattr.conf",
 )
-#: A larger file is shown as it is: a copy would cost more than the mount.
+#: Larger files are mounted, because a copy would cost more.
 LARGEST_COPY = 256 * 1024
 
 
 def state_links(taken: Iterable[str]) -> list[Link]:
-    """Links that make STATE writable, but for what a path that is `taken` is in or leads through."""
+    """Return links that make STATE writable, except for directories that overlap a `taken` path."""
     if sys.platform == "darwin":
         return []
     names = list(taken)
@@ -111,7 +110,7 @@ def state_links(taken: Iterable[str]) -> list[Link]:
 
 
 def scratch(home: str) -> tuple[Scratch, ...]:
-    """The private directories: empty at the start, gone with the run."""
+    """Return the private directories: empty at the start, deleted with the run."""
     return (
         Scratch("/dev/shm", 0o1777, GIB, "private"),
         Scratch("/run", 0o755, 64 * MIB, "private"),
@@ -126,14 +125,14 @@ _seen: list[tuple[float, tuple[list[str], list[Link], list[Text]]]] = []
 
 
 def directories() -> tuple[str, ...]:
-    """The system directories to look for here."""
+    """Return the system directories to look for on this platform."""
     return DIRECTORIES.get(sys.platform, DIRECTORIES["linux"])
 
 
 def etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
-    """The allowed part of /etc: (paths to grant, links, copies).
+    """Return the allowed part of /etc: paths to grant, links, copies.
 
-    Root's own files: for one who wraps command after command, what was seen a moment ago.
+    Only root changes these files, so the result is cached for a moment, for callers that wrap many commands.
     """
     now = time.monotonic()
     if not _seen or now - _seen[0][0] > _FRESH:
@@ -162,8 +161,8 @@ def _look_at_etc(host: HostPaths) -> tuple[list[str], list[Link], list[Text]]:
     return grants, links, copies
 
 
-#: Accounts are in files inside, and names of hosts are asked of the servers in resolv.conf, if there are any:
-#: without one there is no such name, and nobody is waited for.
+#: Accounts come from files. Host names come from the servers in resolv.conf; without any, lookups fail at
+#: once.
 NSSWITCH = b"""\
 passwd: files
 group: files
@@ -177,7 +176,7 @@ ethers: files
 rpc: files
 """
 
-#: What a new home has in it. They are the sandbox's own, to be changed.
+#: The files of a new home. The sandbox may change them.
 HOME_FILES = {
     ".bashrc": b"""\
 # Read by every interactive bash.
@@ -201,11 +200,11 @@ unset directory
 """,
 }
 
-#: Where our own resolver is, inside.
+#: Points to our own resolver inside.
 RESOLV_CONF = b"nameserver 127.0.0.53\noptions timeout:5 attempts:2\n"
 
 
-#: The paths of `made_up`.
+#: The paths of the files from `made_up`.
 MADE_UP = frozenset(
     f"/etc/{name}"
     for name in (
@@ -216,10 +215,10 @@ MADE_UP = frozenset(
 
 
 def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
-    """Files that say who the sandbox is, and nothing about the host.
+    """Return files that describe the identity of the sandbox, and nothing about the host.
 
-    With the network open, names must resolve as they do outside, so hosts and resolv.conf
-    are the host's then, but for its own name; with an allow list, they are asked of our own resolver.
+    With an open network, names must resolve as they do outside, so hosts and resolv.conf are the host's,
+    except for its own name. With an allow list, they point to our own resolver.
     """
     who = identity
     hosts = f"127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n127.0.1.1 {_names(who.host)}\n"
@@ -249,7 +248,7 @@ def made_up(identity: Identity, shell: str, network: str) -> list[Text]:
     return [Text(path, content, "made up") for path, content in contents.items()]
 
 
-#: Of /proc/meminfo: what there is, which is all of it and all free; and what there is none of.
+#: Fields of /proc/meminfo that show the limit, and fields that are 0.
 _ALL, _NONE = (
     ("MemTotal", "MemFree", "MemAvailable"),
     (
@@ -261,9 +260,9 @@ _ALL, _NONE = (
 
 
 def memory(limit: int) -> Text:
-    """A /proc/meminfo that agrees with the limit, for programs that ask before they take it.
+    """Return a /proc/meminfo that shows the limit, for programs that check before they allocate.
 
-    It is written once, at the start, and says that all of it is free.
+    It is written once, at the start, and shows all memory as free.
     """
     there = min(limit, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) >> 10
     lines = [(name, there) for name in _ALL] + [(name, 0) for name in _NONE]
@@ -272,13 +271,13 @@ def memory(limit: int) -> Text:
 
 
 def home_files(home: str, more: Mapping[str, bytes]) -> list[Text]:
-    """The files of a new home."""
+    """Return the files of a new home."""
     contents = {**HOME_FILES, **more}
     return [Text(f"{home}/{name}", content, "home", 0o644) for name, content in contents.items()]
 
 
 def other_hosts(text: bytes, own: str) -> bytes:
-    """The host's /etc/hosts without what is said about the host itself. Pure."""
+    """Return the host's /etc/hosts without entries for the host itself. Pure."""
     names = {os.fsencode(own), os.fsencode(own.partition(".")[0])}
     found = []
     for line in text.split(b"\n"):
@@ -290,7 +289,7 @@ def other_hosts(text: bytes, own: str) -> bytes:
 
 
 def _names(host: str) -> str:
-    """A host's name, and the first part of it where that is another."""
+    """Return a host's name, followed by its first part if that is different."""
     short = host.partition(".")[0]
     return host if short == host else f"{host} {short}"
 
@@ -300,11 +299,11 @@ def _lines(*lines: str) -> bytes:
 
 
 def shell() -> str:
-    """The shell that SHELL and passwd name."""
+    """Return the shell for SHELL and passwd."""
     return "/bin/bash" if os.path.exists("/bin/bash") else "/bin/sh"
 
 
-#: The last content of each file, which the plans of a program share.
+#: Last content of each file, shared by the plans of a program.
 _contents: dict[str, bytes] = {}
 _MOST_CONTENTS = 64
 

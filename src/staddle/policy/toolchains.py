@@ -1,13 +1,12 @@
-"""Toolchains on the user's PATH: python, node, go, rust and the like, where a sandbox would see nothing.
+"""Find toolchains on the user's PATH (python, node, go, rust, ...) that would be hidden in a sandbox.
 
-They often live in the home, which is hidden. This finds those that the PATH leads to, and says
-which directories they need, and no more than that: the root of one version, never the directory
-that all of them, somebody's logins and somebody's letters lie in. What is not known to be a
-toolchain stays hidden.
+They are often stored in the home, which is hidden. This module finds the ones on the PATH, and the
+directories that they need and no others: the root of one version, never a directory that also contains other
+versions, logins or mail. Everything that is not a known toolchain stays hidden.
 
     found = find(path, home, files, hidden=..., denied=...)
 
-Reads the PATH that it is given, and the disk through `files`; the knowledge is in `layouts`.
+It reads only the given PATH, and the disk through `files`. `layouts` has the knowledge as data.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ if TYPE_CHECKING:
     from .resolution import ResolvedPath
 
     class HostDisk(Protocol):
-        """The disk, as far as it is asked about."""
+        """The disk operations that this module needs."""
 
         def find(self, path: str) -> ResolvedPath:
             """Resolve an absolute path, with the links on the way."""
 
         def names(self, directory: str) -> list[str]:
-            """The names in a directory, sorted; none when it cannot be read."""
+            """Return the sorted names in a directory; none if it cannot be read."""
 
         def text(self, path: str) -> str:
-            """The beginning of a file; empty when it cannot be read."""
+            """Return the beginning of a file; empty if it cannot be read."""
 
     Parts = tuple[tuple[Text, ...], tuple[Link, ...]]
 
-#: More directories on a PATH, and more programs in one of all kinds, are not looked through.
+#: Maximum number of directories on a PATH, and of programs in a mixed directory.
 _MOST = 500
 
 
 class Toolchain(Value):
-    """A directory (or a single program) to be readable, and why."""
+    """A directory (or a single program) that must be readable, with the reason."""
 
     root: str
     what: str
@@ -56,10 +55,9 @@ class Toolchain(Value):
 class Toolchains(Value):
     """The grants, links and PATH entries that make toolchains work inside.
 
-    `links` are (where, to), as the host has them; `before` and `after` are what the PATH has before
-    and after the system's own; `denied` is what stays hidden in the roots; `left_out` are the
-    directories on the PATH that are not shown. `at_its_place`: something in the workspace names it by
-    the path that it has on the host.
+    `links` are (link, target) as on the host. `before` and `after` are PATH entries before and after the
+    system's own. `denied` are paths that stay hidden in the roots. `left_out` are PATH directories that are
+    not shown. `at_its_place`: a file in the workspace refers to the workspace by its path on the host.
     """
 
     toolchains: tuple[Toolchain, ...] = ()
@@ -81,16 +79,16 @@ def find(
     env: Mapping[str, str],
     workspace: str | None = None,
 ) -> Toolchains:
-    """The toolchains that the directories of `path` lead to, and a virtual environment in `workspace`.
+    """Find the toolchains on `path`, and a virtual environment in `workspace`.
 
-    `hidden` says whether a real path cannot be seen inside anyway; `denied` are paths that no root
-    may hold or lie in; `env` are the host's variables, in which a toolchain may be named.
+    `hidden` tells whether a real path is invisible inside. No root may contain `denied` paths or be below
+    one. `env` are the host's variables, which may name a toolchain.
     """
     finder = _Finder(home, files, hidden, tuple(denied), env, workspace)
     system = False
     for directory in dict.fromkeys(map(os.path.normpath, path.split(":")[:_MOST])):
         if not directory.startswith("/"):
-            continue  # whatever it is relative to, it is not a toolchain's
+            continue  # a relative directory is not a toolchain's
         if directory in layouts.SYSTEM:
             system = True
             continue
@@ -101,7 +99,7 @@ def find(
 
 
 class _Finder:
-    def __init__(  # noqa: PLR0917 - as `find` has them
+    def __init__(  # noqa: PLR0917 - the arguments of `find`
         self,
         home: str,
         files: HostDisk,
@@ -138,7 +136,7 @@ class _Finder:
         )
 
     def entry(self, directory: str) -> Iterator[str]:
-        """The directories inside for `directory` of the PATH: itself, the targets of its shims, or none."""
+        """Yield directories inside for `directory` of the PATH: itself, the targets of its shims, or none."""
         place = self._files.find(directory)
         if place.kind != "directory":
             return
@@ -152,7 +150,7 @@ class _Finder:
             if not real:
                 self._left_out.append(directory)
             yield from real
-            # Beside its own stand-ins, it is where cargo installs programs.
+            # Besides its shims, this directory contains the programs that cargo installs.
             if real and self._is(f"{place.path}/rustup", "file") and self._grant(place.path, "rust", origin):
                 yield place.path
             return
@@ -165,16 +163,16 @@ class _Finder:
             self._left_out.append(directory)
 
     def environment_of_the_workspace(self, root: str) -> None:
-        """One that is seen anyway. What it says may be a sandbox's word: it leads to interpreters only."""
+        """Grant the interpreter of a visible environment, and nothing else: a sandbox may have written it."""
         place = self._files.find(root)
         if place.kind == "directory" and place.path == root and self._is(f"{root}/pyvenv.cfg", "file"):
             self._of_the_workspace = True
             self._made_from(root, f"the virtual environment {root}")
 
-    # ---------------------------------------------------------------- what a directory is
+    # ---------------------------------------------------------------- recognising a directory
 
     def _made_from(self, root: str, origin: str) -> None:
-        """The interpreter of a virtual environment, by what it says and by where its link leads."""
+        """Grant the interpreter of a virtual environment, from its pyvenv.cfg and from its link."""
         for line in self._files.text(f"{root}/pyvenv.cfg").splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "home" and value.strip().startswith("/"):
@@ -190,8 +188,8 @@ class _Finder:
         if place.kind != "directory" or not self._hidden(place.path):
             return
         root = os.path.dirname(place.path)
-        # A file in the workspace may have led here. Only an interpreter with its own library is one, which a
-        # virtual environment is not; and what else lies beside it is not for the sandbox.
+        # A file in the workspace may have led here. Accept only an interpreter with its own library, which a
+        # virtual environment does not have, and grant nothing else next to it.
         libraries = [name for name in self._files.names(f"{root}/lib") if name.startswith("python3")]
         has_library = any(self._is(f"{root}/lib/{name}/os.py", "file") for name in libraries)
         is_python = has_library and any(self._is(f"{place.path}/{name}", "file") for name in libraries)
@@ -199,7 +197,7 @@ class _Finder:
             self._linked(place)
 
     def _prefix(self, directory: str, origin: str) -> bool:
-        """Whether it is the `bin` of a toolchain that is all in one directory; then that may be read."""
+        """Whether this is the `bin` of a toolchain in a single directory, which is then granted."""
         root = os.path.dirname(directory)
         if os.path.basename(directory) in ("bin", "condabin", "Scripts"):
             if self._is(f"{root}/conda-meta", "directory"):
@@ -224,13 +222,13 @@ class _Finder:
         return all(self._grant(path, what, origin) for path in there)
 
     def _program_directory(self, directory: str, origin: str) -> bool:
-        """Let a directory be read that has the programs of one tool and nothing else; whether it is one."""
+        """Grant a directory that contains only the programs of one tool. Returns whether it is one."""
         relative = directory[len(self._home) + 1 :] if covers(self._home, directory) else ""
         what = layouts.PROGRAMS.get(relative)
         return what is not None and self._grant(directory, what, origin)
 
     def _stand_in(self, directory: str) -> Iterator[str] | None:
-        """Directories of the real programs, if those in `directory` are shims; else None."""
+        """Return the directories of the real programs if `directory` contains shims; else None."""
         root = os.path.dirname(directory)
         if os.path.basename(directory) == "shims":
             return iter((*self._of_one_language(root), *self._of_installs(root)))
@@ -257,7 +255,7 @@ class _Finder:
             texts = (self._files.text(f"{self._workspace}/rust-toolchain{end}") for end in ("", ".toml"))
             chosen = next(filter(None, map(layouts.rust_channel, texts)), "")
         chosen = chosen or layouts.rust_channel(self._files.text(f"{root}/settings.toml"))
-        # A channel is a part of the name: stable-x86_64-unknown-linux-gnu.
+        # The channel is a prefix of the name: stable-x86_64-unknown-linux-gnu.
         for name in there:
             if name == chosen or name.startswith(f"{chosen}-") or len(there) == 1:
                 yield f"{root}/toolchains/{name}/bin"
@@ -271,7 +269,7 @@ class _Finder:
             yield f"{image}/packages/{package}/bin"
 
     def _of_one_language(self, root: str) -> Iterator[str]:
-        """pyenv, rbenv and those that do as they do."""
+        """Handle pyenv, rbenv and similar managers."""
         name = os.path.basename(root).lstrip(".")
         if name not in layouts.MANAGERS:
             name = next((name for name in layouts.MANAGERS if self._there(f"{root}/libexec/{name}")), "")
@@ -286,7 +284,7 @@ class _Finder:
                 yield f"{root}/versions/{version}/bin"
 
     def _of_installs(self, root: str) -> Iterator[str]:
-        """asdf and mise: a directory for each tool, and in it one for each version."""
+        """Handle asdf and mise: a directory for each tool, with a directory for each version."""
         installs = f"{root}/installs"
         chosen = self._chosen() if self._is(installs, "directory") else {}
         for tool in self._files.names(installs) if chosen is not None else ():
@@ -300,7 +298,7 @@ class _Finder:
                 yield bin if self._is(bin, "directory") else f"{installs}/{tool}/{version}"
 
     def _chosen(self) -> dict[str, list[str]]:
-        """Versions of tools that are chosen; what the workspace says comes first."""
+        """Return the chosen versions of tools. The workspace overrides the home."""
         chosen: dict[str, list[str]] = {}
         for directory in (self._home, self._workspace):
             if directory is None:
@@ -315,7 +313,7 @@ class _Finder:
     # ---------------------------------------------------------------- single programs
 
     def _programs(self, directory: str) -> bool:
-        """Whether some programs of a directory of all kinds belong to a toolchain; those are shown."""
+        """Grant programs of a mixed directory that belong to a toolchain. Returns whether there are any."""
         names = self._files.names(directory)
         return len(names) <= _MOST and sum(self._program(f"{directory}/{name}", name) for name in names) > 0
 
@@ -344,7 +342,7 @@ class _Finder:
         return not self._hidden(place.path) or self._prefix(directory, why)
 
     def _belongs(self, interpreter: str, why: str) -> bool:
-        """Whether a script's interpreter is that of a hidden toolchain; then that may be read."""
+        """Whether a script's interpreter belongs to a hidden toolchain, which is then granted."""
         place = self._files.find(os.path.normpath(interpreter))
         before = len(self._toolchains)
         directory = os.path.dirname(os.path.normpath(interpreter))
@@ -354,15 +352,15 @@ class _Finder:
         known = any(covers(root, at.path) for root in self._toolchains)
         return known or (self._prefix(at.path, why) and len(self._toolchains) > before)
 
-    # ---------------------------------------------------------------- what may be read
+    # ---------------------------------------------------------------- grants
 
     def _grant(self, root: str, what: str, why: str) -> bool:
-        """Let `root` be read unless it is a home or has a denied path in it; returns whether it may be."""
+        """Grant `root` unless it contains the home or a denied path. Returns whether it is readable."""
         if covers(root, self._home) or any(covers(root, path) or covers(path, root) for path in self._denied):
             return False
         if not self._hidden(root):
             self._of_the_workspace |= self._workspace is not None and covers(self._workspace, root)
-            return True  # it is seen anyway
+            return True  # it is visible anyway
         self._toolchains.setdefault(root, Toolchain(root, what, why))
         return True
 
@@ -377,27 +375,26 @@ class _Finder:
         return self._files.find(path).kind in ("file", "directory")
 
     def _marked(self, root: str, mark: str) -> bool:
-        """Whether `mark` is there; with a star at its end, anything that begins so."""
+        """Whether `mark` exists; a star at its end matches any suffix."""
         if not mark.endswith("*"):
             return self._there(f"{root}/{mark}")
         directory, _, beginning = mark[:-1].rpartition("/")
         return any(name.startswith(beginning) for name in self._files.names(f"{root}/{directory}"))
 
 
-# A virtual environment of the host, continued inside: its packages are read there, new ones go to the home.
+# Continue a virtual environment of the host inside: its packages stay readable, new ones go to the home.
 #
-# What is shown of the host cannot be written, so `pip install` in an activated virtual environment would
-# fail. Inside, an environment of the sandbox's own comes before it on the PATH: with the same interpreter,
-# with everything that the host's one has behind its own packages, and with the same scripts for its own
-# interpreter.
+# Files of the host are read-only, so `pip install` in an activated virtual environment would fail. So the
+# sandbox has its own environment, which comes first on the PATH. It has the same interpreter and scripts, and
+# finds the host's packages after its own.
 
 
-#: Where it is in the home.
+#: Its name in the home.
 NAME = ".venv"
 ORIGIN = "virtual environment"
-#: Scripts of an environment: how many are looked at, and how long one may be.
+#: Maximum number of scripts in an environment, and maximum length of one.
 _MOST_VIRTUAL_ENVIRONMENT, _LONGEST = 500, 1 << 15
-#: The line of a script that names its interpreter may be the second one, where its path is long.
+#: Bytes at the start of a script that may name its interpreter, on the second line if the path is long.
 _HEAD = 600
 _MOST_KNOWN = 8
 _known: dict[object, Parts] = {}
@@ -414,7 +411,7 @@ def is_environment(directory: str) -> bool:
 
 
 def continued(root: str, place: str) -> Parts:
-    """The files and links that make `place` an environment which continues that in `root`, of the host."""
+    """Return the files and links that make `place` an environment which continues the host's `root`."""
     key = (root, place, *(_stamp(f"{root}/{name}") for name in ("pyvenv.cfg", "bin", "lib")))
     made = _known.get(key)
     if made is None:
@@ -430,7 +427,7 @@ def _texts(root: str, place: str) -> Iterator[Text]:
     for version in _names(f"{root}/lib"):
         packages = f"{root}/lib/{version}/site-packages"
         if version.startswith("python3") and os.path.isdir(packages):
-            # As a directory of packages, not as a path: what is installed there may have lines of its own.
+            # As a site directory, not as a path, because its packages may have .pth files.
             line = f"import site; site.addsitedir({packages!r})\n"
             yield Text(f"{place}/lib/{version}/site-packages/_host.pth", line.encode(), ORIGIN, 0o644)
     old, new = f"{root}/bin/python".encode(), f"{place}/bin/python".encode()
@@ -450,13 +447,13 @@ def _links(root: str, place: str) -> Iterator[Link]:
 
 
 def _script(path: str) -> bytes:
-    """A script, if it is one and not long; else nothing."""
+    """Return the content of a short script; empty for other files."""
     content = _content(path)
     return content if content.startswith(b"#!") and len(content) < _LONGEST else b""
 
 
 def _content(path: str) -> bytes:
-    # A link may lead to what is hidden, and a sandbox may have made it.
+    # Never follow a link: a sandbox may have created it, to a hidden file.
     return os.fsencode(fileio.read_text(path, _LONGEST, os.O_NOFOLLOW))
 
 

@@ -1,4 +1,4 @@
-"""Find the toolchains of the caller; the result is cached while PATH and its directories are unchanged."""
+"""Find the toolchains of the caller. The result is cached while PATH and its directories are unchanged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _ORIGIN = "toolchains"
 
-#: Of a file that says which version is used, or what a virtual environment was made from.
+#: Maximum length of a version file or a pyvenv.cfg.
 _LONGEST = 1 << 16
-#: Variables that say something about toolchains.
+#: Variables about toolchains.
 VARIABLES = (
     *("PATH", "VIRTUAL_ENV", "RUSTUP_HOME", "RUSTUP_TOOLCHAIN", "PYENV_VERSION", "RBENV_VERSION"),
     *("NODENV_VERSION", "GOENV_VERSION", "PHPENV_VERSION", "PLENV_VERSION"),
 )
-#: Seconds for which an answer is good, should something further down have changed; how many are kept.
+#: Seconds for which a result is valid, because deeper directories may change; number of cached results.
 _FRESH, _MOST_KNOWN = 30.0, 16
 _known: dict[object, tuple[float, Toolchains]] = {}
 
@@ -45,14 +45,14 @@ class Disk:
         return self._host.find(path)
 
     def names(self, directory: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the sorted names in a directory."""
         try:
             return sorted(os.listdir(directory))
         except OSError:
             return []
 
     def text(self, path: str) -> str:
-        """The beginning of a regular file."""
+        """Return the beginning of a regular file."""
         return fileio.read_text(path, _LONGEST)
 
 
@@ -78,13 +78,13 @@ def tools(
     workspace: str | None,
     moved: bool,
 ) -> Tools:
-    """For a plan with `rules` and its own `home`. `moved`: the workspace is not seen at its own path."""
+    """Find toolchains for a plan with `rules` and `home`. `moved`: the workspace has another path inside."""
     made = Tools()
     path = context.env.get("PATH", "")
     places = [place for place in path.split(":") if place[:1] == "/" and place not in SYSTEM]
     places += _environments(workspace)
     if not places:
-        return made  # as on most servers: nothing more is looked at
+        return made  # as on most servers: no further search
     granted = [rule.place.path for rule in rules if rule.field in ("read", "write")]
     seen = [*granted, workspace] if moved and workspace is not None else granted
     found = _found(path, places, context, (seen, home, workspace))
@@ -96,10 +96,10 @@ def tools(
     made.links = [
         Link(where, to, _ORIGIN)
         for where, to in found.links
-        if not (moved and workspace is not None and covers(workspace, where))  # there it is anyway
+        if not (moved and workspace is not None and covers(workspace, where))  # visible anyway
     ]
-    # Scripts of a virtual environment begin with the path of its interpreter. But nothing can be
-    # shown below a link.
+    # Scripts of a virtual environment begin with the path of its interpreter, so the workspace needs a link
+    # at its host path. But nothing can be mounted below a link.
     named = workspace if moved and found.at_its_place else None
     if named is not None and not any(covers(named, path) for path in granted):
         made.links.append(Link(named, WORKSPACE_PATH, "the virtual environment of the workspace"))
@@ -122,7 +122,7 @@ def tools(
 
 
 def _environments(workspace: str | None) -> list[str]:
-    """The files that say what the virtual environments of a workspace were made from."""
+    """Return the existing pyvenv.cfg files of the workspace's virtual environments."""
     if workspace is None:
         return []
     places = (f"{workspace}/{name}/pyvenv.cfg" for name in ENVIRONMENTS)
@@ -132,9 +132,9 @@ def _environments(workspace: str | None) -> list[str]:
 def _found(
     path: str, places: Iterable[str], context: PathContext, around: tuple[list[str], str, str | None]
 ) -> Toolchains:
-    """The toolchains of `path`, from the cache while nothing has changed in `places`.
+    """Return the toolchains of `path`, cached while `places` are unchanged.
 
-    `around` is what can be seen, the home inside, in which that is not so, and the workspace.
+    `around` are the visible paths, the home inside (which is private), and the workspace.
     """
     visible, inside, workspace = around
     env, home = context.env, context.home

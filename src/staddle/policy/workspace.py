@@ -1,7 +1,7 @@
-"""The workspace of a session: one directory of the host, seen at /workspace.
+"""The workspace of a session: one directory of the host, visible at /workspace.
 
-It is compiled by itself, with the same denies, and then moved: what is denied or protected
-below it on the host is so at its place inside.
+It is compiled alone, with the same denies, and then moved: paths that are denied or protected on the host are
+denied or protected inside.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch)
 
-#: The size of a workspace without a directory on the host, when the policy does not say.
+#: Default size of a workspace without a directory on the host.
 _SIZE = 1 << 30
-#: Who makes many sandboxes at once has one plan for those of a moment: seconds, and how many plans.
+#: A program that opens many sandboxes at once reuses plans: for this many seconds, and at most this many.
 _FRESH, _MOST_RECENT = 1.0, 32
 _recent: dict[object, tuple[float, tuple[Plan, Plan | None]]] = {}
 
@@ -48,14 +48,13 @@ def compile_session(
     asks: int = 0,
     frozen: bool = False,
 ) -> tuple[Plan, Plan | None]:
-    """(the plan of a session, the plan of its workspace alone as the host sees it).
+    """Return the plan of a session, and the plan of its workspace alone, with host paths.
 
-    Without a workspace there is an empty directory that is gone with the session, or `stand_in`,
-    an empty directory of ours for layers to be put on. `moved`
-    says whether the directory can be shown at another place; where it cannot, it stays at its
-    own, and the session starts there. `frozen`: nothing in it can be changed, not in a layer either. Where
-    nothing is hidden or guarded, the same question has the same answer for a second: it takes as long as
-    making the sandbox itself.
+    Without a workspace, the session has an empty directory that is deleted with it, or `stand_in`, an empty
+    directory of staddle below layers. `moved` tells whether the directory can be shown at another path;
+    otherwise it stays at its own, and the session starts there. `frozen`: nothing in it can be changed, not
+    even in a layer. If nothing is hidden or guarded, the plan is cached for a second, because compiling takes
+    as long as making the sandbox.
     """
     here = os.environ.get("HOME"), current_directory(), _passed(policy)
     key = (policy, workspace, access, moved, Environment(env or {}), here, stand_in, asks, frozen)
@@ -68,7 +67,7 @@ def compile_session(
     if moved:
         plan = with_sudo(plan)
     plans = (asking(plan, asks), alone)
-    # What is hidden or guarded depends on what lies in the granted directories at this moment.
+    # Hidden and guarded paths depend on the current content of the granted directories.
     if not any(plan and (plan.hidden or plan.guards) for plan in plans):
         while len(_recent) >= _MOST_RECENT:
             _recent.pop(next(iter(_recent), key), None)
@@ -77,7 +76,7 @@ def compile_session(
 
 
 def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
-    """The variables of this process that a plan may depend on."""
+    """Return the variables of this process that a plan may depend on."""
     if policy.environment == "inherit":
         return frozenset(os.environ.items())
     names = (*policy.pass_env, *(VARIABLES if policy.toolchains else ()))
@@ -85,9 +84,9 @@ def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
 
 
 def seen_at(plan: Plan, path: str) -> Plan:
-    """The plan of a session whose workspace is seen at another path, too: by a link, where it starts.
+    """Return the plan with a link to the workspace at another path, in which the session starts.
 
-    What a base has there is not seen, as below a mount.
+    Files of a base at that path are hidden, as below a mount.
     """
 
     def is_hidden(entry: Grant | Link | Text) -> bool:
@@ -105,7 +104,7 @@ def seen_at(plan: Plan, path: str) -> Plan:
 
 
 def with_copy(plan: Plan, copy: str, *, moved: bool) -> Plan:
-    """The plan of a session with the copy in place of the workspace: there is nothing to protect in it."""
+    """Return the plan with a copy in place of the workspace. Nothing in the copy needs protection."""
     place = WORKSPACE_PATH if moved else copy
     ours = Grant(place, "write", True, COPY, copy if moved else "")
     grants = [grant for grant in plan.grants if not covers(place, grant.path)]

@@ -1,21 +1,21 @@
-"""The gateway as a program: its socket is descriptor 0, and it has nothing else.
+"""The gateway as a program. Descriptor 0 is its socket, and it inherits nothing else.
 
     python -I -S .../network/gateway/__main__.py STARTER
 
-It says on descriptor 1 that it has its first sockets. It ends when its socket does, and when the
-process STARTER does: a child of that may still have a copy of the socket's other end.
+It writes to descriptor 1 when it has received its first sockets. It exits when its socket closes or when the
+process STARTER exits, because a child of STARTER may still have a copy of the socket's other end.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # cheaper than what wraps it
+import _signal  # type: ignore[import-not-found]  # cheaper than `signal`
 import os
 import sys
 
 
 def main() -> None:
-    _signal.signal(17, 0)  # a program that ignores SIGCHLD leaves that to what it starts
-    # Appended: nothing that lies beside the package can stand in for the standard library.
+    _signal.signal(17, 0)  # ignored SIGCHLD may be inherited from the starter
+    # Appended, so that no file next to the package can replace a module of the standard library.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
     from staddle.linux.process import close_from, pidfd_open
     from staddle.network.gateway.gateway import serve
@@ -26,7 +26,7 @@ def main() -> None:
     close_from(3, (socket,))
     starter = pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
-        return  # it has ended already, and the number may be another process's
+        return  # the starter has exited, and another process may have its pid
     serve(socket, starter, ready=1)
 
 

@@ -1,8 +1,8 @@
-"""Confine the gateway: it can use the sockets that it has or makes, and nothing else.
+"""Confine the gateway: it can use the sockets that it has or creates, and nothing else.
 
-It reads what sandboxes and strangers on the internet send. Should one of them take it over,
-there is nothing in this process to take: no file can be opened, no program started, no other
-process touched or looked into, and of sockets only TCP and UDP can be made.
+The gateway reads data from sandboxes and from the internet. An attacker who takes over this process can open
+no file, start no program, and neither signal nor inspect another process. It can create only TCP and UDP
+sockets.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ...linux.seccomp.language import names
 
 _NOBODY, _FILES = 65534, 8192
 
-#: All that CPython and the loop need once everything is loaded. Every other call fails.
+#: The system calls that CPython and the loop need once all modules are loaded. Every other call fails.
 CALLS = names(
     "accept4 brk clock_gettime close connect epoll_ctl epoll_pwait epoll_pwait2 epoll_wait exit exit_group "
     "fcntl futex getpeername getpid getrandom getsockname getsockopt madvise mmap mprotect mremap "
     "munmap pipe2 read recvfrom recvmsg restart_syscall rt_sigprocmask rt_sigreturn sendmsg sendto "
     "setsockopt shutdown splice write"
 )
-#: Calls that are allowed with some values of one argument only: (argument, mask, values) each.
+#: System calls that are allowed only for some values of an argument, as (argument, mask, values).
 CHECKED = {
     "socket": ((0, 0xFFFFFFFF, (2, 10)), (1, 0xF, (1, 2))),  # AF_INET, AF_INET6; stream, datagram
     "ioctl": ((1, 0xFFFFFFFF, (0x5421,)),),  # FIONBIO, which setblocking() uses
@@ -36,7 +36,7 @@ _ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # EPERM
 
 
 def program(machine: str | None = None) -> bytes:
-    """The filter, as the kernel takes it. Pure."""
+    """Return the seccomp filter as bytes for the kernel. Pure."""
     machine = machine or syscalls.architecture()
     code = [
         (_LOAD, 0, 0, 4),
@@ -55,7 +55,7 @@ def program(machine: str | None = None) -> bytes:
         body = []
         for argument, mask, values in checks:
             body += [(_LOAD, 0, 0, 16 + 8 * argument), (_AND, 0, 0, mask)]
-            # A value that fits jumps over the others and the refusal behind them.
+            # A matching value jumps over the other values and the refusal after them.
             body += [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
             body += [(_RETURN, 0, 0, _REFUSE)]
         body += [(_RETURN, 0, 0, _ALLOW)]
@@ -65,18 +65,18 @@ def program(machine: str | None = None) -> bytes:
 
 
 def confine() -> int:
-    """Give up everything. Called once all modules are loaded and before the first byte is read.
+    """Drop all rights. Call it after all modules are loaded and before the first byte is read.
 
-    Returns how many descriptors there may be.
+    Returns the limit of open descriptors.
     """
-    # Two descriptors for every connection, and no core file of what passes through.
+    # A connection needs two descriptors. No core file may contain relayed data.
     process.set_rlimits({process.RLIMIT_CORE: (0, 0), process.RLIMIT_NOFILE: (_FILES, _FILES)})
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if os.geteuid() == 0:
         try:
             process.become(_NOBODY, _NOBODY)
         except OSError as error:
-            # A root that has no other ids is one of a user namespace: its rights go below.
+            # Root in a user namespace may have no other ids; its capabilities are dropped below.
             if error.errno not in (errno.EINVAL, errno.EPERM):
                 raise
     process.no_new_privs()
@@ -89,7 +89,7 @@ def confine() -> int:
 
 
 def _no_files() -> None:
-    """Landlock, where there is one: a second line behind the filter, which lets nothing be opened."""
+    """Restrict with Landlock, if the kernel has it: a second layer behind the seccomp filter."""
     abi = landlock.abi()
     if not abi:
         return

@@ -1,8 +1,8 @@
-"""One connection out of a sandbox: decide, look at its first bytes, dial, relay.
+"""One connection out of a sandbox: decide, inspect its first bytes, connect, relay.
 
-The destination is the address that the accepted socket itself has. We dial at once, and the
-server's bytes pass at once, because some servers speak first; the client's are held back
-until they show a name that agrees with the destination, or that they are neither TLS nor HTTP.
+The destination is the local address of the accepted socket. The gateway connects at once and relays the
+server's bytes at once, because some servers speak first. It holds back the client's bytes until they show a
+name that matches the destination, or turn out to be neither TLS nor HTTP.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ..rules.rules import Verdict
     from .context import GatewayContext
 
-#: Seconds: to show a name once the first byte is there; for one address of several; for all of them.
+#: Timeouts in seconds: from the first byte to a name, for one of several addresses, for all addresses.
 _LOOKING, _ONE_ADDRESS, _DIALLING = 5.0, 3.0, 15.0
-#: Every piece of an opening has us look at it anew: a client that sends bytes one by one pays for it.
+#: The opening is parsed again after each piece, so a client must not send it in more pieces than this.
 _PIECES = 256
 _NONBLOCKING = _socket.SOCK_STREAM | _socket.SOCK_NONBLOCK | _socket.SOCK_CLOEXEC
-#: The rule by which a connection from the host into the sandbox is allowed.
+#: The rule in the verdict of a connection from the host into the sandbox.
 EXPOSED = "exposed"
 
 
 class Connection:
-    """From accept to the end. `verdict` is about the destination; `name` is set when it was a name."""
+    """A connection from accept to close. `verdict` is about the destination, `name` is its name, if any."""
 
     __slots__ = (
         "_addresses",
@@ -66,35 +66,35 @@ class Connection:
         self._up: Flow | None = None
         self._down: Flow | None = None
         self._addresses: list[tuple[str, int]] = []
-        self._ahead = False  # the server is connected
+        self._ahead = False  # whether the server is connected
         self._looking = True
         self._opening, self._pieces = b"", 0
         self._closed = self._ending = False
-        self._queued: list[Flow] = []  # those that have more to do
-        self._places: list[tuple[str, int]] = []  # for a socket that was given
-        self._foreign = False  # another process may have a copy of the server's socket
+        self._queued: list[Flow] = []  # flows that have more to move
+        self._places: list[tuple[str, int]] = []  # addresses to try with a given socket
+        self._foreign = False  # whether another process may have a copy of the server's socket
         self.touched = context.loop.now
         self._look_until = 0.0
         self._deadline = self._give_up = context.loop.now + _DIALLING
         context.loop.watch(client.fileno(), self._client_told)
 
     def unlooked(self) -> None:
-        """Do not look at the first bytes: it is the host's own port that was allowed."""
+        """Do not inspect the first bytes. Used for allowed ports of the host, and for exposed ports."""
         self._looking = False
 
     def begin(self) -> None:
-        """Find out where the destination is, and dial."""
+        """Resolve the destination and connect to it."""
         if self._name is None:
             self.found((self._verdict.host,), "")
         else:
             self._context.dns_client.resolve(self._name, self.found)
 
     def hold(self, seconds: float) -> None:
-        """Wait for `decided` first, so long at most."""
+        """Wait up to `seconds` for `decided`."""
         self._deadline = self._give_up = self._context.loop.now + seconds + 1
 
     def decided(self, allowed: bool) -> None:
-        """Take the host program's decision about the destination."""
+        """Apply the host program's decision about the destination."""
         if self._closed:
             return
         if not allowed:
@@ -105,7 +105,7 @@ class Connection:
         self.begin()
 
     def found(self, addresses: tuple[str, ...], why: str, aliases: tuple[str, ...] = ()) -> None:
-        """The destination has these addresses, by these aliases. Dial those that may be."""
+        """Connect to the allowed ones of these addresses. `aliases` are the CNAMEs that led to them."""
         if self._closed:
             return
         verdict = self._verdict
@@ -127,7 +127,7 @@ class Connection:
         self._dial("")
 
     def through(self, server: _socket.socket, places: list[tuple[str, int]]) -> None:
-        """Dial with this socket, which belongs to another network namespace: one place after the other."""
+        """Connect with this socket of another network namespace, to one address after the other."""
         server.setblocking(False)
         self._server, self._foreign = server, True
         self._places = places
@@ -135,13 +135,13 @@ class Connection:
             self._context.loop.watch(server.fileno(), self._dialled)
 
     def _next_place(self, server: _socket.socket) -> bool:
-        """Dial the next of those places with the same socket; False when there is none left."""
+        """Connect to the next address with the same socket; False if none is left."""
         error: OSError | None = None
         while self._places:
             try:
                 try:
                     server.connect(self._places[0])
-                except ConnectionAbortedError:  # of the last place; the kernel says so once
+                except ConnectionAbortedError:  # from the previous address; reported once
                     server.connect(self._places[0])
             except BlockingIOError:
                 del self._places[0]
@@ -157,18 +157,18 @@ class Connection:
         return False
 
     def fail(self, outcome: str, why: str) -> None:
-        """Tell why there is no connection, and end it."""
+        """Report why the connection failed, and close it."""
         self._context.events.about(outcome, self._verdict, why)
         self.close(abort=True)
 
     def judge_again(self, network: Network) -> None:
-        """The rules are others now: end it, unless they allow its destination. An exposed port stays."""
+        """Close the connection if the changed rules refuse its destination. Exposed ports stay open."""
         verdict = self._verdict
         if verdict.rule != EXPOSED and not decide(verdict.host, verdict.port, network).allowed:
             self.fail("refused", "the network of the sandbox was changed")
 
     def look_at_the_clock(self, now: float, idle: float) -> None:
-        """End what takes too long."""
+        """Close the connection if a timeout has passed, or connect to the next address."""
         if not self._ahead and now >= self._deadline:
             if now >= self._give_up or not self._addresses:
                 self.fail("failed", "it does not answer")
@@ -180,7 +180,7 @@ class Connection:
             self.fail("failed", f"nothing was sent for {idle:.0f} seconds")
 
     def close(self, abort: bool = False) -> None:
-        """End both sides; `abort` with a reset."""
+        """Close both sides. `abort` sends a reset."""
         if self._closed:
             return
         self._closed = True
@@ -199,10 +199,10 @@ class Connection:
                 flow.close()
         self._context.ended(self)
 
-    # Dialling.
+    # Connecting.
 
     def _dial(self, why: str) -> None:
-        """Try the next address; `why` the last one failed."""
+        """Connect to the next address. `why` is the reason why the last one failed."""
         if self._server is not None:
             self._context.loop.forget(self._server.fileno())
             self._server.close()
@@ -243,7 +243,7 @@ class Connection:
         if error:
             self._dial(os.strerror(error))
             return
-        # A server that speaks first may have ended already; that is told once only, together with this.
+        # A server that speaks first may have closed already. epoll reports that only once, here.
         self._ending = self._ending or bool(event & ENDING)
         self._context.loop.hand(server.fileno(), self._server_told)
         self._connected(server)
@@ -256,10 +256,10 @@ class Connection:
             self._open_up()
         self._move(self._up, self._down)
 
-    # Looking.
+    # Inspecting the first bytes.
 
     def _look(self) -> None:
-        """Read what the client says first, until it is known what it speaks."""
+        """Read the client's first bytes until the protocol is known."""
         while self._looking:
             try:
                 data = self._client.recv(sniff.LONGEST - len(self._opening))
@@ -268,7 +268,7 @@ class Connection:
             self._opening += data
             seen = sniff.parse_opening(self._opening)
             if not data:
-                # It says no more. Half an opening says nothing; nothing at all is fine.
+                # The client sends no more. A partial opening is an error, no opening at all is fine.
                 seen = seen or (
                     sniff.Opening("other", None, "its opening is cut off") if self._opening else sniff.OTHER
                 )
@@ -289,7 +289,7 @@ class Connection:
                 self._move(self._up, None)
 
     def _open_up(self) -> None:
-        """Let the client's bytes through, those that were held back first."""
+        """Let the client's bytes through, starting with the bytes that were held back."""
         if self._server is None or not self._ahead:
             return
         self._up = Flow(self._client, self._server, self._context.budget)
@@ -305,9 +305,9 @@ class Connection:
         self._told(event, self._down, self._up)
 
     def _told(self, event: int, reading: Flow | None, writing: Flow | None) -> None:
-        """One side can be read from, or written to again."""
+        """Handle an event: one side is readable, or writable again."""
         if event & ENDING:
-            # Told once only, perhaps while we cannot read on: from then on nothing short is trusted.
+            # Reported only once, perhaps while we cannot read. A short read is no longer the end of the data.
             self._ending = True
             self._move(self._up, self._down)
         elif writing is not None and writing.is_blocked():
@@ -328,7 +328,7 @@ class Connection:
         except OverflowError as error:
             self.fail("refused", str(error))
         except OSError:
-            self.close(abort=True)  # a reset on one side is a reset on the other
+            self.close(abort=True)  # pass a reset on to the other side
         else:
             for state, flow in moved:
                 if state == ENDED and self._is_finished():

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .dns_client import DnsClient
     from .host_channel import Approvals
 
-#: Decisions that are remembered.
+#: Number of cached decisions.
 MOST_DECISIONS = 1024
 
 
 class GatewayContext:
-    """Policy, event loop and services of one gateway. Those without a value here come with the settings."""
+    """Policy, event loop and services of one gateway. The settings add `approvals` and `dns_client`."""
 
     approvals: Approvals
     dns_client: DnsClient
@@ -37,12 +37,12 @@ class GatewayContext:
         self.network = Network.deny()
         self.addresses = synthetic.Addresses(())
         self.budget = Budget()
-        #: Opened before the gateway confines itself: it cannot make such a socket afterwards.
+        #: Opened before the gateway confines itself, because it cannot create such a socket afterwards.
         self._routes = Netlink()
         self._answers: dict[tuple[str, str, int, Protocol, bool], Verdict] = {}
 
     def resolved(self, name: str, address: str, port: int, protocol: Protocol = "tcp") -> Verdict:
-        """Whether this address may be dialled for a name."""
+        """Return the verdict on connecting to `address` for `name`."""
         parsed = ipaddress.ip_address(address)
         own = any(self._routes.is_own(each.packed) for each in (parsed, *embedded(parsed)))
         key = (name, address, port, protocol, own)
@@ -54,4 +54,4 @@ class GatewayContext:
         return known
 
     def ended(self, connection: object) -> None:
-        """A connection has ended: there is room for another one."""
+        """Called when a connection has closed, so that another one fits."""

@@ -1,7 +1,7 @@
-"""The host's names, for the gateway: a stub resolver that never waits.
+"""A non-blocking stub resolver for the gateway.
 
-Asks the host's own nameservers, and only for names that the policy allows. /etc/hosts comes
-first, as everywhere. An answer is remembered for as long as it says, within bounds.
+It asks the host's nameservers, and only about names that the policy allows. /etc/hosts comes first. Answers
+are cached for their TTL, within bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .loop import Loop
 
-    #: Called once with the addresses, as text, or with none and why; and with the aliases that led to them.
+    #: Called once with the addresses as text, the reason if there are none, and the aliases (CNAMEs).
     Found = Callable[[tuple[str, ...], str, tuple[str, ...]], None]
 
 _PATIENCE = 2.0  # seconds for one server
@@ -31,7 +31,7 @@ _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
 
 
 class DnsClient:
-    """Names to addresses. At most one question about a name is on its way at any time."""
+    """Resolves names to addresses. Asks about a name at most once at a time."""
 
     def __init__(
         self, loop: Loop, nameservers: tuple[tuple[str, int], ...], hosts: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class DnsClient:
         loop.sweep(self._sweep)
 
     def resolve(self, name: str, found: Found) -> None:
-        """Find the addresses of `name`, perhaps at once."""
+        """Find the addresses of `name` and pass them to `found`, at once if they are known."""
         if name in self._hosts:
             found(tuple(self._hosts[name]), "", ())
             return
@@ -84,7 +84,7 @@ class DnsClient:
 
 
 class _Lookup:
-    """One name: a question for each family, to one server after the other."""
+    """The lookup of one name: a question for each address family, to one server after the other."""
 
     def __init__(
         self,
@@ -129,26 +129,26 @@ class _Lookup:
             self.ask()
 
     def question(self, kind: int) -> bytes:
-        """The question about one family, as it is sent."""
+        """Return the DNS query for one address family."""
         return dns.query(self._identities[kind], self.name, kind)
 
     def aliases(self) -> tuple[str, ...]:
-        """The names that lead from this one to its addresses, in all answers."""
+        """Return the aliases from all answers that lead from this name to its addresses."""
         return tuple(dict.fromkeys(alias for each in self._answers.values() for alias in each.aliases))
 
     def answered(self, kind: int, packet: bytes, over_tcp: bool) -> bool:
-        """Take an answer; True when that was all we waited for."""
+        """Process an answer. Returns True if the lookup is finished."""
         try:
             answer = dns.read_answer(packet, self._identities[kind], self.name, kind)
         except dns.DnsFormatError:
-            return False  # another one, or forged: the right one may still come
+            return False  # another answer or a forged one: the real answer may still arrive
         if not answer.truncated or over_tcp:
             self._answers[kind] = answer
         elif kind not in self._streams:
             try:
                 self._streams[kind] = _DnsClientStream(self._loop, self, kind, self._server)
             except OSError:
-                pass  # no descriptor left: the clock asks again
+                pass  # no descriptor left: the next server is asked after the timeout
         if not self._is_complete():
             return False
         self._finish()
@@ -158,7 +158,7 @@ class _Lookup:
         return [kind for kind in (dns.A, dns.AAAA) if kind not in self._answers]
 
     def _received(self, _: int) -> None:
-        """Datagrams have come, or the server is not there."""
+        """Read datagrams; on an error, ask the next server."""
         asking = self._datagrams
         while asking is not None and asking is self._datagrams:
             try:
@@ -173,7 +173,7 @@ class _Lookup:
                     return
 
     def _is_complete(self) -> bool:
-        """Whether the lookup is complete, or has enough to dial: IPv6 is not waited for after IPv4."""
+        """Whether there are enough answers to connect. Does not wait for IPv6 once IPv4 has addresses."""
         first = self._answers.get(dns.A)
         return len(self._answers) == 2 or bool(first and first.addresses)
 
@@ -204,7 +204,7 @@ class _Lookup:
 
 
 class _DnsClientStream:
-    """One question over TCP, for an answer that was too long for a datagram."""
+    """One query over TCP, after an answer that was too long for a datagram."""
 
     def __init__(self, loop: Loop, lookup: _Lookup, kind: int, server: tuple[str, int]) -> None:
         self._loop, self._lookup, self._kind = loop, lookup, kind
@@ -214,10 +214,10 @@ class _DnsClientStream:
         try:
             self._socket.connect(server)
         except OSError:
-            pass  # on its way; and if it fails, the clock asks the next server
+            pass  # in progress; if it fails, the next server is asked after the timeout
 
     def close(self) -> None:
-        """Done with it."""
+        """Stop watching the socket, and close it."""
         self._loop.forget(self._socket.fileno())
         self._socket.close()
 
@@ -235,7 +235,7 @@ class _DnsClientStream:
                     self._lookup.answered(self._kind, self._held[2:], over_tcp=True)
                     return
         except OSError:
-            return  # nothing yet, or never: then the clock asks the next server
+            return  # no data yet, or a failure: the next server is asked after the timeout
 
 
 def _open(kind: int, server: tuple[str, int]) -> _socket.socket:

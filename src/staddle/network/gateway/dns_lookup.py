@@ -1,7 +1,7 @@
-"""Names to addresses by nameservers that a policy names, for the HTTP proxy: a lookup that waits.
+"""A blocking lookup with the policy's nameservers, for the HTTP proxy.
 
-The gateway has `dns_client`, which never waits. Both ask the same questions, and read answers with the same
-code: what comes from a nameserver is hostile.
+The gateway uses the non-blocking `dns_client`. Both build queries and parse answers with the same code,
+because answers from a nameserver are untrusted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MOST_ADDRESSES = 16
 
 
 def lookup(name: str, nameservers: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-    """The addresses of `name` and the aliases that lead to them.
+    """Return the addresses of `name`, and the aliases that lead to them.
 
-    They are those of /etc/hosts, else what the first server that answers knows.
+    They come from /etc/hosts, else from the first server that answers.
     """
     known = in_hosts_file(name)
     if known:
@@ -40,7 +40,7 @@ def lookup(name: str, nameservers: tuple[str, ...]) -> tuple[list[str], tuple[st
 
 
 def in_hosts_file(name: str) -> list[str]:
-    """The addresses of `name` in /etc/hosts."""
+    """Return the addresses of `name` in /etc/hosts."""
     try:
         with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
             lines = [line.partition("#")[0].split() for line in file]
@@ -50,7 +50,7 @@ def in_hosts_file(name: str) -> list[str]:
 
 
 def _ask(server: str, name: str, kind: int) -> dns.DnsAnswer:
-    """Ask one server for one family. OSError if it does not answer in time."""
+    """Ask one server for one address family. Raises OSError if it does not answer in time."""
     identity = int.from_bytes(os.urandom(2))
     question = dns.query(identity, name, kind)
     answer = _by_datagram(server, question, identity, name, kind)
@@ -59,7 +59,7 @@ def _ask(server: str, name: str, kind: int) -> dns.DnsAnswer:
 
 def _by_datagram(server: str, question: bytes, identity: int, name: str, kind: int) -> dns.DnsAnswer:
     deadline = time.monotonic() + _PATIENCE
-    # A new socket for every question: its port is part of what a forger has to guess.
+    # A new socket for every query: an attacker who forges answers has to guess its port.
     with socket.socket(_family(server), socket.SOCK_DGRAM) as asking:
         asking.connect((server, PORT))
         asking.send(question)
@@ -68,7 +68,7 @@ def _by_datagram(server: str, question: bytes, identity: int, name: str, kind: i
             try:
                 return dns.read_answer(asking.recv(65535), identity, name, kind)
             except dns.DnsFormatError:
-                continue  # another one, or forged: the right one may still come
+                continue  # another answer or a forged one: the real answer may still arrive
     raise TimeoutError
 
 

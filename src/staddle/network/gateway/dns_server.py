@@ -1,4 +1,4 @@
-"""The resolver that programs inside ask, over UDP and TCP; see `rules.dns.answer` for what it says."""
+"""The resolver for programs inside, over UDP and TCP. `rules.dns.answer` composes the answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ..rules.rules import Verdict
     from .context import GatewayContext
 
-#: Connections to the resolver at once, their idle time, and datagrams in one turn.
+#: Simultaneous TCP connections, their idle timeout in seconds, and datagrams in one turn.
 _STREAMS, _IDLE, _TURNS = 32, 10.0, 64
-#: Names of which it is known whether they are allowed.
+#: Number of names with a cached verdict.
 _REMEMBERED = 1024
 
 
 class DnsServer:
-    """Answers on the resolver's sockets."""
+    """Answers queries on the resolver's sockets."""
 
     def __init__(self, context: GatewayContext, v6: bool) -> None:
         self._context, self.v6 = context, v6
@@ -29,19 +29,19 @@ class DnsServer:
         context.loop.sweep(self._sweep)
 
     def serve_datagrams(self, served: _socket.socket) -> None:
-        """Answer what comes in here."""
+        """Answer queries on this UDP socket."""
         self._context.loop.watch(served.fileno(), lambda _: self._datagrams(served), INPUT)
 
     def serve_streams(self, listener: _socket.socket) -> None:
-        """The same over TCP."""
+        """Answer queries on connections to this TCP listener."""
         self._context.loop.watch(listener.fileno(), lambda _: self._accept(listener), INPUT)
 
     def answer(self, packet: bytes, over_tcp: bool = False) -> bytes | None:
-        """The answer to one message; None when it deserves none."""
+        """Return the answer to one query, or None if it gets no answer."""
         return dns.answer(packet, self._context.addresses, self._named, over_tcp=over_tcp)
 
     def forget(self) -> None:
-        """Forget what was decided about names: the rules are others now."""
+        """Forget all cached verdicts, because the rules have changed."""
         self._known.clear()
 
     def _named(self, question: dns.DnsQuestion, name: str) -> bytes:
@@ -50,7 +50,7 @@ class DnsServer:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             verdict = self._known[name] = may_ask(name, self._context.network)
-        # Where `on_connect` decides, it does so when the port is known.
+        # `on_connect` decides later, when the port is known.
         if not verdict.allowed and not self._context.approvals.can(verdict):
             self._context.events.about("refused", verdict)
             return dns.error_answer(question, dns.NO_SUCH_NAME)
@@ -68,7 +68,7 @@ class DnsServer:
                 if answer is not None:
                     served.sendto(answer, sender)
             except OSError:
-                return  # no more for now; or a sender that does not take it
+                return  # no more datagrams, or the sender does not receive
 
     def _accept(self, listener: _socket.socket) -> None:
         try:
@@ -83,7 +83,7 @@ class DnsServer:
         self._streams[fd] = _DnsServerStream(self, self._context, accepted)
 
     def closed(self, fd: int) -> None:
-        """A stream has ended."""
+        """Called when a stream has closed."""
         self._streams.pop(fd, None)
 
     def _sweep(self, now: float) -> bool:
@@ -94,7 +94,7 @@ class DnsServer:
 
 
 class _DnsServerStream:
-    """One TCP connection to the resolver: one message after the other, never more than one held."""
+    """One TCP connection to the resolver. It processes one query at a time."""
 
     def __init__(self, resolving: DnsServer, context: GatewayContext, stream: _socket.socket) -> None:
         self._resolving, self._loop, self._stream = resolving, context.loop, stream
@@ -104,7 +104,7 @@ class _DnsServerStream:
         context.loop.watch(self._fd, self._told, INPUT)
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._loop.forget(self._fd)
         self._stream.close()
         self._resolving.closed(self._fd)
@@ -119,7 +119,7 @@ class _DnsServerStream:
                     break
                 self._held = message[1]
                 answer = self._resolving.answer(message[0], over_tcp=True)
-                # Answers are small: one that does not fit at once has a reader who does not read.
+                # Answers are small. If one does not fit into the send buffer, the client does not read.
                 if answer is not None and self._stream.send(dns.framed(answer)) != len(answer) + 2:
                     raise OSError("it does not read")
             if data:

@@ -1,8 +1,8 @@
-"""The gateway: the process on the host that dials for one sandbox.
+"""The gateway: the process on the host that connects for one sandbox.
 
-It is given the sandbox's sockets over its socket, and lives as long as the socket. It has the
-host's network and nothing else: no files, no other programs, no rights (see `confinement`).
-When it ends, no connection is accepted any more, and nothing goes out.
+It receives the sandbox's sockets over its own socket, and runs as long as that is open. It has the host's
+network but no files, no other programs and no rights (see `confinement`). After it has exited, nobody accepts
+connections any more, so nothing leaves the sandbox.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
 
     from ...ipc.gateway_messages import Label
 
-#: Messages read before others have their turn.
+#: Messages read before other handlers get their turn.
 _TURNS = 32
-#: Descriptors that are not for connections: listeners, names that are being resolved, UDP.
+#: Descriptors reserved for listeners, DNS lookups and UDP.
 _RESERVED = 40
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Gateway(GatewayContext):
-    """Everything of one sandbox. `run` returns when the socket closes.
+    """The gateway of one sandbox. `run` returns when the socket closes.
 
-    On `ready`, if that is a descriptor, it says that it has its first sockets.
+    If `ready` is a descriptor, the gateway writes to it when it has received its first sockets.
     """
 
     def __init__(self, socket: _socket.socket, ready: int = -1) -> None:
         super().__init__(socket)
         self._socket, self._ready = socket, ready
-        #: Connections for which there are descriptors, whatever the settings say.
+        #: Number of connections for which descriptors suffice, regardless of the settings.
         self.room = 1 << 30
         self._settings: GatewaySettings | None = None
         self._connections: set[Connection] = set()
@@ -73,18 +73,18 @@ class Gateway(GatewayContext):
         self._asked_for = 0
 
     def run(self) -> None:
-        """Serve until the other end of the socket is closed."""
+        """Serve until the other end of the socket closes."""
         self._socket.setblocking(False)
         self.loop.watch(self._socket.fileno(), self._ordered, INPUT)
         self.loop.sweep(self._sweep)
         self.loop.run()
         for served in self._refusals:
-            self._refused(served)  # the last thing that a command tried is the first to be asked about
+            self._refused(served)  # users ask first about the last thing that a command tried
         self.events.flush()
         for served in self._listeners:
-            served.close()  # before the socket: when that is seen to end, nothing listens any more
+            served.close()  # before the socket: once it is closed, nothing listens any more
 
-    # Orders.
+    # Messages from the host.
 
     def _ordered(self, _: int) -> None:
         try:
@@ -92,7 +92,7 @@ class Gateway(GatewayContext):
         except BlockingIOError:
             return
         except OSError as error:
-            # A message that was cut is nonsense; else the other end is closed.
+            # A truncated message is malformed; any other error means that the other end is closed.
             data, descriptors = b"cut" if error.errno == errno.EMSGSIZE else b"", []
         sockets = [_socket.socket(fileno=fd) for fd in descriptors]
         try:
@@ -109,7 +109,7 @@ class Gateway(GatewayContext):
             else:
                 order = decode_sockets(data, len(sockets))
                 if not self._listeners:
-                    self.events.send_flush(0)  # we are here: see `UnreadSockets`
+                    self.events.send_flush(0)  # tells the host that the gateway runs, see `UnreadSockets`
                 self.dns_server.v6 = self.dns_server.v6 or order.v6
                 if not order.redirects and any(kind == "tcp" for kind, _, _ in order.labels):
                     self.addresses.narrow(WILDCARD_SLOTS)
@@ -120,9 +120,9 @@ class Gateway(GatewayContext):
                     self._ready = -1
         except (Malformed, ValueError, OSError):
             if not data and self._listeners and self._settings and self._settings.lasting:
-                self.loop.forget(self._socket.fileno())  # there is no reader; it ends with its starter
+                self.loop.forget(self._socket.fileno())  # nobody reads reports; it exits with its starter
                 return
-            # The sender of nonsense is not our launcher any more: there is no sandbox to serve.
+            # Malformed messages do not come from our launcher, so there is no sandbox to serve any more.
             self.loop.stop()
 
     def _set(self, settings: GatewaySettings) -> None:
@@ -136,7 +136,7 @@ class Gateway(GatewayContext):
         self._settings = settings
 
     def _change(self, settings: GatewaySettings) -> None:
-        """Go by other rules from now on. What they do not allow is ended."""
+        """Apply other rules from now on, and close connections that they do not allow."""
         self.network = _network(settings)
         self._decisions.clear()
         self._answers.clear()
@@ -165,7 +165,7 @@ class Gateway(GatewayContext):
             self._refusals.append(served)
             self.loop.watch(served.fileno(), lambda _: self._refused(served), INPUT)
         else:
-            # What is accepted here has it from the listener.
+            # Accepted sockets inherit this option from the listener.
             served.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             self._watch(served, label)
 
@@ -175,7 +175,7 @@ class Gateway(GatewayContext):
     # Connections.
 
     def _accept(self, listener: _socket.socket, label: Label) -> None:
-        """Take one connection: when more are waiting, we are told again after everybody else."""
+        """Accept one connection. If more are waiting, epoll reports it again after the other handlers."""
         settings = self._settings
         full = settings is None or len(self._connections) >= min(settings.connections, self.room)
         if full or (label[0] == "expose" and not self._has_stock()):
@@ -188,8 +188,8 @@ class Gateway(GatewayContext):
         except OSError as error:
             if error.errno in _NOTHING_LEFT:
                 self._pause(listener, label)
-            return  # else it was gone again before we looked
-        # With all three said, Python does not ask the kernel for them.
+            return  # any other error: the client closed before we accepted
+        # With all three arguments, Python does not query the kernel for them.
         accepted = _socket.socket(listener.family, _socket.SOCK_STREAM, _socket.IPPROTO_TCP, fd)
         accepted.setblocking(False)
         try:
@@ -198,7 +198,7 @@ class Gateway(GatewayContext):
             reset(accepted)
 
     def _pause(self, listener: _socket.socket, label: Label) -> None:
-        """Take no more for now. The rest waits in the kernel's queue, which is short."""
+        """Stop accepting for now. Other connections wait in the kernel's backlog, which is short."""
         self.loop.forget(listener.fileno())
         self._paused.append((listener, label))
 
@@ -235,7 +235,7 @@ class Gateway(GatewayContext):
             connection.begin()
 
     def _decide(self, packed: bytes, port: int) -> tuple[Verdict, str | None]:
-        """The policy's verdict on the destination of an accepted socket, and its name if it has one."""
+        """Return the policy's verdict on the destination of an accepted socket, and its name or None."""
         name = self.addresses.name(packed)
         if name is None and synthetic.is_ours(packed):
             host = _socket.inet_ntop(_family(packed), packed)
@@ -251,7 +251,7 @@ class Gateway(GatewayContext):
         return found
 
     def ended(self, connection: object) -> None:
-        """A connection has ended: there is room for another one."""
+        """Forget a closed connection and accept others."""
         self._connections.discard(connection)
         self._resume()
 
@@ -260,7 +260,7 @@ class Gateway(GatewayContext):
         for listener, label in paused:
             self._watch(listener, label)
 
-    # From the host into the sandbox.
+    # Connections from the host into the sandbox.
 
     def _has_stock(self) -> bool:
         if len(self._stock) + self._asked_for < STOCK // 2:
@@ -275,14 +275,14 @@ class Gateway(GatewayContext):
         connection.unlooked()
         server = self._stock.pop()
         both = server.family == _socket.AF_INET6
-        # In this order: a socket that was refused over IPv4 does not do IPv6 any more.
+        # In this order: after a refused IPv4 connection, the kernel no longer connects this socket over IPv6.
         places = ("::1", "::ffff:127.0.0.1") if both else ("127.0.0.1",)
         connection.through(server, [(place, port) for place in places])
 
-    # The rest.
+    # Reports and timeouts.
 
     def _flush(self, number: int) -> None:
-        """Report what was refused until now, then that this was all."""
+        """Report all refusals so far, then confirm with `number`."""
         for served in self._refusals:
             self._refused(served)
         self.events.send_flush(number)
@@ -299,7 +299,7 @@ class Gateway(GatewayContext):
                     self.events.about("refused", self._by_name(verdict))
 
     def _by_name(self, verdict: Verdict) -> Verdict:
-        """The same about the name, when the address stands for one: it was refused for its port."""
+        """Return the verdict for the name if the address stands for one. Its port was refused."""
         packed = _socket.inet_pton(_socket.AF_INET6 if ":" in verdict.host else _socket.AF_INET, verdict.host)
         name = self.addresses.name(packed)
         return decide(name, verdict.port, self.network, verdict.protocol) if name else verdict
@@ -313,11 +313,11 @@ class Gateway(GatewayContext):
 
 
 def serve(socket: int, starter: int = -1, ready: int = -1) -> NoReturn:
-    """Run the gateway at its end of the socket, in a process that has no other descriptor. Never returns.
+    """Run the gateway on `socket`, in a process that has no other descriptor. Never returns.
 
-    Either a program of its own, or a child forked by one that has no threads and this module
-    loaded. From here on the process can do nothing else. `starter` is a pidfd: when that
-    process ends, so do we, whoever has a copy of the socket's other end. See Gateway for `ready`.
+    The process is either a program of its own, or forked from a single-threaded process that has loaded this
+    module. `starter` is a pidfd: the gateway exits when that process does, even if a copy of the socket's
+    other end is still open. For `ready` see Gateway.
     """
     gateway = Gateway(_socket.socket(fileno=socket), ready)
     try:
@@ -326,7 +326,7 @@ def serve(socket: int, starter: int = -1, ready: int = -1) -> NoReturn:
         gateway.room = max(1, (confine() - _RESERVED) // 2)
         gateway.run()
     except BaseException as error:
-        # Fail closed, but not without a word. No traceback: there are no files to read it from.
+        # Fail closed, but report it. There is no traceback, because this process cannot open source files.
         where = error.__traceback__
         while where is not None and where.tb_next is not None:
             where = where.tb_next

@@ -1,11 +1,11 @@
-"""Reports to the host program, and the questions that it answers: bounded, and never waited for.
+"""Reports and questions to the host program. Both are bounded, and the gateway never waits for them.
 
-The same thing in one second is told once, with a count. When the host side does not read, or
-a sandbox makes more noise than anybody could read, the rest is counted and the count is told.
+Attempts that repeat within a second are reported once with a count. If the host program does not read, or if
+a sandbox causes too many reports, the gateway drops the rest and reports their number.
 
-Questions are about destinations that no entry of the policy mentions. The connection is held while the
-host program thinks; nothing has left by then, no DNS question either. Anything but a yes in time is a no. An
-entry that refuses is never asked about.
+Questions concern destinations that no entry of the policy mentions. The gateway holds the connection until
+the host program answers, and sends nothing before, not even a DNS query. Anything except a timely yes is a
+no. Destinations that an entry refuses are never asked about.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ..rules.rules import Verdict
     from .loop import Loop
 
-#: Attempts that wait for the socket, and attempts in one second.
+#: Attempts queued for the socket, and attempts reported in one second.
 _WAITING, _A_SECOND = 256, 200
 
 
 class EventSender:
-    """The gateway's own end of the socket, for sending."""
+    """Sends reports and questions over the gateway's socket."""
 
     def __init__(self, loop: Loop, socket: _socket.socket) -> None:
         self._loop, self._socket = loop, socket
@@ -44,7 +44,7 @@ class EventSender:
         loop.sweep(self._sweep)
 
     def about(self, outcome: str, verdict: Verdict, why: str = "") -> None:
-        """Tell what became of a destination."""
+        """Report the outcome for a destination."""
         self.tell(
             Attempt(
                 outcome,  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ class EventSender:
         )
 
     def tell(self, attempt: Attempt) -> None:
-        """Tell it, soon, or count it."""
+        """Report an attempt, or count it."""
         second = int(self._loop.now)
         if second != self._second:
             self._next_second(second)
@@ -74,30 +74,30 @@ class EventSender:
         self._queue(encode_attempt(attempt))
 
     def need_sockets(self, count: int) -> None:
-        """Ask for more sockets that are not connected yet."""
+        """Ask for more unconnected sockets."""
         self._queue(encode_need_sockets(count), wish=True)
 
     def ask(self, question: ConnectQuestion) -> None:
-        """Ask for a decision."""
+        """Ask the host program for a decision."""
         self._queue(encode_question(question), wish=True)
 
     def send_flush(self, number: int) -> None:
-        """Tell what there is, repetitions too, then that this was all until now."""
+        """Report everything, including repetitions, then confirm with `number`."""
         self._next_second(self._second)
         self._waiting.append(encode_flush(number))
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, as far as the socket takes it."""
+        """Send queued messages as far as the socket accepts them."""
         while self._waiting:
             try:
                 self._socket.send(self._waiting[0])
             except OSError:
-                return  # full; or gone, which reading from it tells
+                return  # full, or closed, which the next read reports
             self._waiting.popleft()
 
     def _next_second(self, second: int) -> None:
-        """A new second: the repetitions of the last one, as one message each."""
+        """Report the repetitions of the last second, one message for each attempt."""
         for (outcome, protocol, host, port, why, allow), again in self._recent.items():
             if again:
                 repeated = Attempt(outcome, protocol, host, port, why, allow, again)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ class EventSender:
             )
 
     def _queue(self, message: bytes, wish: bool = False) -> None:
-        """Send it when the socket takes it. A request is never dropped: a connection waits for it."""
+        """Queue a message. A request (`wish`) is never dropped, because a connection waits for it."""
         if wish:
             self._waiting.appendleft(message)
         elif len(self._waiting) >= _WAITING:
@@ -129,14 +129,14 @@ class EventSender:
         return bool(self._recent or self._waiting or self._lost)
 
 
-#: Questions that wait at once, and answers that are remembered.
+#: Number of open questions and of cached answers.
 _MOST_QUESTIONS, _REMEMBERED = 32, 1024
-#: Seconds: for which an answer holds, and before a question without an answer is asked again.
+#: Seconds for which an answer is valid, and before an unanswered question is asked again.
 _FRESH, _UNANSWERED = 300.0, 10.0
 
 
 class Approvals:
-    """Questions and answers of one gateway. `seconds` is the time for an answer; 0 does not ask."""
+    """Questions and answers of one gateway. An answer may take `seconds`; with 0 the gateway does not ask."""
 
     def __init__(self, loop: Loop, events: EventSender, seconds: int) -> None:
         self._loop, self._events, self.seconds = loop, events, float(seconds)
@@ -146,11 +146,11 @@ class Approvals:
         loop.sweep(self._sweep)
 
     def can(self, verdict: Verdict) -> bool:
-        """Whether this refusal is one to ask about: nothing refuses it by name."""
+        """Whether to ask about this refusal: only if no entry refuses the destination."""
         return bool(self.seconds and verdict.allow)
 
     def ask(self, verdict: Verdict, decided: Callable[[bool], None]) -> None:
-        """Have `decided` called once, perhaps at once."""
+        """Call `decided` once with the answer, at once if it is known."""
         known = self._known.get((verdict.host, verdict.port))
         if known is not None and known[1] > self._loop.now:
             decided(known[0])
@@ -170,13 +170,13 @@ class Approvals:
         self._events.ask(ConnectQuestion(self._last, verdict.host, verdict.port))
 
     def forget(self) -> None:
-        """Ask again about everything: the rules are others now."""
+        """Forget all answers, because the rules have changed."""
         self._known.clear()
 
     def decided(self, identity: int, allowed: bool | None, fresh: float = _FRESH) -> None:
-        """The answer to a question, and how long it holds; one that is not waiting any more is too late.
+        """Process the answer to a question, valid for `fresh` seconds. A late answer is ignored.
 
-        None is a no that is not remembered.
+        None is a no that is not cached.
         """
         waiting = self._waiting.pop(identity, None)
         if waiting is None:

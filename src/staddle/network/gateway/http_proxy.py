@@ -1,15 +1,15 @@
-"""An HTTP proxy that decides as the gateway does, for sandboxes without a network of their own.
+"""An HTTP proxy with the gateway's rules, for sandboxes without a network namespace.
 
     python -I -S .../network/gateway/http_proxy.py LISTENER SETTINGS LIFELINE
 
-All three are descriptors. SETTINGS says a word that clients have to know, then the nameservers to ask, if
-not the host's, and then the entries of an allow list, one a line. It ends when LIFELINE does. Plain sockets
-and threads, so that it runs where the gateway does not; what it reads is as hostile: bounded, and parsed by
-the same code.
+All three are descriptors. SETTINGS has a password for clients, then the nameservers if they are not the
+host's, then the entries of the allow list, one per line. The proxy exits when LIFELINE closes. It uses plain
+sockets and threads, so it also runs where the gateway does not. Its input is bounded and parsed by the
+gateway's code, because it is as untrusted.
 
-CONNECT makes a tunnel, whose first bytes must be for the same host; `GET http://…` is passed on, one
-request a connection. A refusal says why, and which entry would allow it. Connections of programs that know
-of no proxy may be led here: see `led_connections`.
+CONNECT opens a tunnel, whose first bytes must be for the same host. `GET http://…` is forwarded, one request
+per connection. A refusal names its reason and the entry that would allow it. Connections of programs without
+proxy support can be redirected here, see `led_connections`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from staddle.network.rules.rules import Verdict
     from staddle.policy.network import Network
 
-#: Connections at once; seconds for a head, for one address, and without a byte.
+#: Simultaneous connections; seconds for a request head, for one address, and for an idle connection.
 _AT_ONCE, _HEAD, _DIAL, _IDLE = 64, 10.0, 10.0, 600.0
 _LONGEST_SETTINGS = 1 << 16
 _PIECE = 1 << 16
 
 
 class ProxyRefusal(Exception):
-    """The request is not done; `status` is what the client is told, with the words of this.
+    """The request is refused. The client receives `status` and the message of this exception.
 
-    `number` is the error of a connect() that failed in this way.
+    `number` is the errno for a connect() that fails for this reason.
     """
 
     def __init__(self, status: str, why: str, number: int = errno.EACCES) -> None:
@@ -46,7 +46,7 @@ class ProxyRefusal(Exception):
 
 
 class HttpProxy:
-    """Serves one sandbox."""
+    """The proxy of one sandbox."""
 
     def __init__(self, network: Network, word: str) -> None:
         from staddle.network.gateway.led_connections import ProxyNames
@@ -57,7 +57,7 @@ class HttpProxy:
         self._room = threading.BoundedSemaphore(_AT_ONCE)
 
     def serve(self, listener: socket.socket) -> None:
-        """Take connections until the listener is closed."""
+        """Accept connections until the listener closes."""
         while True:
             self._room.acquire()
             try:
@@ -110,7 +110,7 @@ class HttpProxy:
             _relay(client, server)
 
     def _lead(self, client: socket.socket, led: LedConnection) -> None:
-        """Serve a connection that the supervisor has made in a program's place."""
+        """Serve a connection that the supervisor made on behalf of a program."""
         from staddle.ipc.led_connection import NAMES
         from staddle.network.gateway.led_connections import say
         from staddle.network.gateway.tcp_relay import reset
@@ -144,7 +144,7 @@ class HttpProxy:
             _relay(client, server)
 
     def _heard(self, client: socket.socket, data: bytes) -> tuple[str, bytes]:
-        """The one host that a request is for, and all that came with it; `data` has come already."""
+        """Return the host that a request is for, and all bytes read. `data` was read before."""
         from staddle.network.rules import sniff
 
         piece = data
@@ -161,7 +161,7 @@ class HttpProxy:
         return seen.name, data.lstrip()
 
     def _check_word(self, opening: bytes) -> None:
-        """Every program of this machine can connect here; only the sandbox's know the word."""
+        """Check the password: every local program can connect, but only the sandbox's programs know it."""
         for line in opening[: _end(opening)].split(b"\n")[1:]:
             field, _, value = line.partition(b":")
             if field.strip().lower() == b"proxy-authorization":
@@ -179,7 +179,7 @@ class HttpProxy:
         return verdict
 
     def _dialled(self, name: str, verdict: Verdict) -> socket.socket:
-        """A connection to the very address that was checked."""
+        """Connect to the very address that was checked."""
         from staddle.network.rules.rules import refused_alias, resolved
 
         addresses, aliases = self._addresses(name, verdict.port)
@@ -205,7 +205,7 @@ class HttpProxy:
         raise ProxyRefusal("502 Bad Gateway", f"{name}:{verdict.port} does not answer", number)
 
     def _addresses(self, name: str, port: int) -> tuple[list[str], tuple[str, ...]]:
-        """The addresses of a host, and the aliases that lead to them, as far as they are known."""
+        """Return the addresses of a host and the known aliases that lead to them."""
         from staddle.network.gateway.dns_lookup import lookup
         from staddle.network.rules.rules import refuses_names
 
@@ -225,9 +225,9 @@ class HttpProxy:
         return found, aliases
 
     def _look(self, client: socket.socket, server: socket.socket, name: str, opening: bytes) -> None:
-        """Hold back what the client says first until it is known to be for this host.
+        """Hold back the client's first bytes until they are known to be for this host.
 
-        A server that speaks first is heard meanwhile.
+        Meanwhile the server's bytes are relayed, because some servers speak first.
         """
         import select
 
@@ -257,7 +257,7 @@ class HttpProxy:
 
 
 def _aliases(name: str) -> tuple[str, ...]:
-    """The aliases of a name, as the C library tells them: it asks the host's nameservers for IPv4 only."""
+    """Return the aliases of a name from the C library, which asks the host's nameservers for IPv4 only."""
     from staddle.network.gateway.dns_lookup import in_hosts_file
 
     if _is_address(name) or in_hosts_file(name):
@@ -291,7 +291,7 @@ def _port(target: bytes, tunnel: bool) -> int:
 
 
 def _end(opening: bytes) -> int:
-    """Offset of the head's end: both kinds of line ends, as `sniff` reads them."""
+    """Return the offset of the head's end. Accepts both kinds of line ends, as `sniff` does."""
     at = opening.index(b"\n") + 1
     while True:
         line, _, _ = opening[at:].partition(b"\n")
@@ -306,7 +306,7 @@ def _announces_more(opening: bytes) -> bool:
 
 
 def _passed_on(method: bytes, target: bytes, version: bytes, opening: bytes) -> bytes:
-    """The head as the server gets it: for itself, without what was for us, and the last on its connection."""
+    """Return the head for the server: a relative target, no proxy headers, and `Connection: close`."""
     _, slash, path = target[7:].partition(b"/")
     lines = [b" ".join((method, slash + path or b"/", version))]
     for line in opening[: _end(opening)].split(b"\n")[1:]:
@@ -326,7 +326,7 @@ def _say(client: socket.socket, status: str, why: str) -> None:
 
 
 def _relay(client: socket.socket, server: socket.socket) -> None:
-    """Both ways until both have said all; an end on one side is an end on the other."""
+    """Relay both directions until both have ended. An end of one direction is passed on."""
     for each in (client, server):
         each.settimeout(_IDLE)
     back = threading.Thread(target=_pump, args=(server, client), daemon=True)
@@ -349,7 +349,7 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 def _is_own(address: str) -> bool:
-    """Whether it is an address of this machine: only those can be bound."""
+    """Whether this is an address of this machine: only such an address can be bound."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
@@ -363,7 +363,7 @@ def _is_address(name: str) -> bool:
 
 
 def serve(listener: int, settings: int) -> None:
-    """Serve on the descriptor of a listener, as its settings say, which are read from another one."""
+    """Serve on the listener `listener`, with the settings read from the descriptor `settings`."""
     from staddle.policy.network import Network
 
     with os.fdopen(settings, "rb") as file:
@@ -374,12 +374,12 @@ def serve(listener: int, settings: int) -> None:
 
 
 def main(words: list[str]) -> None:
-    """Serve until the lifeline ends. Never returns."""
-    # Appended: nothing that lies beside the package can stand in for the standard library.
+    """Serve until the lifeline closes. Never returns."""
+    # Appended, so that no file next to the package can replace a module of the standard library.
     sys.path.append(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
     listener, settings, lifeline = map(int, words)
     threading.Thread(target=serve, args=(listener, settings), daemon=True).start()
-    os.read(lifeline, 1)  # nothing is written there: it ends with our starter
+    os.read(lifeline, 1)  # nobody writes to it: it closes when our starter exits
     os._exit(0)
 
 

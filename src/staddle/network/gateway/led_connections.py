@@ -1,8 +1,8 @@
-"""Names for the connections that are led to the proxy of a sandbox, of programs inside that know of no proxy.
+"""Names for redirected connections: those of programs inside that do not know the proxy of their sandbox.
 
-Such a program asks a nameserver over TCP, and connects to the address that it is given. Its supervisor leads
-both here (`inside.landlock.connections`): the question is answered with an address that stands for the name,
-and a connection to that address is one to the name. See `ipc.led_connection` for how one begins.
+The supervisor (`inside.landlock.connections`) redirects both their DNS queries over TCP and their connections
+here. Queries are answered with a synthetic address, and a connection to that address goes to the name. See
+`ipc.led_connection` for the first bytes of such a connection.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from staddle.policy.network import Network
 
-#: Seconds without a question.
+#: Idle timeout of a DNS connection in seconds.
 _IDLE = 10.0
 
 
 class ProxyNames:
-    """The names of one sandbox, and the addresses that stand for them."""
+    """The names of one sandbox and their synthetic addresses."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -35,7 +35,7 @@ class ProxyNames:
         self._lock = threading.Lock()
 
     def meant(self, address: str) -> str | None:
-        """The name that an address stands for; None for one of ours that stands for none."""
+        """Return the name for a synthetic address, or None. Other addresses are returned unchanged."""
         packed = ipaddress.ip_address(address).packed
         if not synthetic.is_ours(packed):
             return address
@@ -43,7 +43,7 @@ class ProxyNames:
             return self._addresses.name(packed)
 
     def serve(self, client: socket.socket, held: bytes) -> None:
-        """Answer the questions on a connection until it is closed, or nothing is asked."""
+        """Answer the queries on a connection until it closes or is idle for too long."""
         client.settimeout(_IDLE)
         while True:
             while (message := dns.unframed(held)) is not None:
@@ -64,10 +64,10 @@ class ProxyNames:
         slot = self._addresses.slot(verdict.host, time.monotonic())
         if slot is None:
             return dns.error_answer(question, dns.SERVER_FAILURE)
-        # No address of IPv6: whoever has such a socket maps one of IPv4.
+        # No IPv6 address: programs with an IPv6 socket can map the IPv4 address.
         return dns.address_answer(question, synthetic.v4(slot), None)
 
 
 def say(client: socket.socket, number: int) -> None:
-    """Tell the supervisor how it went."""
+    """Send the supervisor the errno of the connection, or 0."""
     client.sendall(bytes([number if 0 <= number < 256 else errno.EACCES]))

@@ -1,8 +1,8 @@
-"""One thread, one epoll: who waits for which descriptor, and a sweep of the clock.
+"""An event loop: one thread, one epoll, and periodic calls for timeouts.
 
-Descriptors are watched edge-triggered, for everything, once: no call is made when a side
-becomes slow or fast again. A handler must go on until the kernel says EAGAIN, or put
-itself in line with `soon`, so that none can keep the others waiting.
+Descriptors are registered once, edge-triggered and for all events, so changes between slow and fast need no
+system call. A handler must continue until the kernel returns EAGAIN, or queue itself with `soon`, so that it
+does not delay the others.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 EVERYTHING = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-#: Level-triggered: for listeners, of which we take a few at a time.
+#: Level-triggered, for listeners: a handler accepts only a few connections at a time.
 INPUT = select.EPOLLIN
 READABLE = select.EPOLLIN
-#: The other side will send no more, or something is wrong: read to the end.
+#: The other side sends no more, or an error occurred: read to the end.
 ENDING = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _SWEEP = 0.5
 _AT_ONCE = 128
@@ -37,7 +37,7 @@ class Loop:
         self.now = time.monotonic()
 
     def watch(self, fd: int, handler: Callable[[int], None], events: int = EVERYTHING) -> None:
-        """Call `handler` with the events of `fd`, until `forget`."""
+        """Call `handler` with the events of `fd` until `forget`."""
         self._epoll.register(fd, events)
         self._watching[fd] = handler
 
@@ -46,28 +46,28 @@ class Loop:
         self._watching[fd] = handler
 
     def forget(self, fd: int) -> None:
-        """Stop watching `fd`. To be called before it is closed."""
+        """Stop watching `fd`. Call it before `fd` is closed."""
         if self._watching.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def drop(self, fd: int) -> None:
-        """As `forget`, for a descriptor that is closed next and has no copy: the kernel forgets by itself."""
+        """Like `forget`, for a descriptor without copies that is closed next: closing it unregisters it."""
         self._watching.pop(fd, None)
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Call `work` after everybody else had a turn."""
+        """Call `work` after the other handlers had a turn."""
         self._soon.append(work)
 
     def sweep(self, look: Callable[[float], bool]) -> None:
-        """Call `look` with the time, twice a second while it or another says that it has to wait."""
+        """Call `look` with the time, twice a second while any of these functions returns True."""
         self._sweepers.append(look)
 
     def stop(self) -> None:
-        """Return from `run`."""
+        """Let `run` return."""
         self._stopped = True
 
     def run(self) -> None:
-        """Serve until stopped."""
+        """Dispatch events until `stop` is called."""
         swept = waiting = 0.0
         while not self._stopped:
             timeout = 0.0 if self._soon else _SWEEP if waiting else -1.0
@@ -75,13 +75,13 @@ class Loop:
             self.now = now = time.monotonic()
             for fd, event in events:
                 handler = self._watching.get(fd)
-                if handler is not None:  # not forgotten by one that was told before
+                if handler is not None:  # another handler may have forgotten it
                     handler(event)
             for _ in range(len(self._soon)):
                 self._soon.popleft()()
             if now - swept >= _SWEEP:
                 swept = now
-                # All of them, not `any`: each has to look.
+                # A list, not `any`: every function must be called.
                 waiting = float(sum([look(now) for look in self._sweepers]))
             elif events:
-                waiting = 1.0  # a sweeper may have begun to wait
+                waiting = 1.0  # a handler may have started a timeout

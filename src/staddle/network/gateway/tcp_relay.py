@@ -1,13 +1,13 @@
-"""Bytes from one socket to the other, as fast as they come and no faster than they go.
+"""Relay bytes between two sockets, with backpressure.
 
-A flow is one direction. It reads into a buffer that all flows share and sends at once; only
-what the other side does not take is kept, and then nothing more is read. So memory is bounded
-by what is kept, and a slow reader slows down its own writer through the kernel, as if there
-were no relay in between. The end of one direction is passed on by itself, and a reset is a reset.
+A flow is one direction. It reads into a buffer that all flows share and sends at once. It keeps only bytes
+that the other side does not accept, and then stops reading. So memory is bounded, and a slow reader slows
+down its own writer through the kernel, as without a relay. The end of one direction is passed on alone, and a
+reset is passed on as a reset.
 
-A flow that has a lot to move borrows a pipe, through which the kernel passes pages from one socket to
-the other (splice): its bytes are not copied at all. It has the pipe for as long as bytes are in it. Only
-an empty pipe comes back, so bytes of one connection never meet those of another.
+A flow with much data borrows a pipe, through which the kernel moves pages between the sockets (splice)
+without copying bytes. It has the pipe for as long as bytes are in it. Only empty pipes are reused, so bytes
+of two connections never mix.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import fcntl
 import os
 import struct
 
-#: Bytes moved in one go, how often in one turn, and how many before others have theirs.
+#: Bytes per read, reads per turn, and bytes per turn before other flows get theirs.
 CHUNK, TURNS, TURN = 256 * 1024, 8, 1024 * 1024
-#: From this many bytes in one go on, a pipe is worth it; and down to how many it stays so.
+#: A flow uses a pipe after a read of LARGE bytes, and while its reads have at least STILL_LARGE.
 LARGE, STILL_LARGE = 64 * 1024, 16 * 1024
-#: When all flows together keep more than this, each keeps no more than a page.
+#: If all flows together keep more than MOST_KEPT bytes, each reads at most a page.
 MOST_KEPT, PAGE = 16 * 1024 * 1024, 4096
 
-#: Bytes that a pipe holds, how many it has to hold at least, and how many pipes there are at most.
+#: Wanted capacity of a pipe, its minimum capacity, and the maximum number of pipes.
 PIPE_SIZE, LEAST_PIPE_SIZE, MOST_PIPES = 1024 * 1024, 64 * 1024, 16
 _SET_SIZE, _GET_SIZE = 1031, 1032  # F_SETPIPE_SZ, F_GETPIPE_SZ
-_FLAGS = 1 | 2  # move, do not block
+_FLAGS = 1 | 2  # SPLICE_F_MOVE, SPLICE_F_NONBLOCK
 _NO_LINGER = struct.pack("ii", 1, 0)
 
-#: What `Flow.move` says: wait for the kernel; there is more to do now; the direction has ended.
+#: Results of `Flow.move`: wait for the kernel; there is more to do now; the direction has ended.
 WAIT, AGAIN, ENDED = 0, 1, 2
 
 
 class Pipe:
-    """One pipe, and how many bytes are in it."""
+    """One pipe and the number of bytes in it."""
 
     __slots__ = ("_reading", "_writing", "left")
 
@@ -45,19 +45,19 @@ class Pipe:
         try:
             fcntl.fcntl(self._writing, _SET_SIZE, PIPE_SIZE)
         except OSError:
-            # The user has many pipes already, and this one stays small: perhaps too small to be of use.
+            # The user has many pipes, so the kernel refuses to enlarge this one. It may be too small for use.
             if fcntl.fcntl(self._writing, _GET_SIZE) < LEAST_PIPE_SIZE:
                 self.close()
                 raise
 
     def fill(self, source: int) -> int:
-        """Take what the socket has, as much as fits; 0 at its end. Raises as `recv` does."""
+        """Move bytes from the socket into the pipe. Returns 0 at the end. Raises as `recv` does."""
         count = os.splice(source, self._writing, PIPE_SIZE, flags=_FLAGS)
         self.left += count
         return count
 
     def pour(self, sink: int) -> int:
-        """Send what is in it, as far as the socket takes it. Raises as `send` does, but for a full one."""
+        """Move bytes from the pipe to the socket. Raises as `send` does, except if the socket is full."""
         before = self.left
         try:
             while self.left:
@@ -67,20 +67,20 @@ class Pipe:
         return before - self.left
 
     def close(self) -> None:
-        """Done with it, whatever is in it."""
+        """Close the pipe and discard its bytes."""
         os.close(self._reading)
         os.close(self._writing)
 
 
 class Pipes:
-    """All pipes of a gateway: made when they are needed, never more than MOST_PIPES."""
+    """The pipes of a gateway. Creates them on demand, at most MOST_PIPES."""
 
     def __init__(self) -> None:
         self._free: list[Pipe] = []
         self._lent = 0
 
     def take(self) -> Pipe | None:
-        """An empty one; None when there is none to be had, and bytes have to be copied."""
+        """Return an empty pipe, or None if none is available and bytes have to be copied."""
         if self._lent >= MOST_PIPES:
             return None
         try:
@@ -91,7 +91,7 @@ class Pipes:
         return pipe
 
     def give_back(self, pipe: Pipe) -> None:
-        """No longer needed. One that is not empty is closed."""
+        """Return a pipe. It is closed if it is not empty."""
         self._lent -= 1
         if pipe.left:
             pipe.close()
@@ -99,14 +99,14 @@ class Pipes:
             self._free.append(pipe)
 
     def close(self) -> None:
-        """Done with all that are free."""
+        """Close all free pipes."""
         for pipe in self._free:
             pipe.close()
         self._free.clear()
 
 
 class Budget:
-    """State that all flows share: the buffer, the pipes, and the bytes that are kept and were moved."""
+    """State that all flows share: the buffer, the pipes, and the numbers of kept and moved bytes."""
 
     def __init__(self) -> None:
         self.buffer = memoryview(bytearray(CHUNK))
@@ -116,24 +116,24 @@ class Budget:
         self.most_bytes = 0
 
     def is_tight(self) -> bool:
-        """Whether so much is kept that no flow may keep much more."""
+        """Whether flows keep so many bytes that none may keep much more."""
         return self.kept >= MOST_KEPT
 
     def room(self) -> memoryview:
-        """Buffer for the next bytes."""
+        """Return the buffer for the next read."""
         return self.buffer[:PAGE] if self.is_tight() else self.buffer
 
     def exhausted(self) -> bool:
-        """Whether no more may be moved."""
+        """Whether the byte limit is reached."""
         return bool(self.most_bytes) and self.moved >= self.most_bytes
 
     def close(self) -> None:
-        """Done with all of it."""
+        """Close the pipes."""
         self.pipes.close()
 
 
 class Flow:
-    """From `source` to `sink`. Both are non-blocking; errors of either are raised by `move`."""
+    """One direction, from `source` to `sink`. Both are non-blocking; `move` raises the errors of either."""
 
     __slots__ = ("_budget", "_kept", "_large", "_pipe", "_sink", "_source", "finished", "source_ended")
 
@@ -146,16 +146,16 @@ class Flow:
         self.finished = False
 
     def put(self, data: bytes) -> None:
-        """Send this before anything that is read."""
+        """Send `data` before anything that is read."""
         if data:
             self._keep(memoryview(data))
 
     def is_blocked(self) -> bool:
-        """Whether something is kept that the sink did not take."""
+        """Whether the flow keeps bytes that the sink did not accept."""
         return self._kept is not None or self._pipe is not None
 
     def move(self, to_the_end: bool) -> int:
-        """Move what can be moved. `to_the_end`: the source has ended, whatever a short read suggests."""
+        """Move bytes as far as possible. `to_the_end`: the source has ended, so read on after short reads."""
         if self.finished:
             return ENDED
         sink, budget = self._sink, self._budget
@@ -193,18 +193,18 @@ class Flow:
                 self._keep(memoryview(bytes(room[sent:count])))
                 return WAIT
             if count < len(room) and not to_the_end:
-                return WAIT  # all there was; the kernel tells us of more
+                return WAIT  # nothing left; the kernel reports new data
         return AGAIN
 
     def close(self) -> None:
-        """Drop what is kept."""
+        """Discard kept bytes and return the pipe."""
         self._keep(None)
         if self._pipe is not None:
             self._budget.kept -= self._pipe.left
             self._return_pipe()
 
     def _fill(self, pipe: Pipe) -> bool:
-        """Fill this pipe and empty it; False when one side has to be waited for."""
+        """Fill the pipe and empty it; False if a side would block."""
         self._pipe, budget = pipe, self._budget
         try:
             count = pipe.fill(self._source.fileno())
@@ -218,7 +218,7 @@ class Flow:
         return self._empty_pipe()
 
     def _send_kept(self) -> bool:
-        """Whether the sink took all that was kept for it."""
+        """Send the kept bytes; True if the sink accepted all of them."""
         kept = self._kept
         if kept is not None:
             try:

@@ -1,8 +1,8 @@
-"""UDP, for the addresses and names that are allowed with `udp://`.
+"""UDP, for addresses and names that are allowed with `udp://`.
 
-A datagram to one of our sockets inside belongs to a flow: who sent it, and to which address.
-The flow has a socket outside that is connected to the destination, so answers come from
-no other sender, and go back as if the destination itself had sent them.
+Each pair of sender and destination address inside has its own flow. The flow has a socket outside that is
+connected to the destination, so it receives datagrams from no other sender. It returns them as if the
+destination itself had sent them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _V6_INFO = struct.Struct("16si")  # struct in6_pktinfo
 
 
 class UdpRelay:
-    """All flows of a sandbox."""
+    """All UDP flows of a sandbox."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -39,7 +39,7 @@ class UdpRelay:
         context.loop.sweep(self._sweep)
 
     def serve(self, served: _socket.socket, port: int) -> None:
-        """Relay what comes in at this socket, which was bound to `port` inside."""
+        """Relay datagrams that arrive on this socket, which is bound to `port` inside."""
         self._context.loop.watch(served.fileno(), lambda _: self._received(served, port), INPUT)
 
     def _received(self, served: _socket.socket, port: int) -> None:
@@ -80,7 +80,7 @@ class UdpRelay:
         return flow
 
     def close(self) -> None:
-        """End all flows; one that is allowed begins again with its next datagram."""
+        """Close all flows. An allowed flow begins again with its next datagram."""
         for flow in self._flows.values():
             flow.close()
         self._flows.clear()
@@ -94,7 +94,7 @@ class UdpRelay:
 
 
 class _UdpFlow:
-    """One sender inside and one destination."""
+    """The datagrams between one sender inside and one destination."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _UdpFlow:
         self.touched = context.loop.now
 
     def found(self, addresses: tuple[str, ...], why: str, aliases: tuple[str, ...] = ()) -> None:
-        """The destination has these addresses, by these aliases: use the first that may be."""
+        """Connect to the first allowed one of these addresses. `aliases` are the CNAMEs that led to them."""
         verdict = self._verdict
         refused = refused_alias(verdict.host, aliases, verdict.port, self._context.network, "udp")
         if refused is not None:
@@ -144,7 +144,7 @@ class _UdpFlow:
             self._context.events.about("failed", verdict, why)
 
     def send(self, data: bytes) -> None:
-        """Send it out, or keep it until we know where to."""
+        """Send a datagram, or keep it until the destination is resolved."""
         self.touched = self._context.loop.now
         budget = self._context.budget
         budget.moved += len(data)
@@ -160,7 +160,7 @@ class _UdpFlow:
             pass  # a datagram may be lost
 
     def close(self) -> None:
-        """Forget the flow."""
+        """Close the outside socket."""
         if self._outside is not None:
             self._context.loop.forget(self._outside.fileno())
             self._outside.close()
@@ -180,7 +180,7 @@ class _UdpFlow:
 
 
 def _destination(ancillary: list[tuple[int, int, bytes]]) -> bytes | None:
-    """The address that a datagram was sent to."""
+    """Return the address that a datagram was sent to."""
     for level, kind, data in ancillary:
         if level == 0 and kind == _IP_PKTINFO and len(data) >= _V4_INFO.size:
             found: bytes = _V4_INFO.unpack_from(data)[2]
@@ -192,7 +192,7 @@ def _destination(ancillary: list[tuple[int, int, bytes]]) -> bytes | None:
 
 
 def _source(packed: bytes) -> tuple[int, int, bytes]:
-    """The control message that sends an answer from this address."""
+    """Return the control message that sets the source address of an answer."""
     if len(packed) == 4:
         return 0, _IP_PKTINFO, _V4_INFO.pack(0, packed, bytes(4))
     return _SOL_IPV6, _IPV6_PKTINFO, _V6_INFO.pack(packed, 0)

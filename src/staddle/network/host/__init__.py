@@ -1,1 +1,1 @@
-"""The host program's side, with its rights: start a gateway, read what it tells, forward into a sandbox."""
+"""The host program's side, with its rights: start a gateway, read its reports, forward into a sandbox."""

@@ -1,11 +1,11 @@
 """Call `on_connect`, which decides about destinations that no entry of the policy mentions.
 
-It is called with an Event of kind "question": `what` is `host:port`, the name or the address that
-a program inside connects to over TCP; `rule` says why it is not allowed anyway, `allow` is the
-entry that would allow it. If `what` is an address, `rule` also says which kind of address it is: public,
-private, loopback, link-local, metadata. Only True is a yes; None is a no for this time, and is asked
-again. It is called in threads of ours, a few at a time, so that one who thinks does not keep the others
-waiting; the gateway waits no longer than it was told.
+It receives an Event of kind "question". `what` is `host:port`: the name or address that a program inside
+connects to over TCP. `rule` is the reason for the refusal, and `allow` is the entry that would allow it. If
+`what` is an address, `rule` also names its kind: public, private, loopback, link-local or metadata. Only True
+allows the connection; None refuses it this time, and the next connection asks again. Calls run in our own
+threads, a few at a time, so a slow call does not delay the others. The gateway waits no longer than its
+settings say.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from ...policy.network import Network
 
     OnConnect = Callable[[Event], object]
-    #: The question, whom to tell the answer, and whom what went wrong; not asked after so long.
+    #: The question, functions that receive the answer and errors, and the time after which not to ask.
     Answer = Callable[[ConnectQuestion, bool | None], None]
     Waiting = tuple[ConnectQuestion, Answer, Callable[[Event], None], float]
 
-#: Calls at once, and questions that wait for a turn: as many as a gateway ever waits for.
+#: Simultaneous calls, and questions that wait for a turn: as many as a gateway waits for.
 _AT_ONCE, _WAITING = 8, 32
 _LONGEST = 300
 _COROUTINE = 0x80 | 0x100  # CO_COROUTINE, CO_ITERABLE_COROUTINE
 
 
 class ApprovalCalls:
-    """Asks `on_connect`, and hands its answers on. Thread-safe; starts no thread before a question."""
+    """Calls `on_connect` and passes its answers on. Thread-safe; starts threads only for questions."""
 
     def __init__(self, on_connect: OnConnect, network: Network, seconds: int) -> None:
         self._ask, self._network, self._seconds = on_connect, network, seconds
@@ -47,11 +47,11 @@ class ApprovalCalls:
         self._closed = False
 
     def ask(self, question: ConnectQuestion, answer: Answer, note: Callable[[Event], None]) -> None:
-        """Have `answer` called with the decision, from another thread, if there is one in time."""
+        """Call `answer` with the decision, from another thread, if it comes in time."""
         waiting = (question, answer, note, time.monotonic() + self._seconds)
         with self._lock:
             if self._closed or len(self._waiting) >= _WAITING:
-                return  # no answer is a no
+                return  # no answer means no
             if self._running >= _AT_ONCE:
                 self._waiting.append(waiting)
                 return
@@ -63,7 +63,7 @@ class ApprovalCalls:
                 self._running -= 1
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop calling `on_connect`."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -79,17 +79,17 @@ class ApprovalCalls:
                     self._running -= 1
 
     def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool | None:
-        """The decision of `on_connect`; anything but True is a no, None one that is asked again."""
+        """Return the decision of `on_connect`. Anything except True refuses; None asks again next time."""
         from ...policy.hosts import special
         from ..rules.rules import decide
 
-        # What comes from the gateway has been inside: it is judged anew, and nothing that an entry
-        # refuses, or that is no destination, is ever asked about.
+        # The gateway handles untrusted data, so its question is judged again. Destinations that an entry
+        # refuses, and invalid ones, are never asked about.
         verdict = decide(question.host, question.port, self._network)
         if verdict.allowed or not verdict.allow:
             return verdict.allowed
         what = _where(verdict.host, verdict.port)
-        # What is behind a name is not known yet, and is judged when it is.
+        # The addresses of a name are unknown here; they are judged once resolved.
         kind = special(verdict.host) or "a public address" if _is_address(verdict.host) else ""
         rule = f"{verdict.rule}; it is {kind}" if kind else verdict.rule
         try:
@@ -102,14 +102,14 @@ class ApprovalCalls:
             return answer
         close = getattr(answer, "close", None) if hasattr(answer, "__await__") else None
         if close is not None:
-            close()  # or Python complains that nobody has awaited it
+            close()  # prevents the warning that it was never awaited
         said = "something to be awaited" if hasattr(answer, "__await__") else repr(answer)[:_LONGEST]
         note(Event("note", what, f"refused, because on_connect returned {said}, which is not True"))
         return False
 
 
 def checked(on_connect: object, *, awaited: bool) -> OnConnect | None:
-    """`on_connect` as it was given, if it can be called; a coroutine only where that is `awaited`."""
+    """Return `on_connect` if it can be called. Accepts a coroutine function only if `awaited`."""
     if on_connect is None:
         return None
     on_connect = check.function("on_connect", on_connect, "give a function that takes an Event")

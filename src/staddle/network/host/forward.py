@@ -1,12 +1,12 @@
-"""From the host into the sandbox's loopback: a connection, or a port of ours that leads to one of its.
+"""Connections from the host to the sandbox's loopback, and host ports that lead there.
 
-A socket that reaches the sandbox's loopback has to be made inside. So the host asks the first
-process in there over a UNIX socket (SOCK_SEQPACKET), and gets sockets back (see `handing`):
+A socket that reaches the sandbox's loopback has to be created inside. So the host asks the first process
+inside over a UNIX socket (SOCK_SEQPACKET), and receives sockets (see `socket_handoff`):
 
     connect(socket, 8000)             a connection to a server inside
-    ExposedPort(8000)                 127.0.0.1 of the host, at a port of its own, served by a gateway
-    feed(gateway, socket)             whenever the gateway has asked for sockets
-    listen_again(gateway, socket)     for a gateway in place of one that was killed
+    ExposedPort(8000)                 a port of the host's 127.0.0.1, served by a gateway
+    feed(gateway, socket)             when the gateway has asked for sockets
+    listen_again(gateway, socket)     for a gateway that replaces a killed one
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .gateway_process import GatewayProcess
 
-#: Seconds for an answer.
+#: Seconds to wait for an answer.
 _PATIENCE = 10.0
 
 
 class ForwardFailed(StaddleError, ConnectionError):
-    """There is no such server in the sandbox, or the sandbox is gone."""
+    """No server listens on this port of the sandbox, or the sandbox has exited."""
 
 
 def connect(socket: int, port: int) -> int:
-    """The descriptor of a connection to `port` of the sandbox's loopback."""
+    """Return the descriptor of a connection to `port` of the sandbox's loopback."""
     _, descriptors = _ask(socket, CONNECT, checked_port(port))
     if len(descriptors) != 1:
         for fd in descriptors:
@@ -48,7 +48,7 @@ def connect(socket: int, port: int) -> int:
 
 
 def same_port(port: int, host_port: int) -> int:
-    """The port of the host that leads to `port` inside where both have one network: the same."""
+    """Return the host port that leads to `port` inside if both share one network: the same port."""
     if host_port not in (0, port):
         raise InvalidCall(
             f"port {port} cannot be had at {host_port}", why="its network is the host's", fix=f"use {port}"
@@ -57,7 +57,7 @@ def same_port(port: int, host_port: int) -> int:
 
 
 class ExposedPort:
-    """A port of the host's 127.0.0.1 that leads to `port` inside. Ours until `close`, whatever serves it.
+    """A port of the host's 127.0.0.1 that leads to `port` inside. It stays bound until `close`.
 
     Every local user of the host can connect to it.
     """
@@ -75,17 +75,17 @@ class ExposedPort:
             raise
 
     def serve(self, gateway: GatewayProcess, socket: int) -> None:
-        """Have this gateway accept its connections; `socket` leads to the first process inside."""
+        """Let this gateway accept its connections. `socket` leads to the first process inside."""
         gateway.expose(self._listener.fileno(), self.port)
         _give(gateway, socket, STOCK)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Close the listener."""
         self._listener.close()
 
 
 def listen_again(gateway: GatewayProcess, socket: int) -> None:
-    """Give a gateway the sockets that the one before it had. ForwardFailed if they cannot be made again."""
+    """Give a gateway the sockets of its predecessor. Raises ForwardFailed if they cannot be created again."""
     message, descriptors = _ask(socket, LISTENERS, 0)
     failure: LaunchFailed | None = None
     while not message.startswith(FORWARD_REPLY):
@@ -93,7 +93,7 @@ def listen_again(gateway: GatewayProcess, socket: int) -> None:
             if failure is None:
                 gateway.pass_on(message, descriptors)
         except LaunchFailed as error:
-            failure = error  # after the last answer: the next one to ask must not read it
+            failure = error  # raised after the last answer, so that the next request does not read it
         finally:
             for fd in descriptors:
                 os.close(fd)
@@ -112,7 +112,7 @@ def listen_again(gateway: GatewayProcess, socket: int) -> None:
 
 
 def feed(gateway: GatewayProcess, socket: int) -> None:
-    """Give the gateway the sockets that it asked for; to be called after `gateway.attempts()`."""
+    """Give the gateway the sockets that it asked for. Call it after `gateway.attempts()`."""
     wanted = gateway.wanted()
     while wanted > 0:
         now = min(wanted, MOST_DESCRIPTORS)
@@ -134,7 +134,7 @@ def _ask(socket: int, kind: int, value: int) -> tuple[bytes, list[int]]:
 
 
 def _answer(socket: int, request: bytes = b"") -> tuple[bytes, list[int]]:
-    """The next answer, after `request` was sent, if it is one."""
+    """Send `request` if it is not empty, and return the next answer."""
     channel = _socket.socket(fileno=os.dup(socket))
     try:
         channel.settimeout(_PATIENCE)

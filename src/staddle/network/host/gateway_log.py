@@ -1,6 +1,6 @@
-"""The reports of one command's gateway, for the process that started the command: each refusal once.
+"""The reports of one command's gateway, for the process that started the command. Lists each refusal once.
 
-Its questions are answered by `on_connect` (see `approval_calls`); the answers go back over the same socket.
+`on_connect` answers its questions (see `approval_calls`); the answers go back over the same socket.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .approval_calls import ApprovalCalls
 
-#: Destinations that are kept. A command that tries more is told of with their number.
+#: Number of stored destinations. Further ones are only counted.
 MOST = 64
-#: Messages read at a time, and seconds for a gateway to end after its command.
+#: Messages read at a time, and seconds for a gateway to exit after its command.
 _TURNS, _PATIENCE = 256, 2.0
 
 
 class GatewayLog:
-    """The host side's end of a gateway's socket. It reads hostile bytes: bounded, and checked."""
+    """The host's end of a gateway's socket. It reads untrusted bytes, so all input is bounded and checked."""
 
     def __init__(self, socket: _socket.socket, who: str = "") -> None:
-        """`who` is the command that the gateway is for."""
+        """Read from `socket`. `who` is the command that the gateway serves."""
         self._socket, self._who = socket, who
-        self._lock = _thread.allocate_lock()  # answers come from other threads
+        self._lock = _thread.allocate_lock()  # other threads send answers
         self._events: dict[tuple[str, str, int], Event] = {}
         self._more = 0
         self._child = 0
@@ -39,26 +39,26 @@ class GatewayLog:
         self._copies: _socket.socket | None = None
 
     def keep_copies(self) -> int:
-        """The end of a socket by which the launcher sends copies of the gateway's sockets."""
+        """Return the end of a socket over which the launcher sends copies of the gateway's sockets."""
         pair = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
         self._copies, theirs = pair
         return theirs.detach()
 
     def take_copies(self) -> _socket.socket | None:
-        """The other end, to be read when they are needed."""
+        """Return the other end, from which the copies can be read."""
         copies, self._copies = self._copies, None
         return copies
 
     def fileno(self) -> int:
-        """Becomes readable when there is something to read; -1 once it is finished."""
+        """Return the descriptor, readable when there is something to read; -1 after `finish`."""
         return self._socket.fileno()
 
     def decide_with(self, approvals: ApprovalCalls) -> None:
-        """Have what the gateway asks answered. Nothing is asked before it is read."""
+        """Answer the gateway's questions with `approvals`. Call it before the first read."""
         self._approvals = approvals
 
     def read(self) -> bool:
-        """Read the messages that are there, without waiting. False once no more can come."""
+        """Read the pending messages without waiting. False once no more can come."""
         reports, more = receive(self._socket, _TURNS)
         for report in reports:
             if isinstance(report, Attempt):
@@ -68,11 +68,11 @@ class GatewayLog:
         return more
 
     def attend(self) -> None:
-        """Read whatever comes, in a thread of its own, until the gateway ends: for who does not read."""
+        """Read in a separate thread until the gateway exits, for callers that do not read themselves."""
         start_thread(self._attend, "staddle-network-log")
 
     def events(self) -> tuple[Event, ...]:
-        """Every destination that was refused, and whatever the gateway has to say of itself."""
+        """Return all refused destinations, and notes from the gateway about itself."""
         with self._lock:
             found = tuple(self._events.values())
         if not self._more:
@@ -80,23 +80,23 @@ class GatewayLog:
         return (*found, Event("note", "the network", f"{self._more} more refusals are not shown"))
 
     def started_here(self, pid: int) -> None:
-        """The gateway is a child of this process, who has to wait for it."""
+        """Record that the gateway is a child of this process, which must wait for it."""
         self._child = pid
 
     def take_socket(self) -> _socket.socket:
-        """The socket, for another reader: this one reads nothing any more."""
+        """Give the socket to another reader. This object reads no more."""
         return _socket.socket(fileno=self._socket.detach())
 
     def finish(self) -> None:
-        """The command has ended, or was never started: hear the rest, and see the gateway end."""
+        """Read the last messages and wait for the gateway to exit. Call it when the command has ended."""
         if self._socket.fileno() < 0:
             return
         if self._approvals is not None:
             self._approvals.close()
         try:
-            self._socket.shutdown(_socket.SHUT_WR)  # it still may say its last words
+            self._socket.shutdown(_socket.SHUT_WR)  # it can still send its last messages
         except OSError:
-            pass  # it has ended already
+            pass  # it has exited already
         until = time.monotonic() + _PATIENCE
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
@@ -112,7 +112,7 @@ class GatewayLog:
             self._child = 0
 
     def close(self) -> None:
-        """Close the socket without waiting for the gateway, which goes on."""
+        """Close the socket without waiting for the gateway, which keeps running."""
         with self._lock:
             self._socket.close()
             if self._copies is not None:
@@ -130,7 +130,7 @@ class GatewayLog:
             try:
                 self._socket.send(encode_decision(question.identity, allowed), _socket.MSG_DONTWAIT)
             except OSError:
-                pass  # it has ended: nothing goes out any more
+                pass  # it has exited: no connection is possible any more
 
     def _note(self, attempt: Attempt) -> None:
         from .gateway_process import event

@@ -1,13 +1,13 @@
-"""On the host: start a gateway, give it the sandbox's sockets, read what it tells.
+"""Start a gateway on the host, give it the sandbox's sockets, read its reports.
 
-    gateway = start(network)                  before the sandbox is there, so that it need not wait
-    gateway.pass_on(message, descriptors)     what `socket_handoff.hand_over` sent
-    gateway.attempts()                        what was allowed, refused or failed since the last call
-    gateway.all_attempts()                    the same, up to this very moment
+    gateway = start(network)                  before the sandbox exists, so that it need not wait
+    gateway.pass_on(message, descriptors)     forwards the message of `socket_handoff.hand_over`
+    gateway.attempts()                        allowed, refused and failed attempts since the last call
+    gateway.all_attempts()                    the same, up to this moment
     gateway.close()
 
-The only part of the gateway that runs in the caller's process, and it never waits for long. Sockets that
-the gateway has not read yet are kept (`UnreadSockets`).
+This module runs in the caller's process, and never waits for long. It keeps copies of sockets that the
+gateway has not read yet (`UnreadSockets`).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 
 def receive(socket: _socket.socket, most: int) -> tuple[list[Report], bool]:
-    """The messages that are there, at most so many, without waiting; False once no more can come.
+    """Return the pending messages, at most `most`, without waiting; and False once no more can come.
 
-    The gateway reads hostile bytes: what is no message is skipped.
+    The gateway reads untrusted bytes, so malformed messages are skipped.
     """
     found: list[Report] = []
     for _ in range(most):
@@ -76,9 +76,9 @@ def receive(socket: _socket.socket, most: int) -> tuple[list[Report], bool]:
 class UnreadSockets:
     """Copies of the sockets of a gateway that has not sent anything yet.
 
-    A gateway takes a moment to start. A caller that asks meanwhile what was refused need not wait for
-    it when nothing was tried: all attempts wait in these sockets, and the gateway sends a first message
-    before it takes anything out of them.
+    A gateway takes a moment to start. Meanwhile a caller can ask for refusals without waiting if nothing was
+    tried: all attempts are queued in these sockets, and the gateway sends a first message before it reads
+    from them.
     """
 
     def __init__(self) -> None:
@@ -86,33 +86,33 @@ class UnreadSockets:
         self._descriptors: list[int] = []
 
     def add(self, descriptors: Iterable[int]) -> None:
-        """The gateway is given these."""
+        """Keep copies of sockets that the gateway receives."""
         if self._poll is not None:
             for descriptor in descriptors:
                 self._descriptors.append(os.dup(descriptor))
                 self._poll.register(self._descriptors[-1], select.POLLIN)
 
     def is_quiet(self) -> bool:
-        """Whether no attempt waits for the gateway. Call it before `receive`."""
+        """Whether no attempt is queued for the gateway. Call it before `receive`."""
         return self._poll is not None and not any(event & select.POLLIN for _, event in self._poll.poll(0))
 
     def close(self) -> bool:
-        """Close the copies, so that the sockets end with the gateway. True the first time."""
+        """Close the copies, so that the sockets close with the gateway. True the first time."""
         first, self._poll = self._poll is not None, None
         while self._descriptors:
             os.close(self._descriptors.pop())
         return first
 
 
-#: As much as is read of the host's files about names.
+#: Bytes read from a file of the host about names, and the maximum of hosts and nameservers.
 _LARGEST_FILE, _MOST_HOSTS, _MOST_SERVERS = 1 << 16, 512, 3
-#: What fits into the socket before anybody reads it.
+#: Bytes that fit into the socket buffer before the gateway reads.
 _LONGEST_SETTINGS = 100_000
-#: Attempts that are kept for the next call of `attempts`.
+#: Attempts stored for the next call of `attempts`.
 _KEPT = 4096
-#: Milliseconds for a gateway to say what was tried. It is one of many processes. And for one that was silent.
+#: Milliseconds for a gateway to report its attempts; for a gateway that did not answer the last time.
 _MOMENT, _SHORT_MOMENT = 5000, 50
-#: And to end, when its starter has.
+#: Milliseconds for a gateway to exit after its starter.
 _ENDING = 2000
 
 
@@ -135,10 +135,10 @@ class GatewayBounds(Value):
 
 
 class GatewayProcess:
-    """A started gateway. It ends when this is closed, or when this process ends.
+    """A started gateway. It exits when this object is closed, or when this process exits.
 
-    `pid` is 0 for one that is not a child of this process; it ends with its starter, too. When a
-    child has ended, `over` is called.
+    `pid` is 0 if the gateway is not a child of this process; it then also exits with its starter. When a
+    child has exited, `over` is called.
     """
 
     def __init__(self, socket: _socket.socket, pid: int, over: Callable[[], object] = tuple) -> None:
@@ -147,21 +147,21 @@ class GatewayProcess:
         self._wanted = 0
         self._questions: list[ConnectQuestion] = []
         self._flush = self._flushed = 0
-        #: Whether it did not answer when it was last asked: it is stopped, or has too much to do.
+        #: Whether it did not answer the last request: it is stopped or overloaded.
         self.is_silent = False
         self._unread = UnreadSockets()
 
     def fileno(self) -> int:
-        """Becomes readable when the gateway has told something, or has ended."""
+        """Return the descriptor, readable when the gateway has sent something or has exited."""
         return self._socket.fileno()
 
     def pass_on(self, message: bytes, descriptors: Sequence[int]) -> None:
-        """Give the gateway sockets of the sandbox, with what was said about them. Ours stay open."""
+        """Send the gateway sockets of the sandbox with the message about them. Our copies stay open."""
         self.tell(message, descriptors)
         self._unread.add(descriptors)
 
     def tell(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send it a message."""
+        """Send the gateway a message."""
         try:
             send(self._socket, message, descriptors)
         except OSError as error:
@@ -170,15 +170,15 @@ class GatewayProcess:
             ) from None
 
     def change(self, network: Network, bounds: GatewayBounds) -> None:
-        """Have it go by the rules of another policy, before it answers `all_attempts`."""
+        """Apply the rules of another policy before the next answer to `all_attempts`."""
         self.tell(encode_change(settings(network, bounds)))
 
     def expose(self, listener: int, port: int) -> None:
-        """Have connections to `listener`, a socket of ours, go to `port` of the sandbox's loopback."""
+        """Lead connections to `listener`, a socket of the host, to `port` of the sandbox's loopback."""
         self.pass_on(encode_sockets(Sockets((("expose", bytes((127, 0, 0, 1)), port),))), [listener])
 
     def attempts(self) -> list[Attempt]:
-        """The attempts that were reported since the last call; never waits."""
+        """Return the attempts reported since the last call. Never waits."""
         reports, more = receive(self._socket, _KEPT)
         if reports or not more:
             self._unread.close()
@@ -195,16 +195,16 @@ class GatewayProcess:
         return found
 
     def all_attempts(self) -> list[Attempt]:
-        """The attempts until now that were not reported yet. Waits for the gateway, but not for long."""
+        """Return all attempts so far that were not returned yet. Waits briefly for the gateway."""
         quiet = self._unread.is_quiet()
         found = self.attempts()
         if quiet and self._unread.is_quiet():
-            return found  # it is not there yet, and nothing was tried
+            return found  # it has not started yet, and nothing was tried
         self._flush += 1
         try:
             self._socket.send(encode_flush(self._flush), _socket.MSG_DONTWAIT)
         except OSError:
-            return found + self.attempts()  # it has ended, or has more to do than it can
+            return found + self.attempts()  # it has exited or is overloaded
         found += self.attempts()
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
@@ -220,24 +220,24 @@ class GatewayProcess:
         return found
 
     def wanted(self) -> int:
-        """The number of unconnected sockets that the gateway asked for: see `socket_handoff.stock`."""
+        """Return the number of unconnected sockets that the gateway asked for, see `socket_handoff.stock`."""
         wanted, self._wanted = self._wanted, 0
         return wanted
 
     def questions(self) -> list[ConnectQuestion]:
-        """The questions of the gateway that `attempts` has read."""
+        """Return the gateway's questions that `attempts` has read."""
         questions, self._questions = self._questions, []
         return questions
 
     def decide(self, question: ConnectQuestion, allowed: object) -> None:
-        """Answer a question. Anything but True is a no, and so is an answer that comes too late.
+        """Answer a question. Anything except True is a no, and so is a late answer.
 
-        None is a no that the next connection asks about again.
+        None is a no after which the next connection asks again.
         """
         self.pass_on(encode_decision(question.identity, None if allowed is None else allowed is True), ())
 
     def ended(self) -> bool:
-        """Whether the gateway is gone: nothing goes out any more."""
+        """Whether the gateway has exited, so that no connection is possible."""
         if self._socket.fileno() < 0:
             return True
         poll = select.poll()
@@ -248,25 +248,25 @@ class GatewayProcess:
         return any(event & (select.POLLHUP | select.POLLERR) for _, event in events)
 
     def close(self) -> None:
-        """End the gateway and every connection it holds; it is gone when this returns."""
+        """Close all connections of the gateway and wait until it has exited."""
         if self._socket.fileno() >= 0:
             if not self.pid:
                 self._see_it_end()
             try:
-                # Not only ours: a child that this program forked may have a copy of our end.
+                # Not only close: a forked child of this program may have a copy of our end.
                 self._socket.shutdown(_socket.SHUT_RDWR)
             except OSError:
-                pass  # it has ended already
+                pass  # it has exited already
             self._socket.close()
         unread = self._unread.close()
         if self.pid:
-            # One that is not there yet holds nothing, and would only come to find its socket down.
+            # A gateway that has not started yet has no connections, so it is killed at once.
             end(self.pid, *((0,) if unread else ()))
             self.pid = 0
             self._over()
 
     def _see_it_end(self) -> None:
-        """Wait until one that is not our child has ended. Its starter has by now, and takes it along."""
+        """Wait until a gateway that is not our child has exited. Its starter has exited, which ends it."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         try:
@@ -274,7 +274,7 @@ class GatewayProcess:
             while poll.poll(_ENDING) and self._socket.recv(LONGEST, _socket.MSG_DONTWAIT):
                 pass
         except OSError:
-            pass  # it has ended already
+            pass  # it has exited already
 
     def __enter__(self) -> Self:
         return self
@@ -290,18 +290,18 @@ def start(
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
 ) -> GatewayProcess:
-    """A gateway for this policy. `nameservers` and `hosts` are those of the host, unless given.
+    """Start a gateway for this policy. `nameservers` and `hosts` default to the host's.
 
-    See `from_policy.needs_gateway`. One for a denied network is for ports that are exposed.
+    See `from_policy.needs_gateway`. A denied network needs a gateway only for exposed ports.
     """
-    from ...interrupts import uninterrupted  # not in a launcher
+    from ...interrupts import uninterrupted  # not imported in a launcher
     from .prewarm import GATEWAYS
 
     message = _said(settings(network, bounds or GatewayBounds(), nameservers, hosts))
     for _ in range(2):
         begun: list[GatewayProcess] = []
         try:
-            # An exception of a signal's handler between its start and the note of it would leave it running.
+            # An exception from a signal handler before `begun` is set would leave the gateway running.
             uninterrupted(lambda: begun.append(GatewayProcess(*GATEWAYS.take(), GATEWAYS.release)))  # noqa: B023
             begun[0].tell(message)
             return begun[0]
@@ -310,7 +310,7 @@ def start(
                 uninterrupted(started.close)
             if not isinstance(error, LaunchFailed):
                 raise
-            failed = error  # one that waited may have been killed
+            failed = error  # a prewarmed gateway may have been killed
     raise failed
 
 
@@ -322,9 +322,9 @@ def new_socket(
     hosts: tuple[tuple[str, str], ...] | None = None,
     lasting: bool = False,
 ) -> tuple[_socket.socket, _socket.socket]:
-    """A socket pair for a gateway that is started later (see `spawn`): our end, and its end.
+    """Return a socket pair for a gateway that is started later (see `spawn`): our end and its end.
 
-    With `lasting`, it goes on when our end is closed, and ends with its starter only.
+    With `lasting`, the gateway continues when our end closes, and exits only with its starter.
     """
     said = settings(network, bounds or GatewayBounds(), nameservers, hosts)
     message = _said(said.replace(lasting=int(lasting)))
@@ -339,7 +339,7 @@ def new_socket(
 
 
 def _said(settings: GatewaySettings) -> bytes:
-    """The first message to a gateway, if one can be started."""
+    """Return the first message to a gateway. Raises an error if no gateway can be started."""
     message = encode_settings(settings)
     if len(message) > _LONGEST_SETTINGS:
         raise PolicyError(
@@ -362,7 +362,7 @@ def settings(
     nameservers: tuple[tuple[str, int], ...] | None = None,
     hosts: tuple[tuple[str, str], ...] | None = None,
 ) -> GatewaySettings:
-    """The settings of a gateway for this policy."""
+    """Return the settings of a gateway for this policy."""
     if network.mode == "open":
         raise ValueError("an open network has no gateway")
     return GatewaySettings(
@@ -379,7 +379,7 @@ def settings(
 
 
 def event(attempt: Attempt) -> Event:
-    """An attempt as an event of the run."""
+    """Convert an attempt to an event of the run."""
     shown = f"[{attempt.host}]" if ":" in attempt.host else attempt.host
     where = f"{shown}:{attempt.port}" if attempt.port else attempt.host
     if attempt.protocol == "udp":
@@ -390,7 +390,7 @@ def event(attempt: Attempt) -> Event:
 
 
 def host_nameservers() -> tuple[tuple[str, int], ...]:
-    """The nameservers of /etc/resolv.conf."""
+    """Return the nameservers of /etc/resolv.conf."""
     found = []
     for words in _lines("/etc/resolv.conf"):
         if words[0] == "nameserver" and len(words) > 1 and _is_address(words[1]):
@@ -399,7 +399,7 @@ def host_nameservers() -> tuple[tuple[str, int], ...]:
 
 
 def host_names() -> tuple[tuple[str, str], ...]:
-    """The names of /etc/hosts with their addresses, as far as they are names."""
+    """Return the names in /etc/hosts with their addresses, without invalid entries."""
     found = []
     for address, *names in _lines("/etc/hosts"):
         if _is_address(address):

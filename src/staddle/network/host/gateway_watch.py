@@ -1,6 +1,6 @@
-"""Notice at once that a gateway was killed: one thread for all gateways of this program waits for their ends.
+"""Notice at once when a gateway was killed. One thread waits for all gateways of this program.
 
-GATEWAY_WATCH.add(gateway.fileno(), call)       have `call` called, in that thread, when its socket has ended
+GATEWAY_WATCH.add(gateway.fileno(), call)       calls `call` in that thread when the gateway's socket closes
 GATEWAY_WATCH.remove(gateway.fileno())          before it is closed
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GatewayWatch:
-    """The sockets whose ends are waited for, each with what is called then. Thread-safe."""
+    """The watched sockets with their callbacks. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,19 +26,19 @@ class GatewayWatch:
         self._worker = Worker(self._wait, self._forget)
 
     def add(self, socket: int, call: Callable[[], object]) -> None:
-        """Have `call` called when the other end of `socket` is closed. It must not raise."""
+        """Call `call` when the other end of `socket` closes. It must not raise."""
         with self._lock:
             if self._epoll is None:
                 self._epoll = select.epoll()
             self._calls[socket] = call
-            self._epoll.register(socket, select.EPOLLONESHOT)  # and HUP, which is always told
+            self._epoll.register(socket, select.EPOLLONESHOT)  # EPOLLHUP is always reported
         try:
             self._worker.wake()
         except RuntimeError:
-            pass  # no thread can be started: it is noticed at the end of the next command
+            pass  # no thread can be started: the end of the next command notices it
 
     def remove(self, socket: int) -> None:
-        """Wait for it no more."""
+        """Stop watching `socket`."""
         with self._lock:
             if self._calls.pop(socket, None) is not None and self._epoll is not None:
                 self._epoll.unregister(socket)
@@ -55,7 +55,7 @@ class GatewayWatch:
         return 0.0
 
     def _forget(self) -> None:
-        """In a fork of the program: the gateways are its parent's."""
+        """Reset in a forked child: the gateways belong to its parent."""
         self._lock = threading.Lock()
         self._calls = {}
         epoll, self._epoll = self._epoll, None

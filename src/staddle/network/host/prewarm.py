@@ -1,8 +1,7 @@
 """Prewarm a gateway that waits for its policy.
 
-An interpreter takes longer to start than a sandbox. Once a sandbox of this program has had a gateway,
-the next one finds one that is there already: it is confined, and knows nothing yet. It ends
-when no gateway was needed for some seconds.
+An interpreter takes longer to start than a sandbox. After the first gateway, the program keeps another one
+ready. It is confined and has no settings yet. It exits if no gateway was needed for some seconds.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import time
 from ...background import Worker
 from .spawn import end, spawn
 
-#: Seconds between taking one and making the next: the processor is for the caller's first command.
+#: Seconds between taking a gateway and starting the next: the caller's first command needs the processor.
 _QUIET = 0.03
-#: Seconds for which one is kept when no gateway is in use.
+#: Seconds for which a gateway is kept when none is in use.
 _KEPT = 3.0
 
 
@@ -26,16 +25,16 @@ class PrewarmedGateways:
     """The gateways of this process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may take one as well
+        self._lock = threading.RLock()  # reentrant: a signal handler may also take one
         self._changed_at = 0.0
         self._waiting: tuple[_socket.socket, int] | None = None
-        self._where: object = None  # it was made, or is wanted
+        self._where: object = None  # surroundings for which it was made, or is wanted
         self._in_use = 0
         self._is_wanted = False
         self._worker = Worker(self._work, self._forget)
 
     def take(self) -> tuple[_socket.socket, int]:
-        """A gateway that was told nothing yet: our end of its socket, and its pid. `release` follows."""
+        """Return a gateway without settings: our end of its socket and its pid. Call `release` afterwards."""
         here = _surroundings()
         with self._lock:
             found, self._waiting = self._waiting, None
@@ -54,9 +53,9 @@ class PrewarmedGateways:
             raise
 
     def release(self) -> None:
-        """One that was taken has ended."""
+        """Count down: a gateway that was taken has exited."""
         with self._lock:
-            self._in_use = max(0, self._in_use - 1)  # in a fork, one that its parent has taken
+            self._in_use = max(0, self._in_use - 1)  # a forked child may release its parent's
             self._change()
 
     def _change(self) -> None:
@@ -64,18 +63,18 @@ class PrewarmedGateways:
         try:
             self._worker.wake()
         except RuntimeError:
-            pass  # no thread can be started: none is made ahead
+            pass  # no thread can be started: none is prewarmed
 
     def _forget(self) -> None:
-        """In a fork of the program: the waiting gateway is its parent's."""
-        self._lock = threading.RLock()  # a thread that had it is not here
+        """Reset in a forked child: the waiting gateway belongs to its parent."""
+        self._lock = threading.RLock()  # a thread of the parent may have held it
         waiting, self._waiting = self._waiting, None
         self._in_use, self._is_wanted = 0, False
         if waiting is not None:
             waiting[0].close()
 
     def _work(self) -> float | None:
-        """Have one wait as long as they are needed."""
+        """Keep one gateway ready for as long as gateways are needed."""
         with self._lock:
             patience = _QUIET if self._is_wanted else _KEPT
             left = self._changed_at + patience - time.monotonic()
@@ -110,13 +109,13 @@ def _new() -> tuple[_socket.socket, int]:
 
 
 def _surroundings() -> object:
-    """Properties that a gateway inherits from its starter: network and ids must be the same to use it."""
+    """Properties that a gateway inherits from its starter. Reuse needs the same network and ids."""
     network = os.stat("/proc/thread-self/ns/net")
     return network.st_dev, network.st_ino, os.geteuid(), os.getegid()
 
 
 def _has_ended(socket: _socket.socket) -> bool:
-    """Whether one that has nothing to say yet says something: that it has ended."""
+    """Whether an unused gateway's socket is readable: it has exited, because it sends nothing yet."""
     poll = select.poll()
     poll.register(socket.fileno(), select.POLLIN)
     return bool(poll.poll(0))

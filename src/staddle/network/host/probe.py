@@ -1,4 +1,4 @@
-"""Whether this kernel can deliver every port to one listener: tried out, in a child that changes nothing."""
+"""Test in a child process whether this kernel can redirect every port to one listener. Changes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REDIRECTS, _TELLS, _V6, _FAILED = 1, 2, 4, 128
 
 
 class NetworkSupport(Value):
-    """The network features that a sandbox can have here. All false where there are no namespaces."""
+    """The network features that a sandbox can have here. All False without namespaces."""
 
     works: bool
     redirects: bool
@@ -29,10 +29,10 @@ class NetworkSupport(Value):
 
 
 def probe() -> NetworkSupport:
-    """Prepare a network namespace as for a sandbox, and see what came of it.
+    """Set up a network namespace as for a sandbox, and report the result.
 
-    Without `redirects` a policy is held as `NetworkSpec.unheld` says; without `tells`, what is
-    refused by address is refused without an event.
+    Without `redirects`, `NetworkSpec.unheld` lists the limits of a policy. Without `tells`, packets refused
+    by address cause no event.
     """
     status = uninterrupted(_tried)
     code = os.waitstatus_to_exitcode(status)

@@ -1,6 +1,6 @@
-"""The gateway as a child of this process: started at one end of a socket pair, and waited for when it ends.
+"""Start the gateway as a child of this process on one end of a socket pair, and wait for its exit.
 
-All that a launcher needs. It knows nothing of policies: who made the socket has sent the settings.
+A launcher needs only this module. It knows no policy: the creator of the socket has sent the settings.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from ...linux.process import SIGKILL, pidfd_open, pidfd_send_signal
 from ...linux.userns import reap
 
 _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
-#: Milliseconds for a gateway to end by itself.
+#: Milliseconds for a gateway to exit by itself.
 _PATIENCE = 2000
 
 
 def spawn(socket: int, ready: int = -1) -> int:
-    """Start a gateway with `socket` as its end of the pair; its pid. OSError when it cannot be started.
+    """Start a gateway with `socket` as its end of the pair. Returns its pid; OSError if it cannot start.
 
-    It ends with this process. On `ready` it says that it is confined and has its first sockets.
+    It exits with this process. It writes to `ready` when it is confined and has its first sockets.
     """
     program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gateway/__main__.py")
     argv = [os.path.realpath(sys.executable), "-I", "-S", program, str(os.getpid())]
@@ -30,18 +30,18 @@ def spawn(socket: int, ready: int = -1) -> int:
     else:
         actions.append((os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0))
     actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
-    # A process group of its own: Ctrl-C is for the command, not for its network. Not a session: the
-    # scheduler would have a new one wait for its turn, and us for it. A launcher holds signals
-    # back to read them one by one; the gateway does not.
+    # A new process group, so that Ctrl-C reaches the command but not its gateway. Not a new session, because
+    # the scheduler would delay its first run. A launcher blocks signals to read them one by one; the gateway
+    # must not inherit that.
     return os.posix_spawn(argv[0], argv, _ENVIRONMENT, file_actions=actions, setpgroup=0, setsigmask=())
 
 
 def end(pid: int, patience: int = _PATIENCE) -> None:
-    """Wait so many milliseconds for a gateway whose socket is closed, and kill it if it has not ended."""
+    """Wait `patience` milliseconds for a gateway whose socket is closed, then kill it."""
     try:
         pidfd = pidfd_open(pid)
     except OSError:
-        pidfd = -1  # reaped by the program around us already
+        pidfd = -1  # the program around us has reaped it already
     else:
         waiting = select.poll()
         waiting.register(pidfd, select.POLLIN)
@@ -50,6 +50,6 @@ def end(pid: int, patience: int = _PATIENCE) -> None:
                 pidfd_send_signal(pidfd, SIGKILL)
             except PermissionError:
                 os.close(pidfd)
-                return  # a launcher that has given up its rights; it ends with us, a moment later
+                return  # a launcher that has dropped its rights; the gateway exits with it
         os.close(pidfd)
     reap(pid)

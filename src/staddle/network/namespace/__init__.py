@@ -1,1 +1,1 @@
-"""The sandbox's network namespace: what is made in it, by its first process, with rights there alone."""
+"""Set up the sandbox's network namespace. Its first process does this, with rights in that namespace only."""

@@ -1,8 +1,8 @@
-"""From a policy to the specification of the sandbox's network namespace: plain data, pure.
+"""Derive the specification of the sandbox's network namespace from a policy: plain data, pure.
 
-Where the kernel has nftables, every TCP connection to a synthetic or an allowed address is
-delivered to one listener, at a port that no server uses, so that all other ports stay free.
-Where it has not, there is a listener for each address and port instead (`listeners`).
+With nftables, every TCP connection to a synthetic or allowed address goes to one listener, at a port that no
+server uses, so all other ports stay free. Without nftables, each address and port has its own listener
+(`listeners`).
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
     from ...policy.hosts import HostRule
     from ...policy.network import Network
 
-#: Where programs inside find our resolver, and the port of the one TCP listener (tcpmux, unused for decades).
+#: Address of our resolver inside, and port of the single TCP listener (tcpmux, unused for decades).
 RESOLVER, LISTENER_PORT = "127.0.0.53", 1
-#: Without nftables: the ports of names that are allowed at every port, and the slots for wildcards.
+#: Without nftables: ports for names that are allowed at every port, and the slots for wildcards.
 USUAL_PORTS = (22, 80, 443)
 WILDCARD_SLOTS = 16
 MOST_LISTENERS = 512
-#: More rules than this are not worth their time: the gateway decides about ports then.
+#: With more rules than this, the gateway decides about ports instead.
 MOST_RULES = 256
 
 _HERE = bytes((127, 0, 0, 1))
 
 
 def needs_gateway(network: Network) -> bool:
-    """Whether anything outside can be reached at all."""
+    """Whether the policy allows any connection out of the sandbox."""
     return network.mode == "allow" or (network.mode == "loopback" and bool(network.ports))
 
 
 def exact_names(network: Network) -> tuple[str, ...]:
-    """The names that the policy writes out: they have an address from the start."""
+    """Return the names that the policy lists without wildcards. They have an address from the start."""
     return tuple(sorted({rule.host for rule in network.rules if rule.kind == "name" and not rule.deny}))
 
 
 def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
-    """The specification of the network namespace for this policy.
+    """Return the specification of the network namespace for this policy.
 
-    With `asks`, `on_connect` decides about what no entry mentions: everything goes to the gateway.
+    With `asks`, all connections go to the gateway, because `on_connect` decides about unlisted destinations.
     """
     if network.mode == "open":
         return NetworkSpec()
@@ -58,7 +58,7 @@ def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
     tcp = [rule for rule in rules if rule.protocol == "tcp"]
     listeners, unheld = _listeners(tcp, exact_names(network))
     return NetworkSpec(
-        resolver=True,  # also for a list of addresses: a name that is asked for is refused, and reported
+        resolver=True,  # even for a list of addresses, so that lookups of names are refused and reported
         gates=_gates(tcp),
         forwards=tuple(
             (packed, port)
@@ -75,7 +75,7 @@ def network_spec(network: Network, *, asks: bool = False) -> NetworkSpec:
 
 
 def fits(wanted: NetworkSpec, made: NetworkSpec) -> bool:
-    """Whether a namespace that was made by `made` leads all that `wanted` needs to the gateway."""
+    """Whether a namespace made for `made` leads everything in `wanted` to the gateway."""
     gates = {(packed, prefix): ports for packed, prefix, ports in made.gates}
 
     def is_open(packed: bytes, prefix: int, ports: tuple[int, ...]) -> bool:
@@ -153,7 +153,7 @@ def _listeners(
 
 
 def _own_addresses(rule: HostRule, names: tuple[str, ...]) -> list[bytes]:
-    """The addresses inside that this rule is about, when they can be counted."""
+    """Return the addresses inside for this rule, or none if it covers a range."""
     if rule.kind == "name":
         slot = names.index(rule.host)
         return [synthetic.v4(slot), synthetic.v6(slot)]
@@ -164,7 +164,7 @@ def _own_addresses(rule: HostRule, names: tuple[str, ...]) -> list[bytes]:
 
 
 def _packed(host: str) -> tuple[bytes, int]:
-    import ipaddress  # of no use inside, where this module is, too
+    import ipaddress  # not imported at the top, because this module also runs inside
 
     network = ipaddress.ip_network(host)
     return network.network_address.packed, network.prefixlen

@@ -1,21 +1,21 @@
-"""In the sandbox's network namespace: loopback, routes, nftables rules, and the sockets handed out.
+"""Set up the sandbox's network namespace: loopback, routes, nftables rules and sockets.
 
-Called by the first process inside, in a network namespace of its own, while it has
-CAP_NET_ADMIN and CAP_NET_BIND_SERVICE over it, before anything of the agent runs:
+The first process inside calls this in a new network namespace, while it has CAP_NET_ADMIN and
+CAP_NET_BIND_SERVICE over it, before any code of the agent runs:
 
-    ready = prepare(spec)      make everything, or raise OSError
+    ready = prepare(spec)      set up everything, or raise OSError
 
-What was made is then handed out (see `socket_handoff`). The gateway accepts on these sockets from
-outside; nothing of ours runs inside afterwards.
+It then hands the sockets out (see `socket_handoff`). The gateway accepts on these sockets from outside; no
+code of staddle runs inside afterwards.
 
 The nftables rules are one transaction (`compiled`, which is pure):
 
     own addresses            accepted
-    what is allowed          TCP to the gateway's listener, UDP to its sockets
-    everything else          told to the gateway, a few a second, and refused at once
+    allowed destinations     TCP to the gateway's listener, UDP to its sockets
+    everything else          reported to the gateway, a few per second, and refused at once
 
-Making the bytes takes longer than having the kernel take them, so they are remembered: the process that
-forks the first process of a sandbox calls `compiled` before.
+Building the bytes takes longer than the kernel's work, so they are cached: the process that forks the first
+process of a sandbox calls `compiled` first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...ipc.gateway_messages import Label
     from ...ipc.namespace_spec import NetworkSpec
 
-#: The group that refused packets are told to, how much of each, and how many in a second.
+#: Log group for refused packets, logged bytes of each packet, and packets logged per second.
 LOG_GROUP, LOG_LENGTH, LOGGED_A_SECOND = 1, 80, 50
 
 _OWN = {
@@ -49,9 +49,9 @@ _known: dict[tuple[NetworkSpec, bool, bool], tuple[bytes, int]] = {}
 
 
 def compiled(spec: NetworkSpec, *, v6: bool = True, tells: bool = True) -> tuple[bytes, int]:
-    """The transaction, and how many answers the kernel gives to it.
+    """Return the transaction and the number of answers that the kernel sends to it.
 
-    `v6` and `tells` are for kernels without IPv6, or without a way to tell what was refused.
+    `v6` and `tells` are False for kernels without IPv6 or without nfnetlink_log.
     """
     key = (spec, v6, tells)
     found = _known.get(key)
@@ -64,7 +64,7 @@ def compiled(spec: NetworkSpec, *, v6: bool = True, tells: bool = True) -> tuple
 
 
 def rules(spec: NetworkSpec, v6: bool, tells: bool) -> list[bytes]:
-    """The rules, in order."""
+    """Return the nftables rules in order."""
     made = []
     for family in (nftables.IPV4, nftables.IPV6) if v6 else (nftables.IPV4,):
         made += _family(spec, family)
@@ -100,7 +100,7 @@ _STREAM, _DATAGRAM = _socket.SOCK_STREAM, _socket.SOCK_DGRAM
 
 
 def prepare(spec: NetworkSpec, *, redirect: bool = True) -> PreparedSockets:
-    """Bring loopback up and make what `spec` asks for. Nothing is left open when it fails."""
+    """Bring loopback up and create the sockets of `spec`. Closes everything if it fails."""
     redirects, tells = False, False
     if redirect and (spec.gates or spec.datagrams):
         redirects, tells = _redirect(spec)
@@ -109,7 +109,7 @@ def prepare(spec: NetworkSpec, *, redirect: bool = True) -> PreparedSockets:
 
 
 def sockets(spec: NetworkSpec, *, redirects: bool, tells: bool, v6: bool) -> PreparedSockets:
-    """The sockets of a network that is there: of a new one, or when those before were closed."""
+    """Create the sockets of a network that is set up: for a new one, or after the old sockets were closed."""
     made: list[tuple[Label, _socket.socket]] = []
     try:
         for packed, port in spec.forwards:
@@ -136,10 +136,10 @@ def sockets(spec: NetworkSpec, *, redirects: bool, tells: bool, v6: bool) -> Pre
 
 
 def _interfaces(spec: NetworkSpec, everything: bool) -> bool:
-    """Loopback, addresses on it besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
+    """Set up loopback with addresses besides 127.0.0.1 and ::1, and routes. Returns whether there is IPv6.
 
-    Without other addresses, getaddrinfo() with AI_ADDRCONFIG finds that there is no network,
-    and asks for no address at all.
+    Without other addresses, getaddrinfo() with AI_ADDRCONFIG assumes that there is no network, and asks for
+    no address at all.
     """
     messages = [(4, link_up(LOOPBACK))]
     networks = _networks(spec, everything)
@@ -153,13 +153,13 @@ def _interfaces(spec: NetworkSpec, everything: bool) -> bool:
         refused = kernel.ask_each(*(message for _, message in messages))
     v6 = bool(networks) and not refused[2]
     for (length, _), error in zip(messages, refused, strict=True):
-        if error and (v6 or length == 4):  # without IPv6, its addresses and routes cannot be
+        if error and (v6 or length == 4):  # without IPv6, its addresses and routes fail
             raise OSError(error, os.strerror(error))
     return v6
 
 
 def _networks(spec: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
-    """The networks that are routed to our own loopback."""
+    """Return the networks that are routed to loopback."""
     found = {(packed, prefix) for packed, prefix, _ in spec.gates}
     found |= {(packed, len(packed) * 8) for packed, _ in spec.datagrams if packed}
     if spec.resolver:
@@ -168,19 +168,19 @@ def _networks(spec: NetworkSpec, everything: bool) -> list[tuple[bytes, int]]:
             (synthetic.V6_NETWORK, synthetic.V6_PREFIX),
         }
     if everything:
-        # The rules refuse what is not allowed, and tell us. Without them it stays unreachable.
+        # The rules refuse and report everything else. Without rules it stays unreachable.
         return [(bytes(4), 0), (bytes(16), 0)]
     return sorted(network for network in found if not _is_loopback(network[0]))
 
 
 def _redirect(spec: NetworkSpec) -> tuple[bool, bool]:
-    """Have nftables deliver TCP to our listener and refuse the rest: whether it does, and tells of it."""
+    """Install the nftables rules. Returns whether they work, and whether refusals are reported."""
     for v6, tells in ((True, True), (True, False), (False, True), (False, False)):
         try:
             with Netlink(NETFILTER) as kernel:
                 kernel.ask_batch(*compiled(spec, v6=v6, tells=tells))
         except OSError as error:
-            # Not in this kernel, not loaded, or refused around us. Which of them does not matter.
+            # nftables is not in this kernel, not loaded or forbidden. All three have the same result.
             if error.errno in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
                 raise
         else:
@@ -189,11 +189,11 @@ def _redirect(spec: NetworkSpec) -> tuple[bool, bool]:
 
 
 def _refusals() -> _socket.socket:
-    """The socket on which the kernel tells of packets that were refused (nfnetlink_log)."""
+    """Return the socket on which the kernel reports refused packets (nfnetlink_log)."""
     configure = 4 << 8 | 1  # NFULNL_MSG_CONFIG
     header = struct.pack(">BBH", 0, 0, LOG_GROUP)
     bind = attribute(1, b"\1")
-    mode = attribute(2, struct.pack(">IBx", LOG_LENGTH, 2))  # copy the packet, so much of it
+    mode = attribute(2, struct.pack(">IBx", LOG_LENGTH, 2))  # copy up to LOG_LENGTH bytes
     made = _socket.socket(
         _socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK, NETFILTER
     )
@@ -208,7 +208,7 @@ def _refusals() -> _socket.socket:
 
 
 def _addresses(packed: bytes, v6: bool) -> list[bytes]:
-    """The addresses to bind for an address of the specification, as far as there is IPv6."""
+    """Return the addresses to bind for an address of the specification; none for IPv6 without `v6`."""
     if packed == ANYWHERE:
         return [bytes(4), bytes(16)] if v6 else [bytes(4)]
     return [packed] if v6 or len(packed) == 4 else []
@@ -240,7 +240,7 @@ def _listener(packed: bytes, port: int, *, transparent: bool = False) -> _socket
 
 
 def _datagram(packed: bytes, port: int) -> _socket.socket:
-    """A UDP socket that says, for every datagram, which of our addresses it was sent to."""
+    """Create a UDP socket that reports the destination address of every datagram."""
     made = _bound(_DATAGRAM, packed, port)
     if len(packed) == 4:
         made.setsockopt(0, _IP_PKTINFO, 1)
@@ -254,11 +254,11 @@ def _is_loopback(packed: bytes) -> bool:
 
 
 def allow_low_ports() -> None:
-    """Let everybody in this network namespace bind ports below 1024. While /proc/sys can be written."""
+    """Let all processes in this network namespace bind ports below 1024. Needs a writable /proc/sys."""
     try:
         fd = os.open("/proc/sys/net/ipv4/ip_unprivileged_port_start", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
-        return  # not of this kernel: it stays as it was
+        return  # this kernel has no such setting
     try:
         os.write(fd, b"0")
     finally:

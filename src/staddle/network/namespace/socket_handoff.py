@@ -1,12 +1,12 @@
-"""Sockets that are made inside and handed out, and what the host asks for. Runs in the sandbox.
+"""Hand sockets from the sandbox to the host, and answer the host's requests. Runs in the sandbox.
 
-A socket belongs for ever to the network namespace in which it was made, whoever holds it. The host
-asks over a UNIX socket (SOCK_SEQPACKET); see `forward` for its side:
+A socket stays in the network namespace in which it was created, whichever process has it. The host sends
+requests over a UNIX socket (SOCK_SEQPACKET); `forward` is its side:
 
-    hand_over(socket, ready)            send the sockets out; ours are closed
+    hand_over(socket, ready)            send the sockets to the host, and close ours
     answer(socket, message)             for every message that `is_forward_request`
 
-As little as possible is imported: some agents carry this along.
+It imports as little as possible, because some agents include this module.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ if TYPE_CHECKING:
 
 FORWARD_REQUEST, FORWARD_REPLY = b"forward 1\n", b"forwarded 1\n"
 CONNECT, NEED_SOCKETS, LISTENERS = 1, 2, 3
-#: The first message of a process that has entered a command's network to answer there.
+#: First message of a process that has entered a command's network namespace to answer there.
 ENTERED = b"!"
-#: The answer where the sockets that a gateway had cannot be made again.
+#: The answer if the sockets of a gateway cannot be created again.
 _NOT_HERE = 95  # EOPNOTSUPP
-#: Unconnected sockets to hand out at a time.
+#: Unconnected sockets handed out at a time.
 STOCK = 16
-#: Seconds for a server inside that does not accept.
+#: Seconds to connect to a server inside.
 _INSIDE = 0.5
 
 
 class PreparedSockets(Value):
-    """The sockets that were made, with their labels, and the features of this kernel.
+    """The created sockets with their labels, and the features of this kernel.
 
-    `redirects` is whether every port is delivered to one listener, `v6` whether there is IPv6, `tells`
-    whether the kernel reports what it refuses.
+    `redirects`: every port leads to one listener. `v6`: there is IPv6. `tells`: the kernel reports refusals.
     """
 
     sockets: tuple[tuple[Label, _socket.socket], ...]
@@ -53,7 +52,7 @@ class PreparedSockets(Value):
 def hand_over(socket: int, ready: PreparedSockets, *, copies: int = -1) -> None:
     """Send the prepared sockets over the UNIX socket `socket`, and close ours.
 
-    The same over `copies`, if given. There they wait to be needed; it goes on if they cannot be sent.
+    If `copies` is given, also send them there, where they stay queued. A failure of that is ignored.
     """
     channel = _socket.socket(fileno=os.dup(socket))
     another = _socket.socket(fileno=os.dup(copies)) if copies >= 0 else None
@@ -77,7 +76,7 @@ def hand_over(socket: int, ready: PreparedSockets, *, copies: int = -1) -> None:
 
 
 def _copied(channel: _socket.socket, message: bytes, descriptors: list[int]) -> _socket.socket | None:
-    """The same channel, or None if it takes no more: only so many descriptors may be on their way."""
+    """Send copies. Returns the channel, or None if it is full: the kernel limits descriptors in flight."""
     channel.settimeout(0)
     try:
         send(channel, message, descriptors)
@@ -88,9 +87,9 @@ def _copied(channel: _socket.socket, message: bytes, descriptors: list[int]) -> 
 
 
 def stock(count: int) -> PreparedSockets:
-    """Sockets that are not connected yet: from outside, they connect to servers in here.
+    """Create unconnected sockets, with which the host connects to servers inside.
 
-    Of both families, so that one that is refused at 127.0.0.1 can be connected to ::1.
+    They are dual-stack, so that a socket that is refused at 127.0.0.1 can be connected to ::1.
     """
     return PreparedSockets(
         tuple((("stock", b"", 0), _of_both_families()) for _ in range(count)), False, False
@@ -108,7 +107,7 @@ def _of_both_families() -> _socket.socket:
 
 
 def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _socket.socket:
-    """A connection to a server in here, to be handed out. Raises OSError as connect does."""
+    """Connect to a server inside, for the host. Raises OSError as connect does."""
     family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
     made = _socket.socket(family, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
@@ -122,16 +121,16 @@ def connected(port: int, host: str = "127.0.0.1", timeout: float = 5.0) -> _sock
 
 
 def is_forward_request(message: bytes) -> bool:
-    """Whether a message to the first process inside is one for `answer`."""
+    """Whether a message to the first process inside is a request for `answer`."""
     return message.startswith(FORWARD_REQUEST)
 
 
 def answer(
     socket: int, message: bytes, make_again: Callable[[], PreparedSockets | None] | None = None
 ) -> None:
-    """Do what the host asks for, and send the sockets. Who asks is the host: it is trusted.
+    """Process a request and send the sockets. The host, which sends the requests, is trusted.
 
-    `make_again` makes the sockets that a gateway had which has ended; None where it had none.
+    `make_again` creates the sockets of an exited gateway again, or returns None if it had none.
     """
     kind, value = wire.decode(FORWARD_REQUEST, message, 2)
     channel = _socket.socket(fileno=os.dup(socket))
@@ -154,7 +153,7 @@ def answer(
 
 
 def _handed_again(socket: int, make_again: Callable[[], PreparedSockets | None] | None) -> int:
-    """Hand the sockets over that a gateway had, made again; 0, or the number of the error."""
+    """Create the sockets of a gateway again and hand them over. Returns 0 or an errno."""
     if make_again is None:
         return _NOT_HERE
     try:
@@ -167,7 +166,7 @@ def _handed_again(socket: int, make_again: Callable[[], PreparedSockets | None] 
 
 
 def _connected(port: int) -> _socket.socket:
-    """To 127.0.0.1, or to ::1 where a server listens only there. Not for long."""
+    """Connect to 127.0.0.1, or to ::1 if a server listens only there, with a short timeout."""
     try:
         return connected(port, timeout=_INSIDE)
     except ConnectionRefusedError:
@@ -175,12 +174,12 @@ def _connected(port: int) -> _socket.socket:
 
 
 class ForwardSockets:
-    """An agent's answers about its network where another process has made that."""
+    """Network requests to an agent whose network another process has created."""
 
     def hand_over(self, socket: int) -> None:
-        """Do nothing: the process that made the sockets has given them to the gateway."""
+        """Do nothing: the process that created the sockets has given them to the gateway."""
 
     def answer(self, socket: int, wish: bytes) -> None:
-        """A connection to a server inside, or sockets that can be connected to one."""
+        """Return a connection to a server inside, or unconnected sockets."""
         if is_forward_request(wish):
             answer(socket, wish)

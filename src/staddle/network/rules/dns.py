@@ -1,8 +1,7 @@
-"""DNS messages: what a sandbox asks, what it is answered, and the few questions that leave. Pure.
+"""DNS messages: queries from a sandbox, answers to them, and queries to real servers. Pure.
 
-Everything here reads bytes of somebody who may be hostile. A message is refused as soon as
-something in it does not fit; names are never followed through pointers in a question, and in
-an answer only backwards, so that no loop exists.
+All input is untrusted. The parser refuses a message at the first error. It follows no pointers in a question,
+and in an answer only pointers to earlier bytes, so that no loop is possible.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ INTERNET = 1
 OK, FORMAT_ERROR, SERVER_FAILURE, NO_SUCH_NAME, NOT_IMPLEMENTED, REFUSED = 0, 1, 2, 3, 4, 5
 _BAD_VERSION = 16
 
-#: What programs remember an answer for, in seconds. Short: the policy may change.
+#: Seconds for which programs may cache an answer. Short, because the policy may change.
 TTL = 30
 LONGEST_NAME = 255  # bytes on the wire
-#: The size of an answer over UDP unless the client allows more, and the most that we send.
+#: Default size of an answer over UDP, and the maximum if the client allows more.
 SMALL, LARGE = 512, 1232
-#: The longest message we take over TCP. Nothing that is allowed comes near.
+#: Longest message accepted over TCP. No allowed query comes near it.
 LONGEST_QUERY = 4096
-#: How many records of an answer are looked at, and how many aliases are followed.
+#: Number of records of an answer that are parsed, and of aliases that are followed.
 MOST_RECORDS, MOST_ALIASES = 64, 12
 
 _HEADER = struct.Struct(">HHHHHH")
@@ -38,25 +37,25 @@ _QR, _AA, _TC, _RD, _RA = 0x8000, 0x0400, 0x0200, 0x0100, 0x0080
 
 
 class DnsFormatError(ValueError):
-    """These bytes are no DNS message."""
+    """The bytes are not a valid DNS message."""
 
 
 class DnsQuestion(Value):
-    """One question. `name` is in lower case without the last dot; None when it is no host name."""
+    """One question. `name` is in lower case without the last dot, or None if it is not a host name."""
 
     identity: int
     flags: int
     name: str | None
     kind: int
     kelass: int
-    asked: bytes  # the question as it was written, to be repeated in the answer
-    room: int  # how long the answer may be
-    extended: bool  # whether it came with EDNS
+    asked: bytes  # the bytes of the question, repeated in the answer
+    room: int  # maximum length of the answer
+    extended: bool  # whether the query has EDNS
     version: int = 0
 
 
 class Unanswerable(DnsFormatError):
-    """A message with a header to answer to: `answer` says what was wrong with it."""
+    """A malformed message with a valid header. `answer` is the error to send."""
 
     def __init__(self, why: str, answer: bytes) -> None:
         super().__init__(why)
@@ -64,7 +63,7 @@ class Unanswerable(DnsFormatError):
 
 
 class DnsAnswer(Value):
-    """The answer of a server about one name and type. `aliases` lead from the name to the addresses."""
+    """A server's answer about one name and type. `aliases` lead from the name to the addresses."""
 
     code: int
     truncated: bool
@@ -73,11 +72,11 @@ class DnsAnswer(Value):
     aliases: tuple[str, ...] = ()
 
 
-# What a sandbox asks.
+# Queries from a sandbox.
 
 
 def parse(packet: bytes, over_tcp: bool = False) -> DnsQuestion:
-    """The one question in a query. DnsFormatError: say nothing; Unanswerable: send its answer."""
+    """Parse a query with one question. DnsFormatError: send nothing. Unanswerable: send its `answer`."""
     if not _HEADER.size <= len(packet) <= LONGEST_QUERY:
         raise DnsFormatError("too short or too long")
     identity, flags, questions, answers, authorities, additional = _HEADER.unpack_from(packet)
@@ -113,10 +112,10 @@ def parse(packet: bytes, over_tcp: bool = False) -> DnsQuestion:
 
 
 def address_answer(question: DnsQuestion, v4: bytes | None, v6: bytes | None) -> bytes:
-    """The answer for a name that exists: its addresses, and nothing for every other type.
+    """Answer for an allowed name with its addresses, and with no records for other types.
 
-    HTTPS and SVCB records would make clients skip the address, or hide the name they ask for
-    in TLS; without them everything falls back to A and AAAA.
+    HTTPS and SVCB records would let clients bypass the address or hide the name in TLS. Without them, clients
+    fall back to A and AAAA.
     """
     records = []
     if question.kind in (A, ANY) and v4:
@@ -127,18 +126,18 @@ def address_answer(question: DnsQuestion, v4: bytes | None, v6: bytes | None) ->
 
 
 def pointer_answer(question: DnsQuestion, name: str) -> bytes:
-    """The answer for an address: the name it stands for."""
+    """Answer a reverse lookup with the name for the address."""
     wire = b"".join(bytes([len(label)]) + label.encode() for label in name.split(".")) + b"\0"
     return _answer(question, OK, [(PTR, wire)])
 
 
 def error_answer(question: DnsQuestion, code: int) -> bytes:
-    """An answer without content."""
+    """Return an answer without records."""
     return _answer(question, code, [])
 
 
 def problem(question: DnsQuestion) -> int | None:
-    """The error for a question whose name need not be looked at; None when it has none."""
+    """Return the error for a question that is refused regardless of its name, or None."""
     if question.version:
         return _BAD_VERSION
     if question.kelass != INTERNET:
@@ -147,7 +146,7 @@ def problem(question: DnsQuestion) -> int | None:
 
 
 def address_in(name: str) -> bytes | None:
-    """The address that a name beneath in-addr.arpa or ip6.arpa means."""
+    """Return the address in a name below in-addr.arpa or ip6.arpa, or None."""
     labels = name.split(".")[::-1]
     try:
         if labels[:2] == ["arpa", "in-addr"] and len(labels) == 6:
@@ -161,12 +160,12 @@ def address_in(name: str) -> bytes | None:
 
 
 def framed(message: bytes) -> bytes:
-    """A message as it goes over TCP."""
+    """Prefix a message with its length, for TCP."""
     return struct.pack(">H", len(message)) + message
 
 
 def unframed(data: bytes) -> tuple[bytes, bytes] | None:
-    """The first message of a TCP stream and what follows; None while it is not whole. Bounded."""
+    """Split the first message off a TCP stream; None while it is incomplete. Bounded."""
     if len(data) < 2:
         return None
     (length,) = struct.unpack_from(">H", data)
@@ -175,11 +174,11 @@ def unframed(data: bytes) -> tuple[bytes, bytes] | None:
     return (data[2 : 2 + length], data[2 + length :]) if len(data) >= 2 + length else None
 
 
-# What leaves: only names that the policy allows.
+# Queries to real servers, only for names that the policy allows.
 
 
 def query(identity: int, name: str, kind: int) -> bytes:
-    """A question to a real server, with room for a large answer."""
+    """Return a query to a real server that allows a large answer."""
     wire = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
     question = wire + b"\0" + struct.pack(">HH", kind, INTERNET)
     extended = b"\0" + _RECORD.pack(OPT, LARGE, 0, 0)
@@ -187,7 +186,7 @@ def query(identity: int, name: str, kind: int) -> bytes:
 
 
 def read_answer(packet: bytes, identity: int, name: str, kind: int) -> DnsAnswer:
-    """The answer to `query(identity, name, kind)`; DnsFormatError when it is about something else."""
+    """Parse the answer to `query(identity, name, kind)`. DnsFormatError if it answers another query."""
     if len(packet) < _HEADER.size:
         raise DnsFormatError("too short")
     received, flags, questions, answers, _, _ = _HEADER.unpack_from(packet)
@@ -216,7 +215,7 @@ def read_answer(packet: bytes, identity: int, name: str, kind: int) -> DnsAnswer
 def _records(
     packet: bytes, at: int, count: int, kind: int
 ) -> tuple[dict[str, tuple[str, int]], dict[str, list[tuple[bytes, int]]]]:
-    """The aliases and the addresses among the first `count` records."""
+    """Return the aliases and the addresses among the first `count` records."""
     aliases: dict[str, tuple[str, int]] = {}
     found: dict[str, list[tuple[bytes, int]]] = {}
     length_of = {A: 4, AAAA: 16}
@@ -238,11 +237,11 @@ def _records(
     return aliases, found
 
 
-# The parts of a message.
+# Parts of a message.
 
 
 def _labels(packet: bytes, at: int, pointers: bool) -> tuple[list[bytes], int]:
-    """The labels of the name at `at`, and where the message goes on."""
+    """Return the labels of the name at `at`, and the offset after it."""
     labels: list[bytes] = []
     total, after, earliest = 0, -1, at
     while True:
@@ -251,7 +250,7 @@ def _labels(packet: bytes, at: int, pointers: bool) -> tuple[list[bytes], int]:
             target = struct.unpack_from(">H", packet, at)[0] & 0x3FFF
             if after < 0:
                 after = at + 2
-            if target >= earliest:  # only ever backwards: there is no loop
+            if target >= earliest:  # only backwards, so no loop is possible
                 raise DnsFormatError("a pointer that does not lead back")
             at = earliest = target
             continue
@@ -268,7 +267,7 @@ def _labels(packet: bytes, at: int, pointers: bool) -> tuple[list[bytes], int]:
 
 
 def _text(labels: list[bytes]) -> str | None:
-    """The name as text; None when it has something in it that no host name has."""
+    """Return the name as text, or None if it has characters that no host name has."""
     for label in labels:
         if not label.isascii() or not label.replace(b"-", b"").replace(b"_", b"").isalnum():
             return None
@@ -295,10 +294,10 @@ def _bare(identity: int, flags: int, code: int) -> bytes:
 def answer(
     packet: bytes, addresses: Addresses, named: Callable[[DnsQuestion, str], bytes], *, over_tcp: bool
 ) -> bytes | None:
-    """The answer to one message; None when it deserves none. `named` answers for a host name.
+    """Return the answer to one message, or None if it gets none. `named` answers for a host name.
 
-    Nothing is asked outside: whether a name has an address is known when it is dialled. So a name that is
-    not allowed cannot carry anything out, and one that is allowed is answered at once.
+    No query leaves: names are resolved only when a program connects. So a refused name cannot carry data out,
+    and an allowed name is answered at once.
     """
     try:
         question = parse(packet, over_tcp)

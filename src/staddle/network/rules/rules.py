@@ -1,12 +1,11 @@
-"""Whether a destination may be reached, and in which words to say no. Pure.
+"""Decide whether a destination may be reached, and explain a refusal. Pure.
 
-    decide("api.example.com", 443, network)              what the policy says about a name or address
-    resolved("api.example.com", "10.0.0.7", 443, …)      whether that answer of the DNS may be dialled
+    decide("api.example.com", 443, network)              the policy's verdict on a name or address
+    resolved("api.example.com", "10.0.0.7", 443, …)      whether to connect to this address from DNS
     may_ask("api.example.com", network)                  whether the name may be resolved at all
 
-A name that is allowed does not allow whatever address its owner puts behind it: private,
-loopback, link-local and metadata addresses, and those of this machine itself, are dialled only
-when the policy allows the address itself.
+An allowed name does not allow every address that its owner returns for it. Private, loopback, link-local and
+metadata addresses, and addresses of this machine, need an entry for the address itself.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 class Verdict(Value):
     """The decision about one destination.
 
-    `rule` is the entry that allowed or refused it, or what is missing; `allow` is the entry
-    that would allow it, empty when it is allowed or when none would.
+    `rule` is the entry that allowed or refused it, or the reason for the refusal. `allow` is the entry that
+    would allow it, or empty if it is allowed or if no entry would.
     """
 
     allowed: bool
@@ -44,7 +43,7 @@ class Verdict(Value):
 
 
 def decide(host: str, port: int, network: Network, protocol: Protocol = "tcp") -> Verdict:
-    """Whether `host`, a name or an address in any spelling, may be reached at `port`."""
+    """Decide about `host`, a name or an address in any spelling, at `port`."""
     try:
         asked = canonical(host)
     except PolicyError as error:
@@ -65,10 +64,9 @@ def decide(host: str, port: int, network: Network, protocol: Protocol = "tcp") -
 def resolved(
     name: str, address: str, port: int, network: Network, protocol: Protocol = "tcp", *, own: bool = False
 ) -> Verdict:
-    """Whether `address`, which a resolver gave for the allowed `name`, may be dialled in its place.
+    """Decide whether to connect to `address`, which a resolver returned for the allowed `name`.
 
-    `own` says that it is an address of this machine: services that listen on all of its addresses are
-    behind that.
+    `own` marks an address of this machine, where services that bind all addresses listen.
     """
     try:
         asked = canonical(address)
@@ -82,7 +80,7 @@ def resolved(
         found = ipaddress.ip_network(asked), "an address of this machine"
     if found is None:
         return Verdict(True, name, port, protocol, "a public address")
-    # 0.0.0.0/0 is not meant to hand the host's loopback to whoever owns a name.
+    # 0.0.0.0/0 must not open the host's loopback to the owner of a name.
     meant = next((rule for rule in allowing if _is_about(rule, found[0])), None)
     if meant is not None:
         return Verdict(True, name, port, protocol, str(meant))
@@ -91,7 +89,7 @@ def resolved(
 
 
 def may_ask(name: str, network: Network) -> Verdict:
-    """Whether `name` may be resolved: some entry allows it at some port, and none refuses all of it."""
+    """Decide whether `name` may be resolved: an entry allows it at some port, and none refuses all ports."""
     try:
         asked = canonical(name)
     except PolicyError as error:
@@ -108,7 +106,7 @@ def may_ask(name: str, network: Network) -> Verdict:
 
 
 def refused_name(name: str, network: Network) -> HostRule | None:
-    """The entry that refuses `name` whatever the port, if there is one: for names seen in TLS and HTTP."""
+    """Return the entry that refuses `name` at every port, if any. Used for names seen in TLS and HTTP."""
     for rule in network.rules:
         if rule.deny and not rule.ports and rule.covers(name):
             return rule
@@ -116,14 +114,14 @@ def refused_name(name: str, network: Network) -> HostRule | None:
 
 
 def refuses_names(network: Network) -> bool:
-    """Whether an entry refuses names: then a name that cannot be read may be one of them."""
+    """Whether an entry refuses names. An unreadable name could then be one of them."""
     return any(rule.deny and rule.kind != "network" for rule in network.rules)
 
 
 def refused_alias(
     name: str, aliases: tuple[str, ...], port: int, network: Network, protocol: Protocol = "tcp"
 ) -> Verdict | None:
-    """The refusal of the allowed `name`, if the DNS leads from it through a name that an entry refuses."""
+    """Return a refusal of the allowed `name` if its CNAMEs include a name that an entry refuses."""
     for alias in aliases:
         refusing, _ = _matching(network, alias, port, protocol)
         if refusing is not None:
@@ -132,7 +130,7 @@ def refused_alias(
 
 
 def _is_about(rule: HostRule, around: IPv4Network | IPv6Network) -> bool:
-    """Whether an entry speaks of addresses in `around` only, or of one address."""
+    """Whether an entry covers only addresses in `around`, or a single address."""
     own = ipaddress.ip_network(rule.host)
     if own.prefixlen == own.max_prefixlen:
         return True
@@ -143,7 +141,7 @@ def _is_about(rule: HostRule, around: IPv4Network | IPv6Network) -> bool:
 def _matching(
     network: Network, host: str, port: int, protocol: Protocol
 ) -> tuple[HostRule | None, list[HostRule]]:
-    """The first entry that refuses, and all that allow."""
+    """Return the first entry that refuses, and all entries that allow."""
     matching = [rule for rule in network.rules if rule.matches(host, port, protocol)]
     refusing = next((rule for rule in matching if rule.deny), None)
     if refusing is None and ":" in host:

@@ -1,14 +1,14 @@
-"""The name in the first bytes of a connection: the server name of TLS, the Host of plain HTTP. Pure.
+"""Find the server name in the first bytes of a connection: SNI of TLS, Host of plain HTTP. Pure.
 
     opening = parse_opening(data)    None: not enough bytes yet
     opening.protocol                 "tls", "http" or "other"
-    opening.name                     the name, in its one spelling; None when the client did not say one
-    opening.problem                  why these bytes are refused, if they are
+    opening.name                     the canonical name, or None if the client did not send one
+    opening.problem                  the reason for a refusal, or empty
 
-Only the opening of a connection is looked at, and only of its first request. What is neither
-TLS nor HTTP/1 (ssh, databases, HTTP/2 without TLS) is "other": it is judged by name and port
-alone. Bytes that only some servers read as TLS or HTTP are TLS or HTTP with a problem, never "other".
-A client can show one name here and mean another inside TLS; nobody outside can see it.
+Only the opening of a connection and its first request are parsed. Anything except TLS and HTTP/1 (ssh,
+databases, HTTP/2 without TLS) is "other" and judged by name and port alone. Bytes that only some servers read
+as TLS or HTTP are TLS or HTTP with a problem, never "other". A client can show one name here and use another
+inside TLS; nobody outside can see it.
 
     destinations(message)            (protocol, address, port) of each packet in an nfnetlink_log message:
                                      the kernel's log of packets that nftables refused in the sandbox
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from ...policy.network import Network
 
-#: The most that is held back while looking. A ClientHello has 2 KiB at most in practice.
+#: Maximum number of bytes that are held back. In practice a ClientHello has at most 2 KiB.
 LONGEST = 32768
 _LONGEST_LINE = 8192
 _ALERT, _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME = 21, 22, 1, 0
-#: Content types of records, from change_cipher_spec to heartbeat (RFC 8446 B.1, RFC 6520).
+#: Content types of TLS records, from change_cipher_spec to heartbeat (RFC 8446 B.1, RFC 6520).
 _RECORDS = range(20, 25)
-#: Methods, RFC 9110 and the registry's common ones: what begins like one may be HTTP.
+#: Methods from RFC 9110 and common ones from the registry. A line that begins with one may be HTTP.
 _METHODS = (
     b"GET HEAD POST PUT DELETE CONNECT OPTIONS TRACE PATCH PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK "
     b"SEARCH REPORT MKACTIVITY CHECKOUT MERGE PURGE LINK UNLINK BIND REBIND UNBIND ACL SOURCE M-SEARCH "
@@ -63,13 +63,13 @@ class _NotYet(Exception):
 
 
 class _Bad(Exception):
-    """These bytes are TLS or HTTP, and wrong."""
+    """The bytes are TLS or HTTP, but malformed."""
 
 
 def parse_opening(data: bytes) -> Opening | None:
-    """The protocol and name in `data`, all that came so far; None when more bytes are needed.
+    """Return the protocol and name in `data`, or None if more bytes are needed.
 
-    Always an answer from LONGEST bytes on.
+    Returns a result for LONGEST bytes or more.
     """
     if not data:
         return None
@@ -91,10 +91,10 @@ def parse_opening(data: bytes) -> Opening | None:
 
 
 def _is_tls(data: bytes) -> bool:
-    """Whether some server takes these bytes for TLS. Which record comes first does not matter.
+    """Whether any server reads these bytes as TLS. The type of the first record does not matter.
 
-    A server may drop an alert before the ClientHello, and ignore the version of a record
-    (RFC 8446 5.1; Go's does both).
+    A server may skip an alert before the ClientHello, and may ignore the version of a record (RFC 8446 5.1;
+    Go does both).
     """
     if data[0] in _RECORDS:
         if data[1:2] in (b"", b"\3"):
@@ -104,7 +104,7 @@ def _is_tls(data: bytes) -> bool:
         if data[0] == _ALERT:
             return data[3:5] == b"\0\2" and data[5] in (1, 2)
         return data[0] == _HANDSHAKE and data[5] == _CLIENT_HELLO
-    # The opening of SSL 2, which some servers still take for a TLS one, and which has no name.
+    # An SSL 2 hello, which some servers still accept as TLS. It has no name.
     if data[0] & 0xC0 != 0x80 or data[2:4] not in (b"", b"\1", b"\1\3"):
         return False
     if len(data) < 4:
@@ -113,7 +113,7 @@ def _is_tls(data: bytes) -> bool:
 
 
 class _Bytes:
-    """Reading with bounds: what is not there makes the whole wrong."""
+    """A bounded reader that raises `_Bad` at the end of the data."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -129,7 +129,7 @@ class _Bytes:
         return int.from_bytes(self.take(size), "big")
 
     def block(self, size: int) -> _Bytes:
-        """The bytes that follow a length of `size` bytes."""
+        """Return a reader of the bytes after a length of `size` bytes."""
         return _Bytes(self.take(self.number(size)))
 
     def more(self) -> bool:
@@ -171,7 +171,7 @@ def _name_in(content: _Bytes) -> str:
 
 
 def _client_hello(data: bytes) -> bytes:
-    """The content of the first handshake message, from as many records as it takes."""
+    """Return the content of the first handshake message, which may span several records."""
     message, at = b"", 0
     while True:
         if len(message) >= 4:
@@ -192,7 +192,7 @@ def _client_hello(data: bytes) -> bytes:
             raise _Bad("its opening is malformed")
         message += data[at + 5 : at + 5 + length]
         if at + 5 + length > len(data):
-            # What is there of an unfinished record may already be the whole message.
+            # An incomplete record may already contain the whole message.
             if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
                 at = len(data)
                 continue
@@ -204,13 +204,13 @@ def _client_hello(data: bytes) -> bytes:
 
 
 def _http(data: bytes) -> Opening:
-    text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some of them more
+    text = data.lstrip(_BLANK)  # servers skip empty lines before a request, some also other blanks
     if not text:
         raise _NotYet
     if text.startswith(_PREFACE):
         return OTHER
     if _PREFACE.startswith(text):
-        raise _NotYet  # could still be a request with this method
+        raise _NotYet  # may still become a request with this method
     line, newline, _ = text.partition(b"\n")
     if not newline:
         if _may_begin_a_request(text):
@@ -220,7 +220,7 @@ def _http(data: bytes) -> Opening:
     words = line.split()
     if not _is_request(words):
         return OTHER
-    # Servers disagree on what a control character is: the end of a word, or a part of it.
+    # Servers disagree whether a control character ends a word or is part of it.
     if len(words) != 3 or not _is_version(words[2]) or any(byte < 32 or byte == 127 for byte in line):
         raise _Bad("its request line is malformed")
     head = _head(text)
@@ -228,10 +228,10 @@ def _http(data: bytes) -> Opening:
 
 
 def _is_request(words: list[bytes]) -> bool:
-    """Whether some server takes a first line with these words for a request.
+    """Whether any server reads a first line with these words as a request.
 
-    One of HTTP/0.9 has no version: a method and a target are enough. `GET key` is not one: databases
-    have such commands.
+    HTTP/0.9 has no version, so a method and a target are enough. `GET key` is not a request, because
+    databases have such commands.
     """
     if len(words) > 2 and (_is_version(words[2]) or _is_version(words[-1])):
         return True
@@ -243,7 +243,7 @@ def _is_version(word: bytes) -> bool:
 
 
 def _may_begin_a_request(text: bytes) -> bool:
-    """Whether a first line that has not come to its end could become one of a request."""
+    """Whether an incomplete first line could become a request."""
     words = text[:_LONGEST_LINE].split(None, 1)
     word = words[0].upper()
     alone = len(words) == 1 and not text[-1:].isspace()
@@ -254,7 +254,7 @@ def _may_begin_a_request(text: bytes) -> bool:
 
 
 def _head(text: bytes) -> list[bytes]:
-    """The header lines of the first request, once all are there. Lines end as lenient servers read them."""
+    """Return the header lines of the first request. Accepts the line ends that lenient servers accept."""
     lines: list[bytes] = []
     at = text.index(b"\n") + 1
     while True:
@@ -272,7 +272,7 @@ def _head(text: bytes) -> list[bytes]:
 
 
 def _agreed(method: bytes, target: bytes, head: list[bytes]) -> str | None:
-    """The one host that the request names, in its target and in its Host; None when it names none."""
+    """Return the host that the target and the Host header name, or None if there is none."""
     hosts = []
     for line in head:
         name, colon, value = line.partition(b":")
@@ -302,16 +302,16 @@ def _without_port(host: bytes) -> bytes:
 
 
 def _plain(name: bytes) -> str:
-    """The one spelling of a name that should be plain ASCII."""
+    """Return the canonical spelling of a name that must be ASCII."""
     if not name.isascii():
         raise _Bad("the name in it is not a host name")
     return canonical(name.decode("ascii"))
 
 
 def objection(seen: Opening, name: str | None, network: Network) -> str:
-    """Reason why an opening does not agree with its destination; empty when it does.
+    """Return the reason why an opening does not match its destination, or an empty string.
 
-    `name` is the name that was asked for, None where it was an address.
+    `name` is the requested name, or None if the destination is an address.
     """
     if seen.protocol == "other" and not seen.problem:
         return ""
@@ -323,7 +323,7 @@ def objection(seen: Opening, name: str | None, network: Network) -> str:
     if seen.problem and (name is not None or refuses_names(network)):
         return f"{what}: {seen.problem}"
     if name is None:
-        return ""  # the address itself is allowed, whatever is spoken with it
+        return ""  # the address itself is allowed, with any protocol
     if seen.name is None:
         return f"{what} does not name the host it is for"
     return "" if seen.name == name else f"{what} is for {seen.name}, not for {name}"
@@ -336,14 +336,14 @@ _PROTOCOLS = {6: "tcp", 17: "udp"}
 
 
 def destinations(message: bytes) -> Iterator[tuple[str, str, int]]:
-    """Destinations of refused TCP and UDP packets. Malformed ones are skipped."""
+    """Yield the destinations of refused TCP and UDP packets. Skips malformed packets."""
     at = 0
     while at + _HEADER.size <= len(message):
         length, kind = _HEADER.unpack_from(message, at)[:2]
         if length < _HEADER.size or at + length > len(message):
             return
         if kind == _PACKET:
-            # The header of nfnetlink has four bytes.
+            # The nfnetlink header has four bytes.
             packet = _attribute(message[at + _HEADER.size + 4 : at + length], _PAYLOAD)
             found = _destination(packet)
             if found is not None:
@@ -364,7 +364,7 @@ def _attribute(attributes: bytes, wanted: int) -> bytes:
 
 
 def _destination(packet: bytes) -> tuple[str, str, int] | None:
-    """Protocol, address and port of an IP packet, without IPv6 extension headers."""
+    """Return protocol, address and port of an IP packet. Does not parse IPv6 extension headers."""
     if len(packet) >= 20 and packet[0] >> 4 == 4:
         header, protocol, packed = (packet[0] & 15) * 4, packet[9], packet[16:20]
     elif len(packet) >= 40 and packet[0] >> 4 == 6:

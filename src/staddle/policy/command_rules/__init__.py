@@ -1,1 +1,1 @@
-"""Rules about which programs an agent should run: advice to the agent, read from the command line."""
+"""Rules about programs that an agent should run: advice to the agent, based on the command line."""

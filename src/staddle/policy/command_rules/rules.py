@@ -1,13 +1,12 @@
-"""Rules about which programs an agent should run. Advice to the agent; the kernel is the boundary.
+"""Rules about programs that an agent should run. They are advice to the agent; the kernel is the boundary.
 
     rules = CommandRules(
         deny=[Rule("git push", owner="the publish tool", reason="a person looks at it first"), "curl"]
     )
     rules.check(["bash", "-lc", "cd src && git push"])     # CommandRefused
 
-A script that a program reads by itself, what an interpreter is told, a Makefile, an alias of
-git: none of these is seen. Whoever wants to get round a rule can. It tells an agent that means
-well which way to go, before the command runs.
+Rules do not see scripts that a program reads, code for an interpreter, Makefiles or git aliases, so they are
+easy to bypass. They direct a well-meaning agent before the command runs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from .shell_parser import Word
 
-#: What a shell does by itself and without harm: an allow list need not name it.
+#: Harmless builtins of the shell, which an allow list need not name.
 OF_THE_SHELL = frozenset(
     {
         *(":", "[", "bg", "break", "cd", "continue", "declare", "dirs", "disown", "echo", "exit", "export"),
@@ -37,9 +36,9 @@ OF_THE_SHELL = frozenset(
         *("ulimit", "umask", "unset", "wait"),
     }
 )
-#: Where a program that is named without its directory is taken from.
+#: Directories in which an allowed program without a directory may be.
 _SYSTEM = frozenset({f"{root}{kind}" for root in ("/", "/usr/", "/usr/local/") for kind in ("bin", "sbin")})
-#: The deepest nesting of scripts in scripts that is read.
+#: Maximum depth of nested scripts.
 _DEEPEST = 8
 _MOST_SCRIPTS = 64
 
@@ -47,7 +46,7 @@ _MOST_SCRIPTS = 64
 class Rule(Value):
     """A program, or a program and its first arguments: `git`, `git push`, `pip*`, `/opt/tool`.
 
-    `owner` says which other tool does this, `reason` why; both go into the error.
+    `owner` names the tool to use instead, `reason` says why. The error shows both.
     """
 
     command: str
@@ -74,7 +73,7 @@ class Rule(Value):
 
     @classmethod
     def ready_made(cls, *names: str, owner: str = "", reason: str = "") -> tuple[Rule, ...]:
-        """Rules for the tools of these kinds ("git", "docker", ...; see `ready_made.KINDS`), to be denied."""
+        """Return rules to deny tools of these kinds ("git", "docker", ...; see `KINDS`)."""
         from .rules import KINDS
 
         found = []
@@ -91,19 +90,19 @@ class Rule(Value):
         return tuple(found)
 
     def overlaps(self, other: Rule) -> bool:
-        """Whether both name the same program, or one of them a pattern of it, with the same arguments."""
+        """Whether both rules name the same program, directly or by a pattern, with the same arguments."""
         mine, theirs = self.__dict__["_program"], other.__dict__["_program"]
         same = self.__dict__["_arguments"] == other.__dict__["_arguments"]
         return bool(same and (mine.matches(theirs.text) or theirs.matches(mine.text)))
 
     def denies(self, words: Sequence[Word]) -> bool:
-        """Whether this is the program, in whatever directory, with options before the arguments or not."""
+        """Whether these words run the program, from any directory, even if options precede the arguments."""
         segment: Segment = self.__dict__["_program"]
         named = words[0] if "/" in segment.text else name_of(words[0])
         return named is not None and segment.matches(named) and _has(words[1:], self.__dict__["_arguments"])
 
     def allows(self, words: Sequence[Word]) -> bool:
-        """Whether this is the program of the system, with exactly these first arguments."""
+        """Whether these words run the system's program with exactly these first arguments."""
         segment: Segment = self.__dict__["_program"]
         word, wanted = words[0], self.__dict__["_arguments"]
         if word is None or UNKNOWN in word:
@@ -117,10 +116,10 @@ class Rule(Value):
 
 
 class CommandRules(Value):
-    """Programs that an agent should not run (`deny`), or the only ones it should (`allow`); deny wins.
+    """Programs that an agent should not run (`deny`), or the only ones it should run (`allow`). `deny` wins.
 
-    Entries are `Rule`s or their `command` as text. `unknown` says what becomes of a command
-    of which only the run shows what it starts (`$TOOL x`, `curl … | sh`).
+    Entries are `Rule`s or their `command` as text. `unknown` decides about commands whose program is only
+    known when they run (`$TOOL x`, `curl … | sh`).
     """
 
     deny: tuple[Rule, ...] = ()
@@ -139,18 +138,18 @@ class CommandRules(Value):
         super().__init__(denied, None if allow is None else _rules(allow, "allow"), unknown)
 
     def ready(self) -> None:
-        """ExtraMissing unless scripts can be read here."""
+        """Raise ExtraMissing if scripts cannot be parsed here."""
         shell_parser.parser()
 
     def check(self, argv: Sequence[str]) -> None:
-        """CommandRefused if this command line, or anything in it that is seen, is against the rules.
+        """Raise CommandRefused if this command line, or a command found in it, violates the rules.
 
-        CommandNotUnderstood if a script in it cannot be read.
+        Raises CommandNotUnderstood if a script in it cannot be parsed.
         """
         self._judge(_RuleCheck().command([str(word) for word in argv], stdin=False))
 
     def check_script(self, text: str) -> None:
-        """The same for the text of a shell script."""
+        """Check the text of a shell script in the same way."""
         self._judge(_RuleCheck().script(text))
 
     def _judge(self, found: Iterable[Invocation | Unclear]) -> None:
@@ -174,7 +173,7 @@ class CommandRules(Value):
 
 
 class _RuleCheck:
-    """One check: follows scripts into the scripts they contain, within bounds."""
+    """One check. It follows nested scripts within bounds."""
 
     def __init__(self) -> None:
         self._scripts = 0
@@ -189,7 +188,7 @@ class _RuleCheck:
             )
         read = shell_parser.parse(text)
         for words in read.commands:
-            if words[0] in read.functions:  # the commands of the function are among the others
+            if words[0] in read.functions:  # the function's own commands are also checked
                 yield Invocation(words, through=True)
             else:
                 yield from self.command(words, depth)
@@ -214,7 +213,7 @@ def _rules(entries: object, field: str) -> tuple[Rule, ...]:
 
 
 def _refuse_two_owners(rules: tuple[Rule, ...]) -> None:
-    """PolicyError if an agent would be sent to one tool or another, as the order of the rules has it."""
+    """Raise PolicyError if two rules for the same command name different owners."""
     for place, rule in enumerate(rules):
         for other in rules[:place]:
             if rule.owner and other.owner and rule.owner != other.owner and rule.overlaps(other):
@@ -226,12 +225,12 @@ def _refuse_two_owners(rules: tuple[Rule, ...]) -> None:
 
 
 def _has(words: Sequence[Word], wanted: Sequence[str]) -> bool:
-    """Whether `wanted` are the first arguments, when options, and a word after each, may stand between.
+    """Whether `wanted` are the first arguments. Options, each with a word after it, may stand between them.
 
-    `git -C dir push` is a push, and `git commit -m push` is none. A word that is not known yet
-    may be any, unless it follows an option.
+    `git -C dir push` is a push, `git commit -m push` is not. An unknown word matches any argument, unless it
+    follows an option.
     """
-    places = {(0, False)}  # (how many were found, whether the last word was an option)
+    places = {(0, False)}  # (arguments found, whether the last word was an option)
     for word in words:
         if any(found == len(wanted) for found, _ in places):
             break
@@ -255,10 +254,10 @@ def _refused(shown: str, program: str, owner: str, reason: str, fix: str = "") -
     return CommandRefused(what, why=why, fix=fix, program=program, owner=owner, reason=reason)
 
 
-# Ready-made rules, as data: tools that programs for agents often have an own way for.
+# Ready-made rules, as data: tools for which agent programs often have their own replacement.
 
 
-#: The kinds: why an agent should leave them alone, and the commands. The owner is the caller's to say.
+#: The kinds, each with a reason not to run them and the commands. The caller names the owner.
 KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "git": (
         "history is changed by another tool",

@@ -1,7 +1,7 @@
-"""Parse a shell script with a real parser of bash, and list the commands in it.
+"""Parse a shell script with a bash parser, and list its commands.
 
-The parser is shfmt (`pip install 'staddle[rules]'`), a program of its own: what an agent wrote
-is never parsed inside our process, and what comes back is JSON of a bounded size.
+The parser is shfmt (`pip install 'staddle[rules]'`), a separate program: an agent's text is never parsed in
+our process. The result is JSON of bounded size.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    #: A word: its text, with UNKNOWN for what is only known when it runs; None when even the
-    #: number of words is not known before.
+    #: The text of a word, with UNKNOWN for parts that are only known at run time; None if even the number of
+    #: words is unknown.
     Word = str | None
 
-#: Stands in a word for a part that has some value when the script runs. No word can hold it.
+#: Stands for a part of a word that is only known at run time. No real word contains it.
 UNKNOWN = "\0"
-#: As much as one argument of a program can hold on Linux.
+#: Maximum length of one argument on Linux.
 LONGEST = 128 << 10
 _MOST_TREE = 8 << 20
 _SECONDS = 10.0
 
 
 class Script(Value):
-    """The words of each command of a script, even if it is not reached, and the functions of the script."""
+    """The words of each command of a script, including unreachable commands, and its functions."""
 
     commands: tuple[tuple[Word, ...], ...]
     functions: frozenset[str] = frozenset()
 
 
 def parser() -> str:
-    """The path of shfmt, or ExtraMissing."""
+    """Return the path of shfmt. Raises ExtraMissing."""
     import os
 
     for directory in _places():
@@ -49,7 +49,7 @@ def parser() -> str:
 
 
 def _places() -> list[str]:
-    """Beside our interpreter, where pip puts it; then the PATH."""
+    """Return the directory of our interpreter, where pip installs it, and then the PATH."""
     import os
     import sys
     import sysconfig
@@ -59,7 +59,7 @@ def _places() -> list[str]:
 
 
 def parse(text: str) -> Script:
-    """The commands of `text`. CommandNotUnderstood for what bash would not understand, or is too long."""
+    """Return the commands of `text`. Raises CommandNotUnderstood if it is too long or not valid bash."""
     import os
 
     try:
@@ -80,7 +80,7 @@ def parse(text: str) -> Script:
 
 
 def _tree(data: bytes) -> Any:
-    """shfmt's tree of `data`. It runs with our rights, so it gets nothing but the text."""
+    """Return shfmt's syntax tree of `data`. It runs with our rights, so its only input is the text."""
     import json
     import subprocess
     import tempfile
@@ -89,7 +89,7 @@ def _tree(data: bytes) -> Any:
     with tempfile.TemporaryFile() as source:
         source.write(data)
         source.seek(0)
-        # A dialect that is named keeps it from looking for configuration files.
+        # With an explicit dialect, shfmt does not look for configuration files.
         with subprocess.Popen(
             [parser(), "--language-dialect=bash", "--to-json"],
             stdin=source,
@@ -134,7 +134,7 @@ def _script(tree: Any) -> Script:
         if kind == "FuncDecl":
             functions.add(_value(node.get("Name")))
         elif kind == "ExtGlob" and any(sign in _value(node.get("Pattern")) for sign in ("$", "`", "(")):
-            # The parser leaves it unread, and bash would run what is in it.
+            # The parser does not parse its content, but bash would run it.
             commands.append((None,))
         elif kind in ("DeclClause", "LetClause"):
             commands.append((_value(node.get("Variant")) or "let",))
@@ -146,7 +146,7 @@ def _script(tree: Any) -> Script:
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every node, in the order of the text."""
+    """Yield every node in the order of the text."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -163,7 +163,7 @@ def _value(node: Any) -> str:
 
 
 def _word(word: Any) -> Word:
-    """The word after all quotes; None if an unquoted part may make it several, or none."""
+    """Return the word without quotes; None if an unquoted part may expand to several words or none."""
     text = ""
     for part in (word or {}).get("Parts") or []:
         kind, value = part.get("Type"), _value(part)
@@ -182,7 +182,7 @@ def _word(word: Any) -> Word:
 
 
 def _bare(text: str) -> Word:
-    """An unquoted piece without its backslashes; None if bash makes file names or several words of it."""
+    """Return an unquoted part without backslashes; None if bash would expand it."""
     import re
 
     unquoted = re.sub(r"\\.", "", text, flags=re.DOTALL)
@@ -192,7 +192,7 @@ def _bare(text: str) -> Word:
 
 
 def _quoted(parts: list[Any]) -> Word:
-    """The text in double quotes: one word, with UNKNOWN for its parts that are not known."""
+    """Return text in double quotes as one word, with UNKNOWN for unknown parts; None for several words."""
     import re
 
     if any(_is_several(part) for part in parts):

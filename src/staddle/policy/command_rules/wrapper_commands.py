@@ -1,7 +1,7 @@
-"""Follow a command line through the programs that only run another one, to the program that it starts.
+"""Follow a command line through programs that run another program, such as `env` and `sudo`.
 
-`WRAPPERS` lists these programs; every other program is a plain command. Nothing is run and no file is read.
-Where only the run would show which program starts, the answer is `Unclear`, never a guess.
+`WRAPPERS` lists these programs; every other program is a plain command. This module runs nothing and reads no
+file. If the program is only known at run time, the result is `Unclear`, never a guess.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from .shell_parser import Word
 
 SHELLS = frozenset({"sh", "bash", "dash"})
-#: The most wrappers that one command is followed through.
+#: Maximum number of nested wrappers.
 _MOST_WRAPPERS = 64
 _WRITE_OUT = "write the script out in single quotes, and pass what varies as its arguments"
 
 
 class Wrapper(Value):
-    """The arguments of a program that runs another one.
+    """The arguments of a program that runs another program.
 
-    `takes` lists the options with a value, `operands` counts the words between the options and the program.
-    A `plain` wrapper only changes how the program runs, so an allow list need not name it.
+    `takes` lists the options with a value. `operands` counts the words between the options and the program. A
+    `plain` wrapper only changes how the program runs, so an allow list need not name it.
     """
 
     takes: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Wrapper(Value):
     plain: bool = True
 
 
-#: `find` is not in the table: its -exec may be anywhere.
+#: `find` is not in the table, because its -exec may be anywhere.
 WRAPPERS: dict[str, Wrapper] = {
     "env": Wrapper(("u", "C", "S", "unset", "chdir", "split-string"), assigns=True),
     "sudo": Wrapper(
@@ -61,27 +61,27 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 class Invocation(Value):
-    """A program that would be started. `through` says that it only starts the program after it."""
+    """A program that would be started. `through` marks a program that only starts another one."""
 
     words: tuple[Word, ...]
     through: bool = False
 
 
 class NestedScript(Value):
-    """A script that would be run, to be read in its turn."""
+    """A script that would be run. The caller parses it."""
 
     text: str
 
 
 class Unclear(Value):
-    """A program would be started, and only the run shows which."""
+    """A program would be started, but is only known at run time."""
 
     why: str = "the program is only known when it runs"
     fix: str = "name the program itself; if a variable contains its directory, quote it"
 
 
 def name_of(word: Word) -> str | None:
-    """The program's name without its directory; None if only the run shows it."""
+    """Return the program's name without its directory, or None if it is only known at run time."""
     if word is None:
         return None
     name = word.rpartition("/")[2]
@@ -89,9 +89,9 @@ def name_of(word: Word) -> str | None:
 
 
 def unfold(words: Sequence[Word], *, stdin: bool = True) -> Iterator[Invocation | NestedScript | Unclear]:
-    """The programs that `words` start, outermost first. `stdin`: a shell may read a script from its input.
+    """Yield the programs that `words` start, outermost first. With `stdin`, a shell may read a script there.
 
-    CommandNotUnderstood if more wrappers follow each other than are followed.
+    Raises CommandNotUnderstood if too many wrappers are nested.
     """
     todo = [list(words)]
     for _ in range(_MOST_WRAPPERS + 1):
@@ -124,7 +124,7 @@ def unfold(words: Sequence[Word], *, stdin: bool = True) -> Iterator[Invocation 
 
 
 def _options(wrapper: Wrapper, words: list[Word], signs: str) -> tuple[dict[str, Word], list[Word]]:
-    """(the options by name with their values, the words after them); a word None ends the options."""
+    """Return the options by name with their values, and the words after them. None ends the options."""
     found: dict[str, Word] = {}
     at = 0
     while at < len(words):
@@ -147,7 +147,7 @@ def _options(wrapper: Wrapper, words: list[Word], signs: str) -> tuple[dict[str,
 
 
 def _program(name: str, options: dict[str, Word], rest: list[Word]) -> list[Word]:
-    """The program and its arguments; empty if there is none."""
+    """Return the program and its arguments, or an empty list if there is none."""
     if None in options.values() or (name == "env" and {"S", "split-string"} & set(options)):
         return [None]
     while WRAPPERS[name].assigns and rest and rest[0] is not None and "=" in rest[0]:
@@ -158,17 +158,17 @@ def _program(name: str, options: dict[str, Word], rest: list[Word]) -> list[Word
     rest = rest[operands:]
     if name != "xargs" or not rest:
         return rest
-    # The input of xargs becomes arguments, in place of a mark or at the end.
+    # xargs replaces a mark by its input, or appends its input to the arguments.
     mark = options.get("I") or options.get("replace") or ("{}" if {"i", "replace"} & set(options) else None)
     return [*rest, None] if mark is None else _replaced(rest, mark)
 
 
 def _executed(words: list[Word]) -> Iterator[list[Word]]:
-    """Each command of `find`: the words after -exec up to `;` or `+`."""
+    """Yield each command of `find`: the words after -exec up to `;` or `+`."""
     starts = [at for at, word in enumerate(words, 1) if word in ("-exec", "-execdir", "-ok", "-okdir")]
     end = 0
     for start in starts:
-        if start > end:  # else it is an argument of the command before
+        if start > end:  # else it is an argument of the previous command
             end = next((at for at in range(start, len(words)) if words[at] in (";", "+")), len(words))
             yield _replaced(words[start:end], "{}")
 
@@ -180,13 +180,13 @@ def _replaced(words: list[Word], mark: str) -> list[Word]:
 def _shell(
     words: list[Word], options: dict[str, Word], rest: list[Word], stdin: bool
 ) -> Iterator[Invocation | NestedScript | Unclear]:
-    """`sh -c SCRIPT`, `sh FILE`, or a script on the input of the shell."""
+    """Yield the results for `sh -c SCRIPT`, `sh FILE`, or a script on the shell's input."""
     script = rest[0] if rest else ""
     if "c" in options and script is not None:
         yield Invocation(tuple(words), through=True)
         if UNKNOWN in script:
             yield Unclear("parts of the script are only known when it runs", _WRITE_OUT)
-        # In place of the unknown part something that is unknown in the script as well.
+        # Replace the unknown part by an expansion, which is also unknown in the nested script.
         yield NestedScript(script.replace(UNKNOWN, "${_}"))
         return
     yield Invocation(tuple(words))

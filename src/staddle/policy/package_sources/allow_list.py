@@ -1,4 +1,4 @@
-"""Package indexes and proxies that pip, uv, apt, npm and yarn use on this host, as an allow list."""
+"""The package indexes and proxies of pip, uv, apt, npm and yarn on this host, as an allow list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(
     home: str | None = None,
     root: str = "",
 ) -> Sources:
-    """The sources that this host is configured with. `root` is put before the path of each file."""
+    """Read the package sources that this host is configured with. `root` is a prefix for all files."""
     from . import apt_config, npm_config, pip_config
 
     variables = os.environ if environ is None else environ
@@ -49,21 +49,21 @@ def _common_proxies(place: HostFiles, found: Sources, managers: Iterable[Manager
                 found.add_proxy(manager, said[1], said[0])
 
 
-#: A loopback has these two addresses, whatever a resolver says.
+#: The addresses of a loopback, regardless of the resolver.
 _LOCAL = {"localhost": ("127.0.0.1", "::1")}
 
 
 def entries(managers: Iterable[Manager] = MANAGERS) -> tuple[str, ...]:
-    """For `Network.allow`: every index and proxy of this host's `managers`, at exactly its port."""
+    """Return the entries for `Network.allow`: all indexes and proxies of `managers`, at their exact ports."""
     return allowed(read(tuple(managers)), addresses)
 
 
 def allowed(sources: Sources, resolve: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
-    """The entries for `sources`. Where a name leads to a private address, that is an entry as well.
+    """Return the entries for `sources`. A private address behind a name is also an entry.
 
-    A name alone does not allow such an address, because its owner could point it at anything; but
-    the owner of this name is whom this host has chosen to get its packages from. `resolve` gives
-    the addresses of a name as they are now.
+    A name alone does not allow such an address, because its owner could point it anywhere. But this host
+    already trusts the owner of this name with its packages. `resolve` returns the current addresses of a
+    name.
     """
     found: dict[str, None] = {}
     for index in (*sources.indexes, *sources.proxies):
@@ -91,7 +91,7 @@ def _is_address(host: str) -> bool:
 
 
 def addresses(name: str) -> tuple[str, ...]:
-    """The addresses of a name; none where it has none now, and then it is not reached either."""
+    """Return the current addresses of a name; without any, it cannot be reached either."""
     import socket
 
     try:

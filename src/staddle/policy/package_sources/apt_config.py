@@ -1,4 +1,4 @@
-"""Read the configuration of apt: sources.list and deb822 files, proxies and certificates, auth.conf."""
+"""Read the configuration of apt: sources.list and deb822 files, proxies, certificates and auth.conf."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from .sources import HostFiles, Sources
 
 
-#: What a Debian has that was never configured: for one in a base, on a host that has no apt.
+#: The sources of an unconfigured Debian, for a Debian base on a host without apt.
 DEFAULTS = ("http://deb.debian.org/debian", "http://security.debian.org/debian-security")
 
 
 def read(place: HostFiles, found: Sources) -> None:
-    """Add what is found to `found`."""
+    """Add the sources of apt to `found`."""
     for path in _files(place, "/etc/apt/sources.list", "/etc/apt/sources.list.d", (".list", ".sources")):
         text = place.text(path)
         if text is None:
@@ -41,7 +41,7 @@ def read(place: HostFiles, found: Sources) -> None:
 
 
 def _files(place: HostFiles, file: str, directory: str, ends: tuple[str, ...]) -> Iterator[str]:
-    """The files that apt reads; it ignores other endings and odd names, such as backups."""
+    """Yield the files that apt reads. It ignores other suffixes and odd names, such as backups."""
     yield file
     for name in place.names(directory):
         if _counts(name, ends):
@@ -55,7 +55,7 @@ def _counts(name: str, ends: tuple[str, ...]) -> bool:
 
 
 def of_a_list(text: str) -> Iterator[str]:
-    """The URLs of a sources.list: `deb [options] URL suite component...`. Pure."""
+    """Yield the URLs of a sources.list: `deb [options] URL suite component...`. Pure."""
     for line in text.splitlines():
         words = line.partition("#")[0].replace("[", " [ ").replace("]", " ] ").split()
         if not words or words[0] not in ("deb", "deb-src"):
@@ -68,7 +68,7 @@ def of_a_list(text: str) -> Iterator[str]:
 
 
 def of_sources(text: str) -> Iterator[str]:
-    """The URLs of a deb822 file: stanzas of fields, some of them over several lines. Pure."""
+    """Yield the URLs of a deb822 file: stanzas of fields, which may span several lines. Pure."""
     for stanza in _stanzas(text):
         if stanza.get("enabled", "yes").strip().lower() not in ("no", "false", "0", "off"):
             yield from stanza.get("uris", "").split()
@@ -93,14 +93,14 @@ def _stanzas(text: str) -> Iterator[dict[str, str]]:
 
 
 def _over_http(url: str) -> str:
-    """The http or https URL in one of apt's, which may have a transport in front; else empty."""
+    """Return the http or https URL in an apt URL, which may have a transport prefix; else empty."""
     transport, colon, _ = url.partition(":")
     inner = transport.rpartition("+")[2]
     return inner + url[len(transport) :] if colon and inner in ("http", "https") else ""
 
 
 def options(text: str) -> Iterator[tuple[str, str]]:
-    """(name, value) of every setting in an apt.conf, nested or not. Pure."""
+    """Yield (name, value) of every setting in an apt.conf, including nested ones. Pure."""
     scopes: list[str] = []
     words: list[str] = []
     for word in _words(text):
@@ -146,7 +146,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _credentials(text: str, found: Sources) -> None:
-    """auth.conf, which is written as a netrc: machine [scheme://]host[:port][/path], login, password."""
+    """Parse auth.conf, which has the netrc format: machine [scheme://]host[:port][/path], login, password."""
     words = text.split()
     said: dict[str, str] = {}
     for key, value in [*zip(words[::2], words[1::2], strict=False), ("machine", "")]:

@@ -1,7 +1,7 @@
 """Configuration files for package managers inside: the indexes, and permission to install.
 
-Debian's pip refuses to install beside the packages of the system, which it might break. In a
-sandbox there is nothing to break: what is installed is in its layer.
+Debian's pip refuses to install next to the system's packages, because it might break them. In a sandbox this
+is harmless: installed files are in its layer.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _PIP = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 _NPM = "prefix=${HOME}/.local\nupdate-notifier=false\nfund=false\n"
-#: Once more: with none, pip does not say what is wrong.
+#: One retry: without any, pip does not report the reason.
 _PIP_ONCE, _NPM_ONCE = "retries = 1\n", "fetch-retries=0\n"
-#: What is visible inside at its own path: certificates elsewhere would not be found.
+#: Directories visible inside at the same path. Certificates elsewhere would not be found.
 _VISIBLE = ("/etc/ssl/certs/", "/usr/")
 
 
 def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The files for /etc, by path, and those for a home, by name. `network` is the policy's mode.
+    """Return files for /etc by path, and files for a home by name. `network` is the policy's mode.
 
-    Where there is nothing to be reached, nothing is looked up, and nothing is tried again.
+    Without network access, they contain no indexes, and managers do not retry.
     """
     if network not in ("allow", "open"):
         etc = {"/etc/pip.conf": f"{_PIP}{_PIP_ONCE}".encode()}
@@ -39,7 +39,7 @@ def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
 
 
 def pip(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
-    """pip.conf for these. Pure; no index of ours has a password in it."""
+    """Return a pip.conf for these indexes, without passwords. Pure."""
     lines = [_PIP]
     if (first := _first(indexes, "index-url")) is not None:
         lines.append(f"index-url = {first.url}\n")
@@ -53,14 +53,14 @@ def pip(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
 
 
 def uv(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
-    """uv.toml for these. Pure. uv knows certificates of its own, unless it is told to use the system's."""
+    """Return a uv.toml for these indexes. Pure. uv uses the system's certificates only with `native-tls`."""
     first = _first(indexes, "index-url")
     index = "" if first is None else f'index-url = "{first.url}"\n'
     return index + ("native-tls = true\n" if certificate else "")
 
 
 def npm(indexes: Sequence[PackageIndex], certificate: str = "") -> str:
-    """.npmrc for these. Pure."""
+    """Return an .npmrc for these indexes. Pure."""
     first = _first(indexes, "registry")
     registry = "" if first is None else f"registry={first.url}\n"
     return _NPM + registry + (f"cafile={certificate}\n" if certificate else "")

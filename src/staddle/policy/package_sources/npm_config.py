@@ -1,4 +1,4 @@
-"""Read the configuration of npm and yarn: npmrc files, yarnrc files, and the variables that override them."""
+"""Read the configuration of npm and yarn: npmrc files, yarnrc files, and variables that override them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKENS = ("_authToken", "_auth", "_password")
 
 
 def read(place: HostFiles, found: Sources) -> None:
-    """Add what is found to `found`."""
+    """Add the sources of npm and yarn to `found`."""
     settings = _settings(place)
     url, origin = settings.get("registry", (DEFAULT, "npm's default"))
     found.add("npm", url, "registry", origin)
@@ -35,7 +35,7 @@ def read(place: HostFiles, found: Sources) -> None:
 
 
 def _settings(place: HostFiles) -> dict[str, tuple[str, str]]:
-    """Each setting with the file or variable that decides about it. Later ones win."""
+    """Return each setting with the file or variable that sets it. Later ones win."""
     settings: dict[str, tuple[str, str]] = {}
     for path in _files(place):
         for key, value in of_a_file(place.text(path) or "", place.environ):
@@ -55,7 +55,7 @@ def _files(place: HostFiles) -> tuple[str, ...]:
 
 
 def of_a_file(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(key, value) of each line, with variables filled in. Pure."""
+    """Yield (key, value) of each line, with variables replaced. Pure."""
     for line in text.splitlines():
         key, equals, value = line.strip().partition("=")
         if equals and key and key[0] not in "#;[":
@@ -63,7 +63,7 @@ def of_a_file(text: str, environ: Mapping[str, str]) -> Iterator[tuple[str, str]
 
 
 def _filled(value: str, environ: Mapping[str, str]) -> str:
-    """`${NAME}` as npm fills it in; a variable that is not set stays as it is written."""
+    """Replace `${NAME}` as npm does; an unset variable stays unchanged."""
     out = []
     while True:
         before, opened, rest = value.partition("${")
@@ -76,7 +76,7 @@ def _filled(value: str, environ: Mapping[str, str]) -> str:
 
 
 def _yarn(place: HostFiles) -> Iterator[tuple[str, str]]:
-    """Both of yarn's files, as far as they are one setting a line."""
+    """Yield the registries of both yarn files, if written as one setting per line."""
     for name, key in ((".yarnrc", "registry"), (".yarnrc.yml", "npmRegistryServer:")):
         path = f"{place.home}/{name}"
         for line in (place.text(path) or "").splitlines():
@@ -86,7 +86,7 @@ def _yarn(place: HostFiles) -> Iterator[tuple[str, str]]:
 
 
 def _credentials(settings: Mapping[str, tuple[str, str]], found: Sources) -> None:
-    """`//host/path/:_authToken=...` belongs to every registry that begins so."""
+    """Assign `//host/path/:_authToken=...` to every registry with this prefix."""
     for key, (value, _) in settings.items():
         place, _, name = key.rpartition(":")
         if name not in _TOKENS or not place.startswith("//"):

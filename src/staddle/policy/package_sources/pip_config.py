@@ -1,4 +1,4 @@
-"""Read the configuration of pip and uv: their files, and the variables that override them."""
+"""Read the configuration of pip and uv: their files, and variables that override them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from .sources import HostFiles, Sources
 
 DEFAULT = "https://pypi.org/simple"
-#: Where the packages are that the default index lists.
+#: The host of the packages that the default index lists.
 DEFAULT_FILES = "https://files.pythonhosted.org/"
-#: Sections of pip.conf that say where packages come from; later ones win.
+#: Sections of pip.conf with package sources; later ones win.
 _SECTIONS = ("global", "download", "install", "wheel")
 
 
 def read(place: HostFiles, found: Sources) -> None:
-    """Add what is found to `found`."""
+    """Add the sources of pip and uv to `found`."""
     settings = _settings(place)
     index = settings.get("index-url")
     if not _is_true(settings.get("no-index", ("", ""))[0]):
@@ -38,7 +38,7 @@ def read(place: HostFiles, found: Sources) -> None:
 
 
 def _settings(place: HostFiles) -> dict[str, tuple[str, str]]:
-    """Each setting with the file or variable that decides about it."""
+    """Return each setting with the file or variable that sets it."""
     settings: dict[str, tuple[str, str]] = {}
     for path in _files(place):
         text = place.text(path)
@@ -51,7 +51,7 @@ def _settings(place: HostFiles) -> dict[str, tuple[str, str]]:
 
 
 def _files(place: HostFiles) -> Iterator[str]:
-    """In the order in which pip reads them."""
+    """Yield the configuration files in the order in which pip reads them."""
     named = place.environ.get("PIP_CONFIG_FILE", "")
     if named == "/dev/null":
         return
@@ -83,7 +83,7 @@ def _of_a_file(text: str, path: str) -> dict[str, tuple[str, str]]:
 
 
 def _each(setting: tuple[str, str] | None) -> Iterator[tuple[str, str]]:
-    """A setting that is a list is one of words."""
+    """Split a setting that is a list into its words."""
     if setting is not None:
         yield from ((word, setting[1]) for word in setting[0].split())
 
@@ -147,6 +147,6 @@ def _tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _without_name(word: str) -> str:
-    """`name=https://...` is how uv names an index."""
+    """Remove the name from `name=https://...`, uv's syntax for a named index."""
     name, equals, rest = word.partition("=")
     return rest if equals and "://" in rest and "/" not in name else word

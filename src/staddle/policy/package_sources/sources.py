@@ -2,13 +2,12 @@
 
     sources = read()
     sources.indexes          PackageIndex("pip", "https", "mirror.example", 443, "/simple", ...)
-    sources.proxies          what stands between the tools and their indexes
-    sources.certificates     files with certificates that the indexes are signed by
+    sources.proxies          proxies between the tools and their indexes
+    sources.certificates     files with certificates of the indexes
 
-Only files and variables are read, at the moment of the call; no program is started and nothing
-is asked of the network. A URL may hold a user name and a password. They are kept apart from the
-index, in `credentials`, which shows nothing of itself: an PackageIndex can be printed, told and copied
-inside as it is.
+The sources come only from files and variables, at the time of the call; no program is started, and the
+network is not used. User names and passwords in URLs are stored separately in `credentials`, whose repr hides
+them. So a PackageIndex can be printed, reported and copied into a sandbox.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ if TYPE_CHECKING:
     Manager = Literal["pip", "apt", "npm"]
 
 MANAGERS: tuple[Manager, ...] = ("pip", "apt", "npm")
-#: A name changes between letters and digits once or twice; sixteen random characters do so all the time.
+#: Changes between letters and digits in a key. A name has one or two, 16 random characters have more.
 _TURNS = 4
 _PORTS = {"http": 80, "https": 443}
-#: A configuration file is small; one that is not is not read.
+#: Larger configuration files are not read.
 LARGEST_FILE = 1 << 20
 
 
 class PackageIndex(Value):
-    """One place that packages come from. `kind` says which of a manager's it is, in the manager's words."""
+    """A source of packages. `kind` is the manager's own word for it, such as "index-url"."""
 
     manager: Manager
     scheme: str
@@ -50,7 +49,7 @@ class PackageIndex(Value):
 
     @property
     def url(self) -> str:
-        """The address without a user name or a password."""
+        """Return the URL without user name and password."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = "" if _PORTS.get(self.scheme) == self.port else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.path}"
@@ -66,7 +65,7 @@ class IndexDirectory(Value):
 
 
 class Credential:
-    """A user name and a password, or a token. It is never shown."""
+    """A user name and a password, or a token. The repr hides it."""
 
     __slots__ = ("password", "user")
 
@@ -87,9 +86,9 @@ class Credential:
 
 
 class Sources:
-    """Package sources that were found.
+    """The package sources that were found.
 
-    `unread` are files that are there and say nothing that is understood, each with a reason.
+    `unread` lists files that could not be parsed, each with a reason.
     """
 
     def __init__(self) -> None:
@@ -101,11 +100,11 @@ class Sources:
         self.credentials: dict[PackageIndex, Credential] = {}
 
     def of(self, manager: Manager) -> tuple[PackageIndex, ...]:
-        """The indexes of one manager, in the order in which it asks them."""
+        """Return the indexes of one manager, in the order in which it asks them."""
         return tuple(index for index in self.indexes if index.manager == manager)
 
     def add(self, manager: Manager, url: str, kind: str, origin: str) -> PackageIndex | None:
-        """Remember an index by its URL, or a directory by its path. None when it is neither."""
+        """Add an index by URL, or a directory by path. Returns None for a directory or an invalid URL."""
         text = url.strip()
         if text.startswith("file://"):
             text = text.removeprefix("file://")
@@ -117,13 +116,13 @@ class Sources:
         return self._kept(self.indexes, manager, text, kind, origin)
 
     def add_proxy(self, manager: Manager, url: str, origin: str) -> None:
-        """Remember what a manager's connections go through."""
+        """Add a proxy of a manager."""
         text = url.strip().strip("\"'")
         if text and text.upper() not in ("DIRECT", "NULL", "FALSE"):
             self._kept(self.proxies, manager, text if "://" in text else f"http://{text}", "proxy", origin)
 
     def add_certificate(self, path: str) -> None:
-        """Remember a file of certificates."""
+        """Add a file of certificates."""
         if path.startswith("/") and path not in self.certificates:
             self.certificates.append(path)
 
@@ -147,13 +146,13 @@ class Sources:
 
 
 class HostFiles:
-    """The host as it is read: its variables, and its files below `root`, each at most once."""
+    """The host's variables, and its files below `root`."""
 
     def __init__(self, environ: Mapping[str, str], home: str, root: str) -> None:
         self.environ, self.home, self.root = environ, home, root
 
     def text(self, path: str) -> str | None:
-        """The content of a file, if it is there and of a size that makes sense."""
+        """Return the content of a file; None if it is missing or too large."""
         try:
             with open(self.root + path, "rb") as file:
                 data = file.read(LARGEST_FILE + 1)
@@ -162,21 +161,21 @@ class HostFiles:
         return None if len(data) > LARGEST_FILE else data.decode("utf-8", "replace")
 
     def names(self, directory: str) -> list[str]:
-        """The names in a directory, sorted; none when it cannot be listed."""
+        """Return the sorted names in a directory; none if it cannot be listed."""
         try:
             return sorted(os.listdir(self.root + directory))
         except OSError:
             return []
 
     def variable(self, *names: str) -> tuple[str, str] | None:
-        """(name, value) of the first of these variables that says something."""
+        """Return (name, value) of the first of these variables that is not blank."""
         return next(((name, value) for name in names if (value := self.environ.get(name, "").strip())), None)
 
 
 def parse(
     manager: Manager, url: str, kind: str, origin: str
 ) -> tuple[PackageIndex | None, Credential | None]:
-    """The index that `url` names, and the credential that was in it. (None, None) for no http URL."""
+    """Parse the URL of an index, and the credential in it. (None, None) if it is not an http URL."""
     from urllib.parse import unquote, urlsplit
 
     try:
@@ -188,7 +187,7 @@ def parse(
     scheme = parts.scheme.lower()
     if scheme not in _PORTS:
         return None, None
-    # Neither a query nor a fragment leads to an index, and either may hold a token; a path may, too.
+    # An index needs no query or fragment, and both may contain a token. So may a path.
     keyed = any(_is_key(part) for part in parts.path.split("/"))
     index = PackageIndex(manager, scheme, host, port, "/" if keyed else parts.path, kind, origin)
     if parts.username is None and parts.password is None:
@@ -197,7 +196,7 @@ def parse(
 
 
 def _is_key(part: str) -> bool:
-    """Whether a part of a path is no word but a key: some registries have them there."""
+    """Whether a part of a path looks like a key, which some registries use."""
     if part.startswith(SECRET_VALUES) and len(part) >= SHORTEST_KEY:
         return True
     kinds = [char.isdigit() for char in part]
