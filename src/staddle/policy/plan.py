@@ -141,7 +141,7 @@ class Note(Value):
 
 
 class Plan(Value):
-    """All that a backend needs to know, but not how to do it."""
+    """The facts a backend needs, without how to enforce them."""
 
     grants: tuple[Grant, ...]
     hidden: tuple[Hidden, ...]
