@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ LONG = (
 OF_BOTH_USERS = ("kernel/", "containment/", "cli/", "unit/layers/")
 
 
+#: Tests that fail at times for a reason that nobody knows yet: the date since when, and what was seen. They
+#: are run, and reported as xfailed or xpassed.
+QUARANTINE: dict[str, tuple[date, str]] = {}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=0, metavar="N", help="run the tests in N forks")
     parser.addoption("--share", choices=("root", "user", "alone"), help="the part that `make test` runs")
@@ -102,6 +108,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out(config, items)
+    for item in items:
+        if item.nodeid in QUARANTINE:
+            item.add_marker(pytest.mark.xfail(reason=QUARANTINE[item.nodeid][1], strict=False))
     ranks = {group: rank for rank, group in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(group_of(item.nodeid), len(LONG)))
 

@@ -52,6 +52,8 @@ class Workers:
             reporter.showfspath = False  # several files are run at once
         # Made by us, so that its removal is nobody else's.
         self._session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        for number in (signal.SIGTERM, signal.SIGHUP):  # end as after Ctrl-C, and the workers with us
+            signal.signal(number, signal.default_int_handler)
         try:
             for _ in range(self._count):
                 self._fork()
@@ -71,6 +73,8 @@ class Workers:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
             for other in (ours, *self._workers):
                 other.close()
             _be_worker(self._session, theirs)

@@ -37,7 +37,7 @@ def test_descriptors_that_find_no_room_are_told_as_that() -> None:
     said = python(
         """
 import _socket, resource
-from staddle.ipc.descriptors import receive, receive_last, send
+from staddle.ipc.wire import receive, receive_last, send
 
 ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 send(theirs, b"message", (0, 1, 2, 0, 1, 2))

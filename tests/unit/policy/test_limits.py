@@ -12,7 +12,7 @@ from staddle.errors import PolicyError
 from staddle.policy.limits import parse_duration, parse_size
 
 
-def test_the_defaults_are_half_a_minute_and_a_mebibyte_of_output() -> None:
+def test_the_defaults_are_two_minutes_and_a_mebibyte_of_output() -> None:
     limits = Limits()
     assert limits.timeout == 120.0
     assert limits.output == 1 << 20
