@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from .errors import InvalidCall
+from .errors import InvalidCall, PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,3 +102,19 @@ def function(name: str, value: object, fix: str, error: _Error = InvalidCall) ->
     if not callable(value):
         raise error(f"{name} is {value!r}", why="it cannot be called", fix=fix)
     return value
+
+
+def several(items: object, field: str) -> Iterable[object]:
+    """Return `items` if it is a collection, and not a string or path that could be mistaken for one."""
+    if isinstance(items, str | bytes | os.PathLike):
+        raise PolicyError(
+            f"{field} is {items!r}, not a list",
+            why="one string would be read letter by letter",
+            fix=f"write {field}=[{items!r}]",
+        )
+    if not hasattr(items, "__iter__") or isinstance(items, dict):
+        raise PolicyError(
+            f"{field} is {items!r}, not a list", fix=f"write {field}=[...]", why="it is one thing, or a dict"
+        )
+    iterable: Iterable[object] = items
+    return iterable

@@ -6,10 +6,10 @@ import os
 from abc import ABC, abstractmethod
 
 from .. import check
+from ..check import several
 from ..errors import CommandCancelled, CommandTimeout, PathNotAllowed, PolicyError, StaddleError
 from ..launch.redaction import Secrets, secret_values
 from ..policy.environment import checked_name
-from ..policy.paths import several
 from . import commands
 from .interface import CommandResult
 from .writable_paths import parse_globs, refuse_protected

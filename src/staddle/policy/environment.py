@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
+from ..check import several
 from ..errors import PolicyError
-from .paths import several
 from .plan import Note, Variable
 from .secrets import Secret, is_secret
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import check
 from .._value import Value
+from ..check import several
 from ..errors import PolicyError
-from .paths import several
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
+from ..check import several
 from ..errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterator
 
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -37,22 +38,6 @@ PRIVATE = ("/tmp", "/run")
 def declared_all(paths: object, field: str) -> tuple[str, ...]:
     """Return all paths of one field: checked, normalised, sorted, without duplicates."""
     return tuple(sorted({declared(path, field) for path in several(paths, field)}))
-
-
-def several(items: object, field: str) -> Iterable[object]:
-    """Return `items` if it is a collection, and not a string or path that could be mistaken for one."""
-    if isinstance(items, str | bytes | os.PathLike):
-        raise PolicyError(
-            f"{field} is {items!r}, not a list",
-            why="one string would be read letter by letter",
-            fix=f"write {field}=[{items!r}]",
-        )
-    if not hasattr(items, "__iter__") or isinstance(items, dict):
-        raise PolicyError(
-            f"{field} is {items!r}, not a list", fix=f"write {field}=[...]", why="it is one thing, or a dict"
-        )
-    iterable: Iterable[object] = items
-    return iterable
 
 
 def declared(path: object, field: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import stat
 
+from ..check import several
 from ..errors import PolicyError
-from .paths import covers, several, upward
+from .paths import covers, upward
 from .plan import COPY
 
 TYPE_CHECKING = False

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from ... import check
 from ..._value import Value
+from ...check import several
 from ...errors import CommandNotUnderstood, CommandRefused, PolicyError
 from ...files.globs import Segment
-from ..paths import several
 from . import shell_parser
 from .shell_parser import UNKNOWN
 from .wrapper_commands import Invocation, NestedScript, Unclear, name_of, unfold
