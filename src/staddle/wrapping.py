@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
     from .enforcement import BackendName, Enforcement
     from .events import Event
-    from .launch.audit import AuditTarget
-    from .launch.command_audit import AuditedCommand, CommandAudit
     from .launch.completed import Completed
     from .launch.contract import Launch
     from .launch.forwarding import CommandForwarding
     from .network.host.approval_calls import ApprovalCalls
+    from .observe.audit import AuditTarget
+    from .observe.command_audit import AuditedCommand, CommandAudit
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -107,8 +107,8 @@ class WrappedCommand:
         LaunchFailed means that it never started. The values of secret variables are hidden in what is
         captured, and in what goes to our own standard streams unless they are a terminal.
         """
-        from .launch.redaction import secrets_of
         from .launch.running import complete
+        from .observe.redaction import secrets_of
 
         launch, secrets = self.launch(), secrets_of(self.plan)
         audited = self.begin_audit()
@@ -176,8 +176,8 @@ class WrappedCommand:
 
     def audit_to(self, target: AuditTarget) -> None:
         """Write an audit log of this command to `target`: a file, a stream or a function."""
-        from .launch.command_audit import CommandAudit
-        from .launch.redaction import secrets_of
+        from .observe.command_audit import CommandAudit
+        from .observe.redaction import secrets_of
 
         self._audit = CommandAudit.of(target, self.plan, secrets_of(self.plan), self.backend)
 
@@ -221,7 +221,7 @@ class WrappedCommand:
         gateway_log = self._launch.gateway_log
         if gateway_log is None:
             return appeared(self.plan)
-        from .launch.redaction import NONE, secrets_of
+        from .observe.redaction import NONE, secrets_of
 
         secrets = secrets_of(self.plan) or NONE
         return (*appeared(self.plan), *map(secrets.event, gateway_log.events()))

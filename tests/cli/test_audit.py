@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.launch.audit import AuditLog
+from staddle.observe.audit import AuditLog
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.same_for_everyone

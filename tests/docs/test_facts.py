@@ -17,13 +17,13 @@ from staddle.enforcement import PROTECTIONS
 from staddle.jail.agents import AGENTS
 from staddle.jail.workspace import RETENTION
 from staddle.launch import running
-from staddle.launch.audit import KINDS as AUDIT_KINDS
 from staddle.limits import enforced
 from staddle.linux import file_room
 from staddle.mounts import builder
 from staddle.network.gateway import connection, host_channel
 from staddle.network.host import approval_calls
 from staddle.network.host.gateway_process import GatewayBounds
+from staddle.observe.audit import KINDS as AUDIT_KINDS
 from staddle.policy.environment import PRESETS
 from staddle.policy.protected import REASONS
 from staddle.policy.system import scratch
@@ -37,12 +37,12 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 NUMBERS = (
     ("base.md", "more than {:,} entries cannot contain a grant", "policy.base.MOST_ENTRIES", 1),
     ("base.md", "more than {:.0f} GiB or", "files.tar.UnpackBounds.bytes", GIB),
-    ("command-rules.md", "longer than {:.0f} KiB", "policy.command_rules.shell_parser.LONGEST", KIB),
+    ("command-rules.md", "longer than {:.0f} KiB", "command_rules.shell_parser.LONGEST", KIB),
     ("environment.md", "A read of more than {:.0f} MiB is an error", "environment.local.MOST_READ", MIB),
     ("files.md", "`read` and `read_bytes` stop at {:.0f} MiB", "sandbox.files.MOST_READ", MIB),
     ("files.md", "does not answer for {:.0f} seconds is given up", "ipc.agent_client.PATIENCE", 1),
     ("kept.md", "more than {:,} changes", "sandbox.workspace.persistent._MOST_TOUCHED", 1),
-    ("limits.md", "prints {:.0f} GiB beyond that is killed", "launch.output.FLOOD", GIB),
+    ("limits.md", "prints {:.0f} GiB beyond that is killed", "observe.output.FLOOD", GIB),
     ("limits.md", "on a disk at most {:.0f} GiB", "limits.enforced.MOST_ON_DISK", GIB),
     ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
     ("limits.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
@@ -68,7 +68,7 @@ NUMBERS = (
     ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
     ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
     ("sessions.md", "With a limit below {} no sandbox", "linux.open_files.LEAST", 1),
-    ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "launch.output.FLOOD", GIB),
+    ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "observe.output.FLOOD", GIB),
     ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),
     ("world.md", "0 to {}", "policy.identity.LAST_ID", 1),
     ("world.md", "at most {} characters", "policy.identity.LONGEST_HOST", 1),

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from staddle import AsyncSandbox, LocalEnvironment, Policy, Sandbox, wrap
+from staddle.command_rules import shell_parser
 from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing
-from staddle.policy.command_rules import shell_parser
 
 RULES = CommandRules(deny=[Rule("touch", owner="write_file", reason="files are written with the file tools")])
 

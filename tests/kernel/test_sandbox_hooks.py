@@ -17,7 +17,7 @@ import pytest
 
 from staddle import AsyncSandbox, Network, Policy, Sandbox
 from staddle.errors import AuditFailed, CommandFailed, InvalidCall
-from staddle.launch.audit import AuditProblem, read
+from staddle.observe.audit import AuditProblem, read
 from tests.support.waiting import until
 
 SECRET = "sk-0123456789abcdef"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.launch.redaction import MARK, RedactedTail, Redactor
+from staddle.observe.redaction import MARK, RedactedTail, Redactor
 
 values = st.lists(st.text("ab", min_size=1, max_size=5).map(str.encode), min_size=1, max_size=3)
 chunks = st.lists(st.text("abc", max_size=9).map(str.encode), max_size=12)

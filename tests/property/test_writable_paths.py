@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from staddle import LocalEnvironment
 from staddle.errors import PathEscape, PathNotAllowed, PolicyError
 from staddle.files.globs import Glob, GlobSet
-from staddle.launch.output import Tail
+from staddle.observe.output import Tail
 from tests.property.reference_globs import Glob as Tokens
 from tests.property.reference_globs import globs, names, reference, text_of
 

@@ -8,7 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError, UsageError
-from ..launch.audit import KINDS, AuditLine, AuditProblem, read
+from ..observe.audit import KINDS, AuditLine, AuditProblem, read
 from ..policy.limits import parse_duration
 from .kept import JSON, begin, print_json
 from .options import HELP, Option

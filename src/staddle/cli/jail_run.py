@@ -210,7 +210,7 @@ def _say_uncommitted(workspace: Workspace, running: WorkspaceRun) -> None:
 def shell(workspace: Workspace, parsed: Parsed, *, session: str | None = None) -> int:
     """Run bash, or the given command, on the user's terminal."""
     from ..jail.pty_launch import PtyLaunch, on_its_own
-    from ..launch.redaction import secrets_of
+    from ..observe.redaction import secrets_of
 
     command = list(parsed.words) or ["bash"]
     on_terminal = os.isatty(0) and os.isatty(1)

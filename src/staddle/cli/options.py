@@ -458,8 +458,8 @@ def check_rules(policy: Policy, command: Sequence[str], script: str | None) -> N
     policy.rules.check(command)
     if script is None:
         return
-    from ..policy.command_rules.shell_parser import LONGEST
-    from ..policy.command_rules.wrapper_commands import SHELLS
+    from ..command_rules.shell_parser import LONGEST
+    from ..command_rules.wrapper_commands import SHELLS
 
     with open(script, "rb") as file:
         text = file.read(LONGEST + 1)

@@ -27,7 +27,7 @@ TOLD.append("by the command line")
 def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
     """Run a command on our own streams, then report the limit that ended it and dropped output."""
     from ..launch.foreground import attend
-    from ..launch.redaction import secrets_of
+    from ..observe.redaction import secrets_of
 
     audited = wrapped.begin_audit()
     try:

@@ -80,7 +80,7 @@ def _told(parsed: Parsed, sandbox: Sandbox, workspace: str | None, status: int) 
     import sys
 
     from ..display import counted, shown
-    from ..launch.redaction import NONE
+    from ..observe.redaction import NONE
     from .diff import text_of
     from .kept import row
 

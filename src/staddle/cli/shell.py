@@ -8,9 +8,9 @@ import sys
 import time
 
 from ..errors import CommandNotUnderstood, CommandRefused, InvalidCall, UsageError
-from ..launch.redaction import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
+from ..observe.redaction import RedactedStreams
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.spawn import spawn
 from .options import KEEP, RUNNING, Option, help_rows, parse, reworded, sandbox_from
@@ -189,7 +189,7 @@ def _piped(sandbox: Sandbox, seconds: float | None) -> int:
     bash, rules = sandbox._now().bash, sandbox.policy.rules
     if rules is None:
         return passed_through(sandbox, [bash], seconds)
-    from ..policy.command_rules.shell_parser import LONGEST
+    from ..command_rules.shell_parser import LONGEST
 
     script = os.fsdecode(sys.stdin.buffer.read(LONGEST + 1))
     rules.check_script(script)

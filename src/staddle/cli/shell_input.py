@@ -10,10 +10,10 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError
-from ..launch.redaction import RedactedStreams
 from ..launch.running import GRACE, give_pipes
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all
+from ..observe.redaction import RedactedStreams
 from ..sandbox.spawn import spawn
 from .report import say, say_error
 from .shell_commands import ShellCommands, UserShell, is_command, patiently

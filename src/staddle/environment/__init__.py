@@ -10,7 +10,7 @@ from .writable_paths import validate_writable_paths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..policy.command_rules.rules import CommandRules, Rule
+    from ..command_rules.rules import CommandRules, Rule
     from .aio import AsyncLocalEnvironment
 
 __all__ = [
@@ -33,8 +33,8 @@ __all__ = [
 
 _LATER = {
     "AsyncLocalEnvironment": "staddle.environment.aio",
-    "CommandRules": "staddle.policy.command_rules.rules",
-    "Rule": "staddle.policy.command_rules.rules",
+    "CommandRules": "staddle.command_rules.rules",
+    "Rule": "staddle.command_rules.rules",
 }
 
 

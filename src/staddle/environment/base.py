@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from .. import check
 from ..check import several
 from ..errors import CommandCancelled, CommandTimeout, PathNotAllowed, PolicyError, StaddleError
-from ..launch.redaction import Secrets, secret_values
+from ..observe.redaction import Secrets, secret_values
 from ..policy.environment import checked_name
 from . import commands
 from .interface import CommandResult
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ..launch.command_audit import CommandAudit
+    from ..command_rules.rules import CommandRules
+    from ..observe.command_audit import CommandAudit
     from ..policy import Policy
-    from ..policy.command_rules.rules import CommandRules
 
 
 class EnvironmentBase(ABC):

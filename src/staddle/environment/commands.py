@@ -11,11 +11,11 @@ from .._value import Value
 from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
 from ..events import Event
-from ..launch.output import Tail
-from ..launch.redaction import RedactedTail
 from ..launch.running import end, never_started, see_through, start
 from ..linux import process_tree
 from ..linux.process import stat_fields
+from ..observe.output import Tail
+from ..observe.redaction import RedactedTail
 from .interface import CommandResult
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable
 
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
     from ..wrapping import WrappedCommand
 
 #: Seconds between two checks for a cancellation.

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import IO, Literal, Self
 
+    from ..command_rules.rules import CommandRules
     from ..enforcement import BackendName, Enforcement, Gap
     from ..files.beneath import AnyPath, PendingFile
-    from ..launch.audit import AuditTarget
-    from ..launch.redaction import Secrets
-    from ..policy.command_rules.rules import CommandRules
+    from ..observe.audit import AuditTarget
+    from ..observe.redaction import Secrets
     from ..wrapping import WrappedCommand
     from .interface import CommandResult
 
@@ -89,7 +89,7 @@ class LocalEnvironment(EnvironmentBase):
         # Open until `close()`, so that a directory that replaces it later is not used.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
         if audit is not None:
-            from ..launch.command_audit import CommandAudit
+            from ..observe.command_audit import CommandAudit
 
             network, values = str(self._policy.network), self._secrets_with(None)
             outside = (self._path, *plan.written())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable
 
-    from ..launch.audit import AuditTarget
-    from ..launch.redaction import Secrets
+    from ..observe.audit import AuditTarget
+    from ..observe.redaction import Secrets
     from .workspace import Workspace
 
 #: The variable for the key, unless the agent has its own.
@@ -100,7 +100,7 @@ class RunOpts(Value):
 
     def secrets(self) -> Secrets:
         """The values to redact from messages: the key, and the values of variables that look like secrets."""
-        from ..launch.redaction import Secrets, secret_values
+        from ..observe.redaction import Secrets, secret_values
 
         policy = self.policy
         if policy is not None and policy.redact is False:

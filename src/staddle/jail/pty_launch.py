@@ -10,8 +10,8 @@ import os
 
 from ..errors import LaunchFailed
 from ..launch import pty
-from ..launch.redaction import Redactor
 from ..launch.running import Lifeline, end, never_started, start
+from ..observe.redaction import Redactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..launch.contract import Launch
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
 
 
 def on_its_own(command: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
 
 #: The allowed transitions from each state. An ended run can run again; `published` is final.
 TRANSITIONS: dict[str, tuple[str, ...]] = {

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn, Protocol
 
+    from ..observe.redaction import Redactor, Secrets
     from .contract import Launch
-    from .redaction import Redactor, Secrets
 
     class Signals(Protocol):
         """A descriptor at which signals arrive, and the signals that did."""
@@ -106,7 +106,7 @@ class _Attended:
         ours: list[int] = []
         for stream in (1, 2):
             if self._secrets is not None and self._secrets.values:
-                from .redaction import Redactor, is_relayed
+                from ..observe.redaction import Redactor, is_relayed
 
                 if is_relayed(stream):
                     self._redactors[stream] = Redactor(self._secrets.spelled)

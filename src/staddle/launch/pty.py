@@ -9,7 +9,7 @@ import termios
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .redaction import Redactor
+    from ..observe.redaction import Redactor
 
 _PIECE = 64 << 10
 #: Maximum input that the line discipline accepts at once.

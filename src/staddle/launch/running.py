@@ -7,7 +7,7 @@ import sys
 import time
 
 from ..errors import CommandCancelled, LaunchFailed, PolicyError, resource_fix
-from .output import HeadTail
+from ..observe.output import HeadTail
 from .signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from ..linux.process_tree import Children
     from ..network.host.gateway_log import GatewayLog
+    from ..observe.output import Tail
+    from ..observe.redaction import Secrets
     from ..policy.limits import Limits
     from .completed import Completed
     from .contract import Launch
-    from .output import Tail
-    from .redaction import Secrets
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
@@ -251,7 +251,7 @@ def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None)
         if given == subprocess.PIPE:
             found.append(secrets.kept(limit))
         elif given is None and not os.isatty(fd) and not (merged and fd == 2):
-            from .redaction import RedactedRelay
+            from ..observe.redaction import RedactedRelay
 
             kwargs[name] = subprocess.PIPE
             found.append(RedactedRelay(fd, secrets.spelled))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Protocol, TypeVar
 
-    from .command_rules.rules import CommandRules
+    from ..command_rules.rules import CommandRules
     from .paths import AnyPath
 
     class Grants(Protocol):
@@ -331,7 +331,7 @@ def _identity(table: Mapping[str, Any], name: str) -> Identity:
 
 
 def _rules(table: Mapping[str, Any], name: str) -> CommandRules:
-    from .command_rules.rules import CommandRules, Rule
+    from ..command_rules.rules import CommandRules, Rule
 
     known = ("allow", "deny", "ready_made", "unknown")
     for key in table:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Any, Literal, Self
 
-    from .command_rules.rules import CommandRules
+    from ..command_rules.rules import CommandRules
     from .paths import AnyPath
 
     World = Literal["root", "writable"]
@@ -241,7 +241,7 @@ class Policy(Value):
 
 
 def _check_rules(rules: object) -> None:
-    from .command_rules.rules import CommandRules  # rarely needed
+    from ..command_rules.rules import CommandRules  # rarely needed
 
     if not isinstance(rules, CommandRules):
         raise PolicyError(

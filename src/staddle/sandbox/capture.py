@@ -9,10 +9,10 @@ from functools import partial
 from .. import check
 from ..errors import InvalidCall
 from ..interrupts import interruptible
-from ..launch.output import FLOOD, HeadTail, OutputFlood
-from ..launch.redaction import Redactor
 from ..limits.usage import Usage
 from ..linux.fileio import write_all
+from ..observe.output import FLOOD, HeadTail, OutputFlood
+from ..observe.redaction import Redactor
 from ..shell.command import CommandSpec
 from . import arguments
 from .arguments import FROM_POLICY
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..events import Event
-    from ..launch.redaction import Secrets
     from ..layers.changes import Change
+    from ..observe.redaction import Secrets
     from ..policy.limits import Limits
     from ..shell.command import Outcome
     from .arguments import Heard

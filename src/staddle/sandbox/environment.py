@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from typing import Literal, Protocol
 
+    from ..command_rules.rules import CommandRules
     from ..environment.interface import CommandResult
     from ..files.beneath import AnyPath
-    from ..launch.output import Tail
-    from ..launch.redaction import Secrets
     from ..layers.changes import Change
+    from ..observe.output import Tail
+    from ..observe.redaction import Secrets
     from ..policy import Policy
-    from ..policy.command_rules.rules import CommandRules
     from ..shell.command import Outcome
     from .files import Files
     from .open.settings import SandboxSettings

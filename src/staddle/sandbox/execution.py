@@ -16,10 +16,10 @@ from functools import partial
 from ..display import shown
 from ..errors import StaddleError
 from ..interrupts import interruptible
-from ..launch.output import OutputFlood
 from ..launch.running import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
+from ..observe.output import OutputFlood
 from ..shell.background_output import BackgroundOutput
 from ..shell.command import Outcome
 from .result import signal_in

@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from time import time_ns
 
 from ..interrupts import interruptible, original
-from ..launch.audit import MOST_LETTERS, AuditLog
+from ..observe.audit import MOST_LETTERS, AuditLog
 from .open.settings import CommandStart
 from .result import Reason
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..events import Event
     from ..ipc.agent_client import SpawnedProcess
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
     from .arguments import User
     from .capture import CapturedCommand
     from .open.decide import Decision

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         def exec(self, argv: Sequence[str], *, timeout: float) -> Any: ...
 
 
-_KERNEL = Path(__file__).with_name("interpreter_kernel.py")
+_KERNEL = Path(__file__).parents[1] / "inside" / "interpreter_kernel.py"
 #: Seconds for the interpreter to start, and to answer an interrupt.
 _TO_START, _TO_STOP = 60.0, 5.0
 #: The longest answer that is read; what it prints is bounded inside, a malicious one by this.

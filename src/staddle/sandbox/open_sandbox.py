@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..ipc.agent_messages import Who
-    from ..launch.redaction import Secrets
     from ..layers.changes import Change
     from ..limits.usage import Usage
+    from ..observe.redaction import Secrets
     from .execution import Execution
     from .hooks import Hooks
     from .interpreter import Interpreter

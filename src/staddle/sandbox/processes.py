@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
     from .arguments import Heard
     from .execution import Streams
     from .session import Session

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import IO, Any, Literal, Never, Self, Unpack
 
+    from ..command_rules.rules import CommandRules
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
-    from ..launch.audit import AuditTarget
     from ..limits.usage import Usage
+    from ..observe.audit import AuditTarget
     from ..policy import Identity, Policy
-    from ..policy.command_rules.rules import CommandRules
     from ..policy.plan import Plan
     from .arguments import CommandVariables, StartOptions, StreamOptions, User, WaitedRunOptions
     from .environment import SandboxEnvironment

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Never, Self
     from weakref import ReferenceType
 
-    from ..launch.redaction import Secrets
-    from ..policy.command_rules.rules import CommandRules
+    from ..command_rules.rules import CommandRules
+    from ..observe.redaction import Secrets
     from ..policy.limits import Limits
     from ..shell.shell import Shell
     from .arguments import CommandVariables, Heard, Stdin

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_client import SpawnedProcess
     from ..ipc.agent_messages import Who
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
     from .arguments import StartOptions, User
     from .capture import CapturedCommand
     from .open.as_root import Account

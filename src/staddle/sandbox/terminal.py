@@ -10,8 +10,8 @@ from .. import check
 from ..errors import SandboxClosed
 from ..interrupts import unmistakable
 from ..launch import pty
-from ..launch.redaction import Redactor
 from ..launch.signals import SIGHUP, SIGKILL
+from ..observe.redaction import Redactor
 from .arguments import input_bytes, patience
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..ipc.agent_client import SpawnedProcess
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
 
 _LARGEST = 65535
 #: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.

@@ -14,14 +14,14 @@ import threading
 from collections import deque
 
 from ..background import Worker
-from ..launch.output import HeadTail
-from ..launch.redaction import Redactor
+from ..observe.output import HeadTail
+from ..observe.redaction import Redactor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from ..launch.redaction import Secrets
+    from ..observe.redaction import Secrets
 
     StreamName = Literal["stdout", "stderr"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 
 from ..errors import InvalidCall
-from ..launch.output import OutputFlood
+from ..observe.output import OutputFlood
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Protocol
 
-    from ..launch.redaction import Secrets
     from ..limits.usage import Usage
+    from ..observe.redaction import Secrets
     from .protocol import Run
 
     Sink = Callable[[bytes], None]

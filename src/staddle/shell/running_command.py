@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ..ipc import agent_messages
-from ..launch.output import OutputFlood
+from ..observe.output import OutputFlood
 from . import protocol
 from .background_output import BackgroundOutput
 

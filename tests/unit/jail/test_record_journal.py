@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from staddle.jail import record
-from staddle.launch.redaction import Secrets
+from staddle.observe.redaction import Secrets
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:

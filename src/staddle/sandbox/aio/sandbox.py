@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import IO, Any, Literal, Never, Self, Unpack
 
+    from ...command_rules.rules import CommandRules
     from ...enforcement import BackendName, Enforcement, Mode
     from ...environment.aio import AsyncLocalEnvironment
     from ...events import Event
-    from ...launch.audit import AuditTarget
     from ...layers.review import ApprovalOptions, Committed
     from ...limits.usage import Usage
+    from ...observe.audit import AuditTarget
     from ...policy import Identity, Policy
-    from ...policy.command_rules.rules import CommandRules
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath

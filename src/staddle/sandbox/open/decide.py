@@ -14,9 +14,9 @@ from ..._value import Value
 from ...backends.description import NEED_MORE
 from ...enforcement import Gap
 from ...errors import PolicyNotEnforceable
-from ...launch.redaction import secrets_of
 from ...launch.view import find_program
 from ...network.namespace.from_policy import needs_gateway
+from ...observe.redaction import secrets_of
 from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
 from ...policy.paths import WORKSPACE_PATH
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ...backends.base import Backend
     from ...enforcement import EnforcedLimit, Enforcement, Probe
-    from ...launch.redaction import Secrets
+    from ...observe.redaction import Secrets
     from ...policy.limits import Limits
     from ...policy.plan import Plan
     from .settings import SandboxSettings

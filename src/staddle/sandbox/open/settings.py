@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ...events import Event
-    from ...launch.audit import AuditTarget
     from ...network.host.approval_calls import OnConnect
+    from ...observe.audit import AuditTarget
 
 MODES = ("overlay", "copy", "bind", "readonly")
 #: Those in which changes stay in the sandbox until a commit.

@@ -14,7 +14,7 @@ import pytest
 from staddle import Policy, Secret
 from staddle.errors import CommandNotFound, CommandTimeout
 from staddle.events import Event
-from staddle.launch.redaction import NONE, RedactedTail, Redactor, Secrets, secret_values, secrets_of
+from staddle.observe.redaction import NONE, RedactedTail, Redactor, Secrets, secret_values, secrets_of
 from staddle.policy.compiler import compile
 from staddle.policy.plan import Variable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.launch.output import HeadTail
+from staddle.observe.output import HeadTail
 
 
 @given(st.integers(0, 40), st.lists(st.binary(max_size=30), max_size=20))

@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from staddle import Policy
+from staddle.command_rules import shell_parser
 from staddle.environment import CommandRules, Rule
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing, PolicyError
-from staddle.policy.command_rules import shell_parser
 
 NO_GIT = CommandRules(deny=["git"])
 

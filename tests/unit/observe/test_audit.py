@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from staddle.errors import AuditFailed, InvalidCall
-from staddle.launch.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, read
-from staddle.launch.redaction import Secrets
+from staddle.observe.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, read
+from staddle.observe.redaction import Secrets
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:

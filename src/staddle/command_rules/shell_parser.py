@@ -6,8 +6,8 @@ our process. The result is JSON of bounded size.
 
 from __future__ import annotations
 
-from ..._value import Value
-from ...errors import CommandNotUnderstood, ExtraMissing
+from .._value import Value
+from ..errors import CommandNotUnderstood, ExtraMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

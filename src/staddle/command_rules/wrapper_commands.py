@@ -6,8 +6,8 @@ file. If the program is only known at run time, the result is `Unclear`, never a
 
 from __future__ import annotations
 
-from ..._value import Value
-from ...errors import CommandNotUnderstood
+from .._value import Value
+from ..errors import CommandNotUnderstood
 from .shell_parser import UNKNOWN
 
 TYPE_CHECKING = False

@@ -11,11 +11,11 @@ easy to bypass. They direct a well-meaning agent before the command runs.
 
 from __future__ import annotations
 
-from ... import check
-from ..._value import Value
-from ...check import several
-from ...errors import CommandNotUnderstood, CommandRefused, PolicyError
-from ...files.globs import Segment
+from .. import check
+from .._value import Value
+from ..check import several
+from ..errors import CommandNotUnderstood, CommandRefused, PolicyError
+from ..files.globs import Segment
 from . import shell_parser
 from .shell_parser import UNKNOWN
 from .wrapper_commands import Invocation, NestedScript, Unclear, name_of, unfold
