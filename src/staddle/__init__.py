@@ -1,4 +1,4 @@
-"""staddle: a computer for an AI agent that it cannot hurt you with.
+"""staddle confines what an AI agent runs, so that it cannot harm this computer.
 
     from staddle import Policy, Sandbox, wrap
 
@@ -6,8 +6,8 @@
     with Sandbox(workspace=".") as sb:                              # a shell that remembers
         sb.run("cd src && pytest -q").check()
 
-The names below are the public ones. Each is loaded on first use, so that importing
-staddle costs next to nothing, touches nothing and loads nothing third-party.
+The names below are public. Each is loaded on first use: importing staddle is cheap, changes nothing and
+imports no third-party module.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'staddle' has no attribute {name!r}")
     value = getattr(__import__(f"staddle.{home}", fromlist=[name]), name)
-    globals()[name] = value  # the next access is a plain look-up, also past a submodule of that name
+    globals()[name] = value  # later accesses are plain look-ups, even past a submodule of that name
     return value
 
 

@@ -1,9 +1,8 @@
 """Frozen values, declared like dataclasses but without their import.
 
-`import dataclasses` pulls in `inspect`, `ast` and `re`: 14 ms on a machine where the
-bare interpreter starts in 10. Every `staddle run` would pay it before the command
-starts, so the few features we need live here. Type checkers see an ordinary frozen
-dataclass (PEP 681).
+`import dataclasses` pulls in `inspect`, `ast` and `re`: 14 ms on a machine where the bare interpreter starts
+in 10. Every `staddle run` would pay that before its command starts, so the few needed features are here. Type
+checkers see an ordinary frozen dataclass (PEP 681).
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ else:
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """A value: fields from the annotations, compared and hashed by content, never changed.
+    """A value: fields from the annotations, compared and hashed by content, immutable.
 
-    Subclasses may define `__post_init__` to validate; it may normalise a field with
-    `self._set(name, value)`, which nothing else may call.
+    Subclasses may define `__post_init__` to validate. It may normalise a field with `self._set(name, value)`,
+    which nothing else may call.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[dict[str, Any]] = {}
     _can_be_wrong: ClassVar[bool] = False
-    #: Whether its repr leaves out fields that are as by default.
+    #: Whether its repr omits fields that have their default.
     _is_shown_short: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 - inspect is what this file avoids
+        own = cls.__dict__.get("__annotations__", {})  # noqa: RUF063 - this module avoids inspect
         names = [name for name in own if not name.startswith("_")]
         cls._fields = (*cls._fields, *(name for name in names if name not in cls._fields))
         cls._can_be_wrong = cls.__post_init__ is not Value.__post_init__
@@ -42,7 +41,7 @@ class Value:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         fields = self._fields
         if len(args) == len(fields) and not kwargs:  # a large plan has thousands of these
-            self.__dict__.update(zip(fields, args))  # noqa: B905 - they are as many
+            self.__dict__.update(zip(fields, args))  # noqa: B905 - equal lengths
             if self._can_be_wrong:
                 self.__post_init__()
             return
@@ -61,7 +60,7 @@ class Value:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Validate; overridden by values that can be wrong."""
+        """Validate the fields; subclasses override it."""
 
     def _set(self, name: str, value: object) -> None:
         self.__dict__[name] = value
@@ -81,14 +80,14 @@ class Value:
         return tuple(self.__iter_fields()) == tuple(other.__iter_fields())
 
     def __hash__(self) -> int:
-        # Once: a plan has thousands of fields in it, and is looked up for every sandbox.
+        # Cached: a plan has thousands of fields, and is looked up for every sandbox.
         found: int | None = self.__dict__.get("_hash")
         if found is None:
             found = self.__dict__["_hash"] = hash((type(self), *(value for _, value in self.__iter_fields())))
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle, without the cached hash: another process hashes texts differently."""
+        """Return the state to pickle, without the cached hash: another process hashes strings differently."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __repr__(self) -> str:
@@ -98,18 +97,18 @@ class Value:
         return f"{type(self).__name__}({shown})"
 
     def replace(self, **changes: Any) -> Self:
-        """The same value with some fields changed, validated anew."""
+        """Return the same value with some fields changed, validated again."""
         kind, known = type(self), self.__dict__
         if kind.__init__ is not Value.__init__ or len(known) != len(kind._fields) or changes.keys() - known:
             return kind(**{**dict(self.__iter_fields()), **changes})
-        made = kind.__new__(kind)  # there is nothing but fields: on every command's path
+        made = kind.__new__(kind)  # it has only fields: on every command's path
         made.__dict__.update(known)
         made.__dict__.update(changes)
         made.__post_init__()
         return made
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as plain data, ready for JSON; bytes and odd names are the caller's."""
+        """Return the fields as data for JSON; bytes and unusual names are left to the caller."""
         return {name: _plain(value) for name, value in self.__iter_fields()}
 
 

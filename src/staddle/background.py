@@ -52,7 +52,7 @@ class Worker:
         _workers.append(self)
 
     def wake(self) -> None:
-        """Have `work` called soon. Any thread and any signal handler may call this."""
+        """Call `work` soon. Any thread and any signal handler may call this."""
         if not self._is_running:
             from .interrupts import uninterrupted
 
@@ -64,7 +64,7 @@ class Worker:
                 pass  # another thread was faster
 
     def _start(self) -> None:
-        # Without waiting: a thread that is being started calls `work` after this.
+        # Without waiting: a thread that is starting calls `work` after this.
         if self._starting.acquire(False):
             try:
                 if not self._is_running:

@@ -1,6 +1,6 @@
-"""Checks of arguments. Each returns the value, or raises an error that says what, why and how to fix it.
+"""Checks of arguments. Each returns the value, or raises an error that tells what, why and how to fix it.
 
-`name` is the argument as the caller wrote it, and `error` the class that the caller raises for wrong values.
+`name` is the argument as the caller wrote it, and `error` the class to raise for invalid values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def count(
     return value  # type: ignore[return-value]
 
 
-def seconds(  # noqa: PLR0917 - the bounds are of one kind
+def seconds(  # noqa: PLR0917 - the bounds belong together
     name: str,
     value: object,
     least: float | None = None,
@@ -89,7 +89,7 @@ def path(name: str, value: object, fix: str, error: _Error = InvalidCall) -> str
 
 
 def encoded(name: str, text: str, fix: str = "give bytes") -> bytes:
-    """Encode `text` in UTF-8. Bytes that `os.fsdecode` could not decode come back as they were."""
+    """Encode `text` in UTF-8. Bytes that `os.fsdecode` could not decode are restored."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -98,7 +98,7 @@ def encoded(name: str, text: str, fix: str = "give bytes") -> bytes:
 
 
 def function(name: str, value: object, fix: str, error: _Error = InvalidCall) -> Callable[..., Any]:
-    """Check for a function, or another object that can be called."""
+    """Check for a callable object."""
     if not callable(value):
         raise error(f"{name} is {value!r}", why="it cannot be called", fix=fix)
     return value

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class BackendReport(Value):
-    """One backend on this host: whether it can be used, and its gaps."""
+    """One backend on this host: whether it is usable, and its gaps."""
 
     probe: Probe
     gaps: tuple[Gap, ...]
 
     @property
     def held(self) -> tuple[str, ...]:
-        """The protections it gives here."""
+        """Protections that it enforces here."""
         if not self.probe.usable:
             return ()
         open_ = {gap.protection for gap in self.gaps}
@@ -33,9 +33,9 @@ class BackendReport(Value):
 
 
 class Diagnosis(Value):
-    """The report of `staddle doctor`. `auto` is the backend that a default run would get, if any.
+    """Report of `staddle doctor`. `auto` is the backend of a default run, if any.
 
-    `network` says how much of an allow list can be held here.
+    `network` tells how much of an allow list can be enforced here.
     """
 
     host: dict[str, str]
@@ -46,11 +46,11 @@ class Diagnosis(Value):
 
     @property
     def can_confine(self) -> bool:
-        """Whether anything but `native` works here."""
+        """Whether any backend except `native` works here."""
         return any(found.probe.usable for found in self.findings if found.probe.backend != "native")
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return data for JSON."""
         return {
             "host": self.host,
             "can_confine": self.can_confine,
@@ -76,7 +76,7 @@ class ContainerReport(Value):
     options: tuple[str, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return data for JSON."""
         return {
             "evidence": {item.kind: item.by for item in self.evidence},
             "needs": self.needs.as_dict(),
@@ -85,7 +85,7 @@ class ContainerReport(Value):
 
 
 def container() -> ContainerReport:
-    """Look at what this machine is and what stands in the way, in a child process. Nothing is changed."""
+    """Detect this container and its obstacles to confinement, in a child process. Changes nothing."""
     from .containers import advice
     from .containers.advice import found
 
@@ -94,9 +94,9 @@ def container() -> ContainerReport:
 
 
 def doctor(policy: Policy | None = None) -> Diagnosis:
-    """Try every backend in a child process and say what each would hold of `policy`.
+    """Test every backend in a child process, and report how much of `policy` each enforces.
 
-    The default is the policy of a plain run: `default_policy()`. Nothing is changed on the host.
+    The default is the policy of a plain run: `default_policy()`. Nothing changes on the host.
     """
     from .errors import StaddleError
     from .policy.compiler import compile
@@ -118,7 +118,7 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
 
 
 def _gaps(backend: Backend, plan: Plan) -> tuple[Gap, ...]:
-    """The gaps of one command, with those of the limits that are the host's defaults."""
+    """Return the gaps of one command, including those of the host's default limits."""
     from .limits.enforced import of_command, of_landlock
 
     if backend.name == "landlock":
@@ -133,7 +133,7 @@ _NO_GATEWAY = "no allow list: it takes the namespaces backend"
 
 
 def _network() -> str:
-    """A sentence on how a network with an allow list could be prepared here."""
+    """Describe in a sentence how far this host supports a network with an allow list."""
     from .network.host.probe import probe
 
     found = probe()

@@ -1,14 +1,14 @@
-"""Text that came from inside, made harmless before a person sees it.
+"""Makes text from inside harmless before a person sees it.
 
-File names, program output, host names and error text can hold escape sequences that
-retitle a terminal, overwrite a line or paste into it, and invisible characters that make
-one word look like another. What is shown goes through here; what is stored stays as it was.
+File names, program output, host names and error texts can contain escape sequences that retitle a terminal,
+overwrite a line or paste into it, and invisible characters that make one word look like another. Displayed
+text passes through here; stored text stays unchanged.
 """
 
 from __future__ import annotations
 
-#: Drawn as nothing (or as a blank) although Python calls them printable: the code points
-#: Unicode names "default ignorable" beyond the format characters, and the blank Braille cell.
+#: Invisible or blank although Python calls them printable: Unicode's "default ignorable" code points beyond
+#: the format characters, and the blank Braille cell.
 _INVISIBLE = {
     *(0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0),
     *range(0xFE00, 0xFE10),  # variation selectors
@@ -18,17 +18,16 @@ _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def counted(count: int, what: str) -> str:
-    """`1 change`, `2 changes`."""
+    """Return `1 change`, `2 changes`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def shown(text: str | bytes) -> str:
-    """`text` on one line, with everything a terminal would act on or not draw written as an escape.
+    """Return `text` on one line, with everything a terminal would act on or not draw as an escape.
 
-    That is: control characters of both sets, escape sequences, line ends of every kind,
-    direction and joining marks, other invisible characters, bytes that are not UTF-8.
-    Backslashes stay as they are, so text that is shown twice looks the same: this is for
-    reading, not for getting the original back.
+    It escapes control characters of both sets, escape sequences, line ends of every kind, direction and
+    joining marks, other invisible characters, and bytes that are not UTF-8. Backslashes stay, so text that is
+    shown twice looks the same. This is for reading; the original cannot be recovered.
     """
     text = _decoded(text)
     if text.isprintable() and text.isascii():
@@ -37,7 +36,7 @@ def shown(text: str | bytes) -> str:
 
 
 def shown_block(text: str | bytes) -> str:
-    """The same for text of several lines: line ends and tabs stay, nothing else that moves a cursor."""
+    """As `shown`, for several lines: line ends and tabs stay, nothing else that moves a cursor."""
     lines = _decoded(text).replace("\r\n", "\n").split("\n")
     return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in lines)
 
@@ -47,14 +46,14 @@ def _decoded(text: str | bytes) -> str:
 
 
 def _harmless(char: str) -> str:
-    # isprintable() is false for every control, format, private, unassigned and surrogate
-    # character and for every separator but the space.
+    # isprintable() is false for every control, format, private, unassigned and surrogate character, and for
+    # every separator except the space.
     if char.isprintable() and ord(char) not in _INVISIBLE:
         return char
     if char in _NAMED:
         return _NAMED[char]
     code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8, as os.fsdecode keeps it
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8, as os.fsdecode encodes it
         code -= 0xDC00
     if code <= 0xFF:
         return f"\\x{code:02x}"

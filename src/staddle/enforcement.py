@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     BackendName: TypeAlias = Literal[
         "auto", "namespaces", "bwrap", "systemd", "landlock", "seatbelt", "native"
     ]
-    #: What becomes of the workspace's changes in a session.
+    #: Treatment of the workspace's changes in a session.
     Mode: TypeAlias = Literal["overlay", "copy", "bind", "readonly"]
 
-# What a sandbox promises, by the short name that probes, gaps and `doctor` use.
+# Promises of a sandbox, by the short name that probes, gaps and `doctor` use.
 PROTECTIONS: dict[str, str] = {
     "read": "only granted paths can be read",
     "write": "only granted paths can be written, created, removed or renamed",
@@ -39,7 +39,7 @@ PROTECTIONS: dict[str, str] = {
 
 
 class Gap(Value):
-    """One thing that will not hold. `documented` gaps are accepted by naming the backend."""
+    """One protection that is not enforced. Naming the backend accepts its `documented` gaps."""
 
     protection: str
     why: str
@@ -48,7 +48,7 @@ class Gap(Value):
 
 
 class Probe(Value):
-    """The result of a real attempt in a child process."""
+    """Result of an actual attempt in a child process."""
 
     backend: str
     usable: bool
@@ -58,16 +58,16 @@ class Probe(Value):
 
 
 class Step(Value):
-    """One thing the backend will do, and the rule that asked for it."""
+    """One action of the backend, and the rule that requires it."""
 
     action: str
     origin: str
 
 
 class EnforcedLimit(Value):
-    """A limit that holds, and by what. `exact` is false where it can be exceeded for a moment.
+    """A limit in force, and its mechanism. `exact` is False if it can be exceeded for a moment.
 
-    `default`: the policy does not say it; it is a part of what this host has.
+    `default`: the policy does not set it; it is a share of this host's resources.
     """
 
     limit: str
@@ -76,25 +76,25 @@ class EnforcedLimit(Value):
     default: bool = False
 
 
-#: Not empty once this program has been told of accepted gaps; the command line tells them itself.
+#: Not empty once this program was warned of accepted gaps; the command line reports them itself.
 TOLD: list[str] = []
 
 
 class Enforcement(Value):
-    """The protections that are in force, and every gap."""
+    """Protections in force, and every gap."""
 
     backend: str
     held: tuple[str, ...]
     gaps: tuple[Gap, ...]
     why: str = ""
-    #: By what each limit of the policy is held, where a sandbox as a whole is limited.
+    #: Mechanism of each limit of the policy, where a whole sandbox is limited.
     limits: tuple[EnforcedLimit, ...] = ()
-    #: Whether gaps were accepted because the policy, or STADDLE_NESTED, says that this host is a container.
+    #: Whether gaps were accepted because the policy or STADDLE_NESTED declares this host a container.
     nested: bool = False
 
     @classmethod
     def of(cls, backend: str, gaps: tuple[Gap, ...], why: str = "", *, nested: bool = False) -> Enforcement:
-        """All protections but those a gap names."""
+        """Return all protections except those that a gap names."""
         open_ = {gap.protection for gap in gaps}
         held = tuple(name for name in PROTECTIONS if name not in open_)
         return cls(backend, held, gaps, why, nested=nested)
@@ -108,7 +108,7 @@ class Enforcement(Value):
             warnings.warn(self.notice(), stacklevel=3)
 
     def notice(self) -> str:
-        """One sentence for a person about what does not hold."""
+        """Return one sentence about the missing protections, for a person."""
         names = ", ".join(dict.fromkeys(gap.protection for gap in self.gaps))
         return (
             f"nested: the {self.backend} backend does not enforce {names} here; `staddle doctor` prints why"

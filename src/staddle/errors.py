@@ -1,55 +1,55 @@
-"""Every error of staddle, in one tree.
+"""All errors of staddle, in one tree.
 
     StaddleError
-    ├── PolicyError                a rule, host name, size or file that means nothing
-    │   └── PathEscape             a path that leaves where it was declared to stay
-    ├── PolicyNotEnforceable       the policy is fine, this host or backend cannot hold it
+    ├── PolicyError                a rule, host name, size or file that is not valid
+    │   └── PathEscape             a path that leaves its declared directory
+    ├── PolicyNotEnforceable       the policy is valid, but this host or backend cannot enforce it
     ├── BackendError
-    │   ├── UnknownBackend         no backend of that name
+    │   ├── UnknownBackend         no backend has this name
     │   ├── BackendUnavailable     it exists, but cannot confine anything here
-    │   │   └── LandlockUnavailable this kernel has no Landlock, or too old a one
+    │   │   └── LandlockUnavailable this kernel has no Landlock, or one that is too old
     │   └── LaunchFailed           the confinement could not be set up; the command did not start
-    │       ├── TooManyOpenFiles   this process has as many as it may (a LayerError, too)
-    │       └── ThreadUnavailable  this process has no room for a thread that the call needs
+    │       ├── TooManyOpenFiles   this process has reached its limit (also a LayerError)
+    │       └── ThreadUnavailable  this process cannot start a thread that the call needs
     ├── AuditFailed                a line of an audit log could not be written
     ├── AlreadyWrapped             wrap() of a wrapped command, or a second start of one
-    ├── PathNotAllowed             a file beneath the working directory that may not be touched this way
-    ├── CommandEnded               a command that did not come to its own end; carries what it printed
-    │   ├── CommandTimeout         its time was up (a CommandFailed, too)
-    │   └── CommandCancelled       somebody asked for its end
-    ├── CommandNotFound            no such program in the sandbox's view
-    ├── CommandRefused             a command that a rule speaks against; nothing was started
-    ├── CommandNotUnderstood       a script that cannot be read, so that no rule can be held against it
-    ├── ExtraMissing               a part of staddle that needs a package which is not installed
-    ├── CommandFailed              a captured or checked command ended with an error, or a CommandTimeout
-    ├── InvalidCall                an argument that no command can have: a NUL, a negative time
+    ├── PathNotAllowed             a file beneath the working directory that no rule allows
+    ├── CommandEnded               a command was ended early; carries its output
+    │   ├── CommandTimeout         its timeout ended it (also a CommandFailed)
+    │   └── CommandCancelled       a caller ended it
+    ├── CommandNotFound            the program does not exist in the sandbox's view
+    ├── CommandRefused             a rule forbids the command; nothing was started
+    ├── CommandNotUnderstood       a script that cannot be parsed, so no rule can be checked
+    ├── ExtraMissing               a part of staddle needs a package that is not installed
+    ├── CommandFailed              a captured or checked command failed, or a CommandTimeout
+    ├── InvalidCall                an invalid argument: a NUL, a negative time
     ├── SessionError
     │   ├── SandboxClosed          it was closed, and nothing runs in it any more
     │   │   └── SandboxLost        it ended by itself: something killed it
-    │   ├── SessionBusy            it waits for the very caller who asks
-    │   ├── UserUnavailable        a user whose id this sandbox does not have
-    │   │   └── RootUnavailable    nobody can be root in this sandbox
-    │   ├── WaitTimeout            what a background process was waited for did not come
+    │   ├── SessionBusy            it waits for the caller itself
+    │   ├── UserUnavailable        this sandbox does not have the user's id
+    │   │   └── RootUnavailable    this sandbox has no root
+    │   ├── WaitTimeout            a background process did not do in time what was awaited
     │   └── PoolExhausted          no sandbox became free in time
-    ├── WorkspaceError             a workspace that is not there, or not in the state for this
-    │   └── WorkspaceBusy          another process has claimed it
-    ├── LayerError                 something with what a sandbox changed, or with where that is kept
-    │   ├── CommitRefused          nothing was written: conflicts, or names that need a second look
-    │   ├── CommitFailed           the host said no on the way; everything was put back
-    │   └── ArchiveRefused         a file that is no archive of a layer, or one that means harm
-    ├── BaseError                  something with an imported base: no such name, or one that is taken
-    ├── FleetError                 something with a fleet of machines
-    │   ├── FleetBusy              no machine has room, or too many requests wait already
+    ├── WorkspaceError             a workspace is missing, or not in the state for this
+    │   └── WorkspaceBusy          another process has locked it
+    ├── LayerError                 a problem with a sandbox's changes, or with their storage
+    │   ├── CommitRefused          nothing was written: conflicts, or names that need a review
+    │   ├── CommitFailed           the host refused a step; everything was reverted
+    │   └── ArchiveRefused         a file that is not an archive of a layer, or a malicious one
+    ├── BaseError                  a problem with an imported base: unknown, or the name is taken
+    ├── FleetError                 a problem with a fleet of machines
+    │   ├── FleetBusy              no machine has room, or too many requests are waiting
     │   ├── FleetLost              the head of the cluster does not answer, or the fleet is closed
-    │   └── TransferFailed         content that did not arrive as it was sent
+    │   └── TransferFailed         content did not arrive as it was sent
     ├── GitError
-    │   ├── GitRefused             git was not asked: the repository could make it do harm
-    │   └── GitFailed              git was asked and said no
-    └── UsageError                 the command line says something we do not understand
+    │   ├── GitRefused             git was not started: the repository could make it do harm
+    │   └── GitFailed              git was started and failed
+    └── UsageError                 an invalid command line
 
-A failing command is a result, never an exception. Every error says what happened, why,
-and how to fix it; the three are attributes, and `str()` joins them into one sentence. The command line prints
-them on lines of their own, with its options in place of Python's words.
+A failing command is a result, never an exception. Every error tells what happened, why, and how to fix it, as
+three attributes; `str()` joins them into one sentence. The command line prints them on separate lines, with
+its options in place of Python's names.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 
 def rendered(what: str, why: str = "", fix: str = "", *, lines: bool = False) -> str:
-    """An error as text: one sentence, or what happened, and `cause:` and `fix:` on lines of their own."""
+    """Format an error as one sentence, or with `lines` as what, `cause:` and `fix:` on separate lines."""
     if lines:
         parts = (what, *(f"  {name}: {text}" for name, text in (("cause", why), ("fix", fix)) if text))
         return "\n".join(parts)
@@ -84,20 +84,20 @@ class StaddleError(Exception):
         return rendered(self.what, self.why, self.fix)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # By content, not by calling __init__: its keywords would be lost between processes.
+        # By content: calling __init__ would lose its keywords between processes.
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class PolicyError(StaddleError, ValueError):
-    """A policy, or a value in one, that has no meaning."""
+    """A policy, or a value in it, is not valid."""
 
 
 class PathEscape(PolicyError):
-    """A declared path leads, through a link that a sandbox could have planted, elsewhere."""
+    """A declared path leads elsewhere through a link that a sandbox could have created."""
 
 
 class PolicyNotEnforceable(StaddleError):
-    """Something the policy asks for cannot be held here. Nothing was started."""
+    """Part of the policy cannot be enforced here. Nothing was started."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", gaps: tuple[Gap, ...] = ()) -> None:
         super().__init__(what, why=why, fix=fix)
@@ -105,7 +105,7 @@ class PolicyNotEnforceable(StaddleError):
 
 
 class BackendError(StaddleError):
-    """A backend could not be had or could not start the command."""
+    """A backend is not available, or could not start the command."""
 
 
 class UnknownBackend(BackendError, ValueError):
@@ -117,7 +117,7 @@ class BackendUnavailable(BackendError):
 
 
 class LandlockUnavailable(BackendUnavailable):
-    """The kernel has no Landlock, or one too old to hold writable_paths."""
+    """The kernel has no Landlock, or one too old to enforce writable_paths."""
 
 
 class LaunchFailed(BackendError):
@@ -125,21 +125,21 @@ class LaunchFailed(BackendError):
 
 
 class AuditFailed(StaddleError):
-    """A line of the audit log could not be written. Nothing starts that the log does not have."""
+    """A line of the audit log could not be written. Nothing starts without its line."""
 
 
 class AlreadyWrapped(StaddleError):
-    """The command is confined already, or its one start has been used."""
+    """The command is already confined, or was already started."""
 
 
 class PathNotAllowed(StaddleError):
-    """The path stays beneath its directory, but no rule allows what was asked. Nothing was changed."""
+    """The path is beneath its directory, but no rule allows the operation. Nothing was changed."""
 
 
 class CommandEnded(StaddleError):
-    """The command was ended before its own end, and everything it started with it.
+    """The command was ended before its own end, with all processes that it started.
 
-    `result` is a `staddle.CommandResult` with the output until then; None only where no output was collected.
+    `result` is a `staddle.CommandResult` with the output so far; None only if no output was collected.
     """
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", result: Any = None) -> None:
@@ -148,11 +148,11 @@ class CommandEnded(StaddleError):
 
 
 class CommandCancelled(CommandEnded):
-    """The command was ended on request."""
+    """A caller ended the command."""
 
 
 class CommandNotFound(StaddleError):
-    """The program is not there, or the policy hides it. `status` is what a shell would say."""
+    """The program does not exist, or the policy hides it. `status` is a shell's exit status for that."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", status: int = 127) -> None:
         super().__init__(what, why=why, fix=fix)
@@ -160,10 +160,10 @@ class CommandNotFound(StaddleError):
 
 
 class CommandRefused(StaddleError):
-    """A rule speaks against this command. Nothing was started.
+    """A rule forbids this command. Nothing was started.
 
-    `program` is what would have been run ("" where only the run would show it), `owner` the
-    tool that does this instead, `reason` the rule's.
+    `program` is the program ("" if only running it would show it), `owner` the tool to use instead, `reason`
+    the rule's reason.
     """
 
     def __init__(
@@ -181,17 +181,17 @@ class CommandRefused(StaddleError):
 
 
 class CommandNotUnderstood(StaddleError):
-    """A script that is no bash, or more than is read. Nothing was started."""
+    """A script that is not bash, or is longer than the parser reads. Nothing was started."""
 
 
 class ExtraMissing(StaddleError, ImportError):
-    """Something that the base install does not bring. `fix` says how to install it."""
+    """A feature needs a package that the base install lacks. `fix` tells how to install it."""
 
 
 class CommandFailed(StaddleError):
-    """A command that was to succeed ended with an error. `status` is what a shell would say.
+    """A command that had to succeed failed. `status` is a shell's exit status for that.
 
-    `result` is the `staddle.Result` where it ran in a session, else None.
+    `result` is the `staddle.Result` of a session's command, else None.
     """
 
     def __init__(
@@ -211,9 +211,9 @@ class CommandFailed(StaddleError):
 
 
 class CommandTimeout(CommandEnded, CommandFailed):
-    """The time was up, and the command was ended with everything it had started.
+    """The timeout ended the command and all processes that it had started.
 
-    `result` is the `staddle.Result` of a session's command, the `staddle.CommandResult` of an environment's.
+    `result` is a `staddle.Result` for a session's command, a `staddle.CommandResult` for an environment's.
     """
 
     def __init__(
@@ -229,56 +229,56 @@ class CommandTimeout(CommandEnded, CommandFailed):
         CommandFailed.__init__(self, what, why=why, fix=fix, status=status, output=output, result=result)
 
 
-#: Another name of it, from when a session and a jail had a class of their own.
+#: Former name, from when a session and a jail had separate classes.
 CommandTimedOut = CommandTimeout
 
 
 class InvalidCall(StaddleError, ValueError):
-    """An argument that no command can have. Nothing was started."""
+    """An argument is not valid. Nothing was started."""
 
 
 class SessionError(StaddleError):
-    """Something with a sandbox and its shells, as opposed to a command in one."""
+    """A problem with a sandbox and its shells, not with a command in one."""
 
 
 class SandboxClosed(SessionError):
-    """The sandbox, session or pool was closed: nothing can be run in it any more."""
+    """The sandbox, session or pool was closed: nothing can run in it any more."""
 
 
 class SandboxLost(SandboxClosed):
-    """The sandbox ended without being asked: something killed it, or the host took it away."""
+    """The sandbox ended unasked: something killed it, or the host removed it."""
 
 
 class SessionBusy(SessionError):
-    """The session is in use by the caller itself: waiting for it would wait for ever."""
+    """The caller itself uses the session: waiting for it would never end."""
 
 
 class UserUnavailable(SessionError):
-    """A command was to run as a user whose id this sandbox does not have. It was not started."""
+    """This sandbox does not have the requested user's id. The command was not started."""
 
 
 class RootUnavailable(UserUnavailable):
-    """A command was to run as the sandbox's root, and that cannot be had here. It was not started."""
+    """This sandbox has no root. The command was not started."""
 
 
 class WaitTimeout(SessionError, TimeoutError):
-    """A process in the background did not do in time what was waited for, or ended before that."""
+    """A background process did not do in time what was awaited, or ended before."""
 
 
 class PoolExhausted(SessionError, TimeoutError):
-    """No sandbox of the pool became free within the time."""
+    """No sandbox of the pool became free in time."""
 
 
 class WorkspaceError(StaddleError):
-    """A workspace that is not there, or cannot do this now."""
+    """A workspace does not exist, or cannot do this now."""
 
 
 class WorkspaceBusy(WorkspaceError):
-    """Another process has claimed this workspace."""
+    """Another process has locked this workspace."""
 
 
 class LayerError(StaddleError):
-    """Something with what a sandbox changed, or with where that is kept."""
+    """A problem with a sandbox's changes, or with their storage."""
 
 
 def resource_fix(why: str, otherwise: str) -> str:
@@ -295,7 +295,7 @@ class ThreadUnavailable(LaunchFailed, RuntimeError):
 
 
 def thread_unavailable() -> ThreadUnavailable:
-    """The error for Python's `can't start new thread`."""
+    """Return the error for Python's `can't start new thread`."""
     return ThreadUnavailable(
         "staddle could not start a thread",
         why="this process may have no more threads or memory, or it is ending",
@@ -304,12 +304,12 @@ def thread_unavailable() -> ThreadUnavailable:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether it says that there is no room for another open file."""
+    """Whether an error means that no more files can be opened."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def not_handed_over(error: OSError, fix: str) -> LaunchFailed:
-    """Return the error for a memory file that a sandbox is to read, and that could not be written."""
+    """Return the error for a memory file that could not be written for a sandbox."""
     is_limited = error.errno == errno.EFBIG
     return LaunchFailed(
         "a command or its input could not be handed over",
@@ -319,11 +319,11 @@ def not_handed_over(error: OSError, fix: str) -> LaunchFailed:
 
 
 class TooManyOpenFiles(LaunchFailed, LayerError):
-    """This process has as many files open as it may."""
+    """This process has reached its limit of open files."""
 
 
 def too_many_open_files(why: str = "this process has as many open as it may have") -> TooManyOpenFiles:
-    """The error of what needs another one."""
+    """Return the error for a failed attempt to open another file."""
     return TooManyOpenFiles(
         "there is no room for more open files",
         why=why,
@@ -334,7 +334,7 @@ def too_many_open_files(why: str = "this process has as many open as it may have
 class CommitRefused(LayerError):
     """The commit wrote nothing. `conflicts` changed on the host meanwhile, `held` needs allow_protected.
 
-    The classes are in `staddle.layers.review`.
+    Their classes are in `staddle.layers.review`.
     """
 
     def __init__(
@@ -351,43 +351,43 @@ class CommitRefused(LayerError):
 
 
 class CommitFailed(LayerError):
-    """The host refused a step. What had been done was put back."""
+    """The host refused a step. The completed steps were reverted."""
 
 
 class ArchiveRefused(LayerError):
-    """A file that is no archive of a layer, a damaged one, or one that means harm. Nothing was made of it."""
+    """The file is not an archive of a layer, is damaged, or is malicious. Nothing was created."""
 
 
 class BaseError(StaddleError):
-    """Something with an imported base: no such name, or one that is taken."""
+    """A problem with an imported base: it does not exist, or its name is taken."""
 
 
 class FleetError(StaddleError):
-    """Something with a fleet of machines, as opposed to one sandbox of it."""
+    """A problem with a fleet of machines, not with one of its sandboxes."""
 
 
 class FleetBusy(FleetError, TimeoutError):
-    """No machine of the fleet has room, or its tenant has all that it may have. Nothing was started."""
+    """No machine of the fleet has room, or the tenant has reached its limit. Nothing was started."""
 
 
 class FleetLost(FleetError):
-    """The fleet is closed, or the head of its cluster does not answer any more."""
+    """The fleet is closed, or the head of its cluster does not answer."""
 
 
 class TransferFailed(FleetError):
-    """A workspace or a snapshot did not arrive as it was sent. Nothing was made of it."""
+    """A workspace or a snapshot did not arrive as it was sent. Nothing was created."""
 
 
 class GitError(StaddleError):
-    """Something with a git repository."""
+    """A problem with a git repository."""
 
 
 class GitRefused(GitError):
-    """Git was not started: what is in the repository could make it do harm."""
+    """Git was not started: the repository could make it do harm."""
 
 
 class GitFailed(GitError):
-    """Git ended with an error. `status` is its exit status."""
+    """Git failed. `status` is its exit status."""
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", status: int = 1) -> None:
         super().__init__(what, why=why, fix=fix)
@@ -395,4 +395,4 @@ class GitFailed(GitError):
 
 
 class UsageError(StaddleError):
-    """A command line that we do not understand."""
+    """The command line is not valid."""

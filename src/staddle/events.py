@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Event(Value):
-    """One thing a user should know about a run.
+    """One fact about a run that a user should know.
 
-    `what` is the object (a path, a host), `rule` what it met, `allow` the line that would
-    allow it next time, `who` the command that met it, where that is known. A "question" is what
-    `on_connect` is asked. Text that came from inside is hostile: show it with `display.shown`.
+    `what` is the object (a path, a host), `rule` the rule that applied, `allow` the line that would allow it
+    next time, `who` the command that caused it, if known. A "question" goes to `on_connect`. Text from inside
+    is hostile: show it with `display.shown`.
     """
 
     _is_shown_short = True
@@ -26,7 +26,7 @@ class Event(Value):
     who: str = ""
 
     def __str__(self) -> str:
-        """The event in a sentence, as a person reads it."""
+        """Return the event as a sentence for a person."""
         from .display import shown
 
         told = f"{self.kind}: {shown(self.what)}: {shown(self.rule)}"

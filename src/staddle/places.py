@@ -1,12 +1,12 @@
-"""The directories on this host that staddle trusts, in one list.
+"""Directories on this host that staddle trusts, in one list.
 
-staddle executes, obeys or takes for its own record what is in them: shims of coding agents, policy
-files, kept sandboxes, imported bases, layers, journals of commits. So no sandbox may write there, however it
-was started: `policy.own_places` guards them below a grant and refuses a grant in them, and a commit refuses
-to change them.
+staddle executes or obeys their contents, or treats them as its own records: shims of coding agents, policy
+files, kept sandboxes, imported bases, layers, commit journals. So no sandbox may write there, however it was
+started. `policy.own_places` guards them below a grant and refuses a grant in them, and a commit refuses to
+change them.
 
-Variables can put some of them into a workspace. The shims and journals that a sandbox could use to leave are
-therefore never where a variable says: see `runtime` and `unreachable`.
+Environment variables can place some of them in a workspace. Shims and journals, with which a sandbox could
+escape, therefore ignore variables: see `runtime` and `unreachable`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: For the settings of an installation, and for the kept sandboxes and downloads of root.
+#: Settings of an installation; root's kept sandboxes and downloads.
 _OF_THE_HOST = ("/etc/staddle", "/var/lib/staddle", "/var/cache/staddle")
-#: Each base directory of a user (XDG): its variable, and where it is below the home by default.
+#: Base directories of a user (XDG): the variable, and the default below the home.
 _BASES = {
     "config": ("XDG_CONFIG_HOME", ".config"),
     "data": ("XDG_DATA_HOME", ".local/share"),
     "state": ("XDG_STATE_HOME", ".local/state"),
     "cache": ("XDG_CACHE_HOME", ".cache"),
 }
-#: Each names a directory of ours, or a file, by its whole path.
+#: Variables that name a directory or file of ours by its whole path.
 BASES, DOWNLOADS, JAIL_CONFIG, LAYERS, WORKSPACES = (
     "STADDLE_BASES",
     "STADDLE_DOWNLOADS",
@@ -39,14 +39,14 @@ BASES, DOWNLOADS, JAIL_CONFIG, LAYERS, WORKSPACES = (
     "STADDLE_LAYERS",
     "STADDLE_WORKSPACES",
 )
-#: Everybody's directories. Every sandbox has its own, so a grant can only name something below them.
+#: World-writable directories. Every sandbox has its own, so a grant can only name paths below them.
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")
-#: How what we make there begins.
+#: Prefix of our names there.
 PREFIX = "staddle-"
 
 
 def home() -> str:
-    """The home of the user; of the account, where $HOME is no absolute path."""
+    """Return the user's home; the account's, if $HOME is not an absolute path."""
     said = os.environ.get("HOME", "")
     return said if said.startswith("/") else _home_of_account()
 
@@ -62,22 +62,22 @@ def _home_of_account() -> str:
 
 
 def of_user(kind: str) -> str:
-    """Our directory in the user's base directory of this `kind`: "config", "data", "state" or "cache"."""
+    """Return our directory in the user's base directory `kind`: "config", "data", "state" or "cache"."""
     variable, default = _BASES[kind]
     said = os.environ.get(variable, "")
-    # The specification says that a relative path is to be ignored.
+    # The specification says to ignore a relative path.
     return f"{said if said.startswith('/') else _below(home(), default)}/staddle"
 
 
 def workspaces() -> str:
-    """The directory of the worktrees of jails, each with its records."""
+    """Return the directory of the jails' worktrees, each with its records."""
     return os.environ.get(WORKSPACES) or f"{of_user('data')}/workspaces"
 
 
 def trusted() -> Iterator[str]:
-    """Every place of ours outside of SHARED, whether it exists or not.
+    """Yield every place of ours outside SHARED, even if it does not exist.
 
-    Those that variables name, and the usual ones as well: the next program may have other variables.
+    It includes the default places beside those in variables: the next program may have other variables.
     """
     yield from _OF_THE_HOST
     homes = {home(), _home_of_account()}
@@ -93,7 +93,7 @@ def trusted() -> Iterator[str]:
 
 
 def is_shared(path: str) -> bool:
-    """Whether a path, absolute and normal, is one of ours in SHARED, or in the user's runtime directory."""
+    """Whether a normalized absolute path is ours in SHARED or in the user's runtime directory."""
     for top in (*SHARED, f"/run/user/{os.getuid()}"):
         if path.startswith(f"{top}/{PREFIX}"):
             name = path[len(top) + len(PREFIX) + 1 :].partition("/")[0]
@@ -102,14 +102,14 @@ def is_shared(path: str) -> bool:
 
 
 def is_worktree(path: str) -> bool:
-    """Whether a path is in a jail's worktree: the one thing in our places that a sandbox writes."""
+    """Whether a path is in a jail's worktree: the only one of our places that a sandbox writes."""
     top = os.path.realpath(workspaces())
     name, _, rest = path.removeprefix(f"{top}/").partition("/")
     return path.startswith(f"{top}/") and bool(name) and (rest == "tree" or rest.startswith("tree/"))
 
 
 def within(directory: str) -> tuple[str, ...]:
-    """Our places in a `directory` of the host, absolute and without links, or around it."""
+    """Return our places inside or around a host `directory`, which is absolute and without links."""
     if is_worktree(directory):
         return ()
     known = dict.fromkeys((*trusted(), *map(os.path.realpath, trusted())))
@@ -118,7 +118,7 @@ def within(directory: str) -> tuple[str, ...]:
 
 
 def refuse(directory: str, name: str) -> None:
-    """PermissionError if `name`, below `directory` and without links, is a place of ours or in one."""
+    """Raise PermissionError if `name`, below `directory` and without links, is or is in a place of ours."""
     path = os.path.normpath(f"{directory}/{name}")
     if any(_covers(place, path) for place in within(directory)):
         raise PermissionError(errno.EACCES, "it is staddle's own, and trusted later", path)
@@ -129,9 +129,9 @@ def _covers(ancestor: str, path: str) -> bool:
 
 
 def runtime() -> str:
-    """The directory of what ends with a process: shims, and pipes of brokers. It need not exist.
+    """Return the directory for shims and broker pipes, which end with a process. It need not exist.
 
-    No variable decides: XDG_RUNTIME_DIR and TMPDIR may be in a workspace.
+    It ignores variables: XDG_RUNTIME_DIR and TMPDIR may be in a workspace.
     """
     uid = os.geteuid()
     own = f"/run/user/{uid}"
@@ -140,30 +140,30 @@ def runtime() -> str:
         if found.st_uid == uid and not found.st_mode & 0o022 and not os.statvfs(own).f_flag & os.ST_NOEXEC:
             return f"{own}/{PREFIX}run-{uid}"
     except OSError:
-        pass  # no session of systemd
+        pass  # no systemd session
     return f"/tmp/{PREFIX}run-{uid}"
 
 
 def unreachable(kind: str) -> Iterator[str]:
-    """Directories for records of this `kind` that no sandbox may write, best first.
+    """Yield directories for records of this `kind` that no sandbox may write, best first.
 
-    A grant cannot name or contain any of them, and no variable decides.
+    No grant can name or contain them, and no variable changes them.
     """
     for top in ("/var/tmp", "/tmp", "/dev/shm"):
         yield f"{top}/{PREFIX}{kind}-{os.geteuid()}"
 
 
 def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-    """Make a directory with exactly this mode, whatever the umask of the program.
+    """Create a directory with exactly this mode, whatever the umask.
 
-    Otherwise one program with a umask of 0777 would leave a directory that no later one can enter.
+    Otherwise a program with the umask 0777 would leave a directory that no later program can enter.
     """
     os.mkdir(path, mode, dir_fd=dir_fd)
     os.chmod(path, mode, dir_fd=dir_fd)
 
 
 def make_private(top: str, *names: str) -> str:
-    """The directory `top`/name/..., made if it is missing. LaunchFailed if others can enter it."""
+    """Return the directory `top`/name/..., created if missing. LaunchFailed if others can enter it."""
     path = top
     for path in itertools.accumulate((top, *names), "{}/{}".format):
         try:

@@ -1,4 +1,4 @@
-"""For the tests of programs that use staddle: a backend that runs nothing, and a few fixtures.
+"""Helpers for testing programs that use staddle: a backend that runs nothing, and a few fixtures.
 
     from staddle.testing import FakeBackend, Scripted
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Canary", "FakeBackend", "Scripted", "Trace", "trace", "unchanged", "workspace"]
 
-# What stands in for the command: prints what was scripted and ends as scripted. The script
-# comes on the command line as hexadecimal, so any byte survives.
+# Program in place of the command: prints and exits as scripted. The script is on the command line in
+# hexadecimal, so that any byte survives.
 _PLAYER = """
 import os, sys, time
 out, err, code, delay = sys.argv[1:5]
@@ -53,7 +53,7 @@ os._exit(code)
 
 
 class Scripted(Value):
-    """The result of one command. A negative `exit_code` is death by that signal, as in subprocess."""
+    """Result of one command. A negative `exit_code` means death by that signal, as in subprocess."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -62,12 +62,11 @@ class Scripted(Value):
 
 
 class FakeBackend:
-    """A backend that records what it is asked and plays back what you scripted. It runs nothing.
+    """A backend that records its calls and plays back your script. It runs nothing.
 
-    Used as a context manager it takes the place of every backend, whichever name the tested
-    program asks for, `auto` included. Commands are answered from `results` in order, then
-    with `default`. `declares` are the gaps it claims to have, to test how a program copes.
-    One at a time: it is meant for tests, not for threads.
+    As a context manager it replaces every backend, including `auto`. It answers commands from `results` in
+    order, then with `default`. `declares` are the gaps it claims to have, to test how a program handles them.
+    Use one at a time, without threads.
     """
 
     name = "fake"
@@ -89,20 +88,20 @@ class FakeBackend:
         self.commands: list[list[str]] = []
 
     def probe(self) -> Probe:
-        """Usable, unless it was made with `usable=False`."""
+        """Report it as usable, unless it was made with `usable=False`."""
         why = "" if self._usable else "this FakeBackend was made unusable"
         return Probe(self.name, usable=self._usable, why=why)
 
     def gaps(self, plan: Plan) -> tuple[Gap, ...]:
-        """The gaps that it was made with."""
+        """Return the gaps that it was made with."""
         return self._declares
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:
-        """A single step."""
+        """Return a single step."""
         return (Step("play back a scripted result", "FakeBackend"),)
 
     def prepare(self, plan: Plan, command: Sequence[str]) -> Launch:
-        """Record the call; the launch is a player for the next scripted result."""
+        """Record the call; the launch plays back the next scripted result."""
         self.plans.append(plan)
         self.commands.append(list(command))
         result = self._results.pop(0) if self._results else self._default
@@ -126,7 +125,7 @@ class FakeBackend:
 
 @contextlib.contextmanager
 def workspace(files: Mapping[str, str | bytes] | None = None) -> Iterator[str]:
-    """A directory with these files (and their parents), gone afterwards. Names are relative."""
+    """Create a directory with these files and their parents; it is removed afterwards. Names are relative."""
     with tempfile.TemporaryDirectory(prefix="staddle-test-") as directory:
         root = os.path.realpath(directory)
         for name, content in (files or {}).items():
@@ -140,9 +139,9 @@ def workspace(files: Mapping[str, str | bytes] | None = None) -> Iterator[str]:
 
 
 class Canary:
-    """A secret that must not come out. Put `text` somewhere, then ask `leaked_into(output)`.
+    """A secret that must not leak. Put `text` somewhere, then ask `leaked_into(output)`.
 
-    Recognises itself plain, reversed, in hexadecimal and in base64 at any offset.
+    It recognises itself plain, reversed, in hexadecimal and in base64 at any offset.
     """
 
     def __init__(self) -> None:
@@ -152,14 +151,14 @@ class Canary:
         return self.text
 
     def leaked_into(self, *outputs: str | bytes) -> bool:
-        """Whether any of `outputs` holds the secret in one of the spellings it knows."""
+        """Whether any of `outputs` contains the secret in a known encoding."""
         import base64
 
         raw = self.text.encode()
         spellings = [raw, raw[::-1], raw.hex().encode(), raw.hex().upper().encode()]
         for shift in range(3):
-            # Base64 of the same bytes differs with what stands before them; the first and
-            # last characters mix with neighbours and are cut off.
+            # Base64 depends on the preceding bytes; the first and last characters mix with neighbours and are
+            # cut off.
             encoded = base64.b64encode(b"\0" * shift + raw).rstrip(b"=")
             spellings.append(encoded[(0, 2, 3)[shift] : -1])
         data = [
@@ -173,9 +172,9 @@ Trace = dict[str, tuple[object, ...]]
 
 
 def trace(root: str) -> Trace:
-    """Everything about the tree at `root` that a change would show in: names, kinds, modes, owners, contents.
+    """Record all facts about the tree at `root`: names, kinds, modes, owners, contents.
 
-    Times of files count, those of directories and access times do not.
+    It includes modification times of files, but not of directories, and no access times.
     """
     seen: Trace = {}
     pending = [root]
@@ -198,7 +197,7 @@ def trace(root: str) -> Trace:
 
 @contextlib.contextmanager
 def unchanged(root: str) -> Iterator[None]:
-    """Fail with the names of what differs when the tree at `root` is not the same afterwards."""
+    """Fail with the names that differ if the tree at `root` has changed afterwards."""
     before = trace(root)
     yield
     after = trace(root)

@@ -1,9 +1,9 @@
-"""`wrap`: you start the process yourself, we hand back the same command, confined.
+"""`wrap`: returns your command, confined, for you to start.
 
     wrapped = wrap(["pytest", "-q"], Policy.agent().with_read("."))
     process = wrapped.popen(stdout=subprocess.PIPE)
 
-A command that cannot be confined is an error here, before anything runs.
+If a command cannot be confined, `wrap` raises an error before anything runs.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 class WrappedCommand:
     """A confined command that has not been started.
 
-    Start it with `popen()` or `run()`, or by yourself with exactly `argv`, `env`, `cwd` and
-    `pass_fds`. It can be started once: the descriptors it carries are read by the launcher.
-    The command ends when the *thread* that started it ends (the kernel's parent-death
-    signal is per thread), so start it from one that lives as long as the command should.
+    Start it with `popen()` or `run()`, or yourself with exactly `argv`, `env`, `cwd` and `pass_fds`. It can
+    be started only once, because the launcher reads its descriptors. The command ends when the *thread* that
+    started it ends (the kernel's parent-death signal is per thread), so start it from a thread that lives as
+    long as the command.
     """
 
     def __init__(self, launch: Launch, plan: Plan, enforced: Enforcement) -> None:
@@ -65,22 +65,22 @@ class WrappedCommand:
         self.backend = enforced.backend
 
     def popen(self, **kwargs: Any) -> subprocess.Popen[Any]:
-        """Start it. Takes what `subprocess.Popen` takes, but for what confines the command.
+        """Start it. Accepts `subprocess.Popen`'s arguments, except those that confine the command.
 
-        `terminate` and `send_signal` reach every process of the command; `kill` ends them all. On bwrap a
-        signal that is sent to the `pid` in another way ends all as well.
+        `terminate` and `send_signal` reach every process of the command; `kill` ends them all. On bwrap, a
+        signal sent to the `pid` in another way ends all as well.
         """
         from .launch.running import Lifeline, start
 
         launch = self.launch()
         self.begin_audit()
-        self._close_audit()  # how it ends is the caller's to see
+        self._close_audit()  # the caller sees how it ends
         lifeline = None
         try:
             if launch.is_monitored:
                 lifeline = Lifeline(launch.status)
                 kwargs["group"] = lifeline.group
-            REAPING.__enter__()  # for good: the caller waits for it at any time
+            REAPING.__enter__()  # for good: the caller may wait for it at any time
             process = start(launch, **kwargs)
         except BaseException:
             if lifeline is not None:
@@ -93,19 +93,19 @@ class WrappedCommand:
             vars(process)["lifeline"] = lifeline  # a MonitoredPopen closes it
         if launch.gateway_log is not None:
             if self.plan.asks:
-                launch.gateway_log.attend()  # on_connect is asked, and refusals can be listed afterwards
+                launch.gateway_log.attend()  # calls on_connect, and lists refusals afterwards
             else:
                 launch.gateway_log.close()
         self._process = process
         return process
 
     def run(self, **kwargs: Any) -> Completed:
-        """Start it, wait, and return a CompletedProcess as `subprocess.run` does, with `reason` and `why`.
+        """Start it, wait, and return a CompletedProcess like `subprocess.run`, with `reason` and `why`.
 
-        The timeout is the policy's unless `timeout` is given; captured output is bounded by
-        the policy's `limits.output`, head and tail kept. A failing command is a result;
-        LaunchFailed means that it never started. The values of secret variables are hidden in what is
-        captured, and in what goes to our own standard streams unless they are a terminal.
+        `timeout` replaces the policy's. Captured output is limited to the policy's `limits.output`; its head
+        and tail are kept. A failing command returns a result; LaunchFailed means that it never started.
+        Values of secret variables are redacted in captured output, and in our own standard streams unless
+        they are a terminal.
         """
         from .launch.running import complete
         from .observe.redaction import secrets_of
@@ -130,10 +130,10 @@ class WrappedCommand:
         return done
 
     def connect(self, port: int) -> socket:
-        """A connection to a server in the command, at `port` of its 127.0.0.1 or ::1. After `popen()`.
+        """Connect to a server in the command, at `port` of its 127.0.0.1 or ::1. Call it after `popen()`.
 
-        ConnectionError while nothing listens there. InvalidCall on backends that have no way into its
-        network: namespaces and bwrap have, and any backend where the network is open.
+        Raises ConnectionError if nothing listens there, InvalidCall on backends without access to its
+        network. namespaces and bwrap have access, and any backend if the network is open.
         """
         from socket import create_connection
 
@@ -142,9 +142,9 @@ class WrappedCommand:
         return self._forwarded().connect(port)
 
     def expose(self, port: int, host_port: int = 0) -> int:
-        """A port of the host's 127.0.0.1 that leads to `port` of the command, until it ends. After `popen()`.
+        """Forward a port of the host's 127.0.0.1 to `port` of the command until it ends. After `popen()`.
 
-        Every user of this host can connect to it. Where the network is the host's, it is `port` itself.
+        Every user of this host can connect to it. On the host's own network it returns `port` itself.
         """
         if self._has_hosts_network():
             from .network.host.forward import same_port
@@ -182,7 +182,7 @@ class WrappedCommand:
         self._audit = CommandAudit.of(target, self.plan, secrets_of(self.plan), self.backend)
 
     def begin_audit(self) -> AuditedCommand | None:
-        """Write that the command is about to start, if there is a log. For who starts it by `launch()`."""
+        """Log that the command is about to start, if there is a log. For callers that use `launch()`."""
         return None if self._audit is None else self._audit.begin(self._command, self.plan.cwd)
 
     def end_audit(
@@ -194,7 +194,7 @@ class WrappedCommand:
         why: str = "",
         error: BaseException | None = None,
     ) -> None:
-        """Write that it has ended, and the last line of the log."""
+        """Log its end, and close the log."""
         if audited is None:
             return
         try:
@@ -227,7 +227,7 @@ class WrappedCommand:
         return (*appeared(self.plan), *map(secrets.event, gateway_log.events()))
 
     def decide_with(self, deciding: ApprovalCalls) -> None:
-        """Have what its network gateway asks answered, if the backend has one."""
+        """Answer the questions of its network gateway, if the backend has one."""
         if self._launch.gateway_log is not None:
             self._launch.gateway_log.decide_with(deciding)
 
@@ -271,17 +271,16 @@ def wrap(
     on_connect_timeout: float = PATIENCE,
     audit: AuditTarget | None = None,
 ) -> WrappedCommand:
-    """The same command, confined by `policy`, ready to be started.
+    """Return the command, confined by `policy`, ready to be started.
 
-    A program that is named by its path can be read, unless the policy denies it; nothing beside it can.
-    One that stays hidden is CommandNotFound; one that does not exist inside is so in `run()`. `on_connect`
-    decides about destinations that the policy's network leaves open; what it does not answer with True within
-    `on_connect_timeout` seconds is refused.
-    `audit` is a file, a stream or a function that gets a line before it starts and one at the end of `run`.
+    A program given by its path becomes readable, unless the policy denies it; its neighbours do not. A hidden
+    program raises CommandNotFound here, a missing one in `run()`. `on_connect` decides about destinations
+    that the policy's network leaves open; any answer but True within `on_connect_timeout` seconds refuses
+    them. `audit` is a file, a stream or a function that receives a line before the start and one at the end
+    of `run`.
 
-    Raises PolicyError for a policy that means nothing, PolicyNotEnforceable when it cannot
-    be held here, BackendUnavailable when nothing here can confine. Never returns a command
-    that would run with less.
+    Raises PolicyError for an invalid policy, PolicyNotEnforceable if it cannot be enforced here,
+    BackendUnavailable if no backend works here. Never returns a command with weaker confinement.
     """
     command = checked(argv)
     if policy.rules is not None:
@@ -312,7 +311,7 @@ def wrap(
 
 
 def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str, str] | None) -> Plan:
-    """The plan with `program` in it, if it is named by its path. CommandNotFound if the policy denies it."""
+    """Compile the plan; make `program` readable if given by path. CommandNotFound if that is denied."""
     plan = compile(policy, cwd=cwd, env=env)
     hidden = hidden_program(plan, program)
     if not hidden:
@@ -329,7 +328,7 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
 
 
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
-    """The command on whichever backend holds `plan`. The one way from a plan to a process."""
+    """Prepare the command on a backend that enforces `plan`. The only way from a plan to a process."""
     plan = mask_host_sockets(plan)
     have_standard_streams()
     with REAPING:
@@ -343,7 +342,7 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     elif limits.defaults or (
         chosen.name == "namespaces" and (limits.memory or limits.cpu or limits.processes)
     ):
-        from .limits.enforced import of_command  # who holds each is only looked up where it is not obvious
+        from .limits.enforced import of_command  # looked up only where it is not obvious
 
         writes = any(grant.access == "write" for grant in plan.grants)
         held, gaps = of_command(limits, inside=chosen.name == "namespaces", writes=writes)
@@ -356,7 +355,7 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
 
 
 def checked(argv: Sequence[str]) -> list[str]:
-    """`argv` as the command that it is: a list of arguments, not wrapped yet. PolicyError otherwise."""
+    """Check that `argv` is an argument list that is not wrapped yet. Raises PolicyError otherwise."""
     if isinstance(argv, WrappedCommand) or is_wrapped(argv):
         raise AlreadyWrapped(
             "this command is confined already", why="wrapping is one-way", fix="wrap the original command"
@@ -383,7 +382,7 @@ def checked(argv: Sequence[str]) -> list[str]:
 
 
 def is_wrapped(argv: Sequence[str]) -> bool:
-    """Whether `argv` is a command line that `wrap` made."""
+    """Whether `wrap` made this command line."""
     words = [os.fsdecode(item) for item in argv[:24] if isinstance(item, str | bytes)]
     here = os.path.dirname(__file__)
     launchers = ("inside/__main__.py", "backends/seatbelt_launcher.py")

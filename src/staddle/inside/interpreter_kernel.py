@@ -1,8 +1,8 @@
-"""The Python interpreter inside a sandbox that interpreter.py talks to; its text is passed to `python3 -c`.
+"""The Python interpreter inside a sandbox; interpreter.py passes this text to `python3 -c`.
 
-It reads one line of JSON for each cell from its terminal and answers with one. What cells print, also
-programs that they start, goes into files in memory. It trusts who asks; who asks does not trust it.
-Cells may have the notebook's lines `!command` and `%magic`, and `await` outside of functions.
+It reads one line of JSON per cell from its terminal and answers with one. Output of cells, and of programs
+that they start, goes to files in memory. It trusts its client; the client does not trust it. Cells may use
+the notebook's lines `!command` and `%magic`, and `await` outside of functions.
 """
 
 import ast
@@ -30,14 +30,14 @@ shown = []
 
 
 def rich(value, main):
-    """A value in each form that it offers."""
+    """Return a value in each form that it offers."""
     made = {"text": repr(value), "is_main_result": main}
     for name, method in FORMATS.items():
         give = None if isinstance(value, type) else getattr(value, method, None)
         if callable(give):
             try:
                 data = give()
-            except Exception:  # noqa: S112 - a form that a value cannot give is left out
+            except Exception:  # noqa: S112 - skip a form that a value cannot produce
                 continue
             data = data[0] if isinstance(data, tuple) else data
             if data is not None:
@@ -51,7 +51,7 @@ def display(*values):
 
 
 def figures():
-    """The open figures of matplotlib, as PNG; they are closed."""
+    """Add the open matplotlib figures as PNG to the results, and close them."""
     plot = sys.modules.get("matplotlib.pyplot")
     for number in plot.get_fignums() if plot is not None else ():
         import io
@@ -66,11 +66,11 @@ def figures():
 
 
 class MagicError(Exception):
-    """A magic that is not offered, or not with these words."""
+    """The magic is not supported, or not with these arguments."""
 
 
 class Magics:
-    """The lines of a notebook that are not Python: `!command`, `x = !command`, `%magic` and `%%bash`."""
+    """Handles notebook lines that are not Python: `!command`, `x = !command`, `%magic` and `%%bash`."""
 
     LINE = re.compile(r"(\s*)([\w.,\s\[\]'\"]+=\s*)?([!%])(.*)")
 
@@ -79,7 +79,7 @@ class Magics:
         self.scope = scope
 
     def parsed(self, code):
-        """Parse a cell. A line that is no Python and begins with `!` or `%` becomes a call of this object."""
+        """Parse a cell. Lines that are not Python and begin with `!` or `%` become calls of this object."""
         first, _, rest = code.lstrip().partition("\n")
         if first.startswith("%%"):
             if first.strip() not in self.shells:
@@ -89,7 +89,7 @@ class Magics:
         while True:
             try:
                 return ast.parse("\n".join(lines), "<cell>")
-            except SyntaxError as error:  # of the first such line, or of one whose words look like Python
+            except SyntaxError as error:  # at the first such line, or one whose words look like Python
                 number = (error.lineno or 0) - 1
                 found = self.LINE.fullmatch(lines[number]) if 0 <= number < len(lines) else None
                 if found is None:
@@ -103,7 +103,7 @@ class Magics:
                 lines[number] = f"{indent}{target or ''}__magics__.{name}({text.strip()!r})"
 
     def filled(self, command):
-        """The command with Python's values for `{expression}` and `$name`, if it has them."""
+        """Substitute the values of `{expression}` and `$name` where Python has them."""
 
         def value(found):
             try:
@@ -114,7 +114,7 @@ class Magics:
         return re.sub(r"\{([^{}]+)\}|\$([A-Za-z_]\w*)", value, command)
 
     def started(self, words, read=False):
-        """Run a program to its end, with everything it starts; its output, if that is to be read."""
+        """Run a program to its end. With `read` return its output."""
         import importlib
         import signal
         import site
@@ -131,12 +131,12 @@ class Magics:
             program.wait()
             raise
         self.scope["_exit_code"] = program.returncode
-        importlib.invalidate_caches()  # it may have installed something
+        importlib.invalidate_caches()  # it may have installed a package
         site.addusersitepackages(None)
         return output
 
     def script(self, shell, text):
-        """`%%bash`: a script that fails is an error of the cell."""
+        """Run `%%bash`; a failing script is an error of the cell."""
         self.started([shell, "-c", text])
         if self.scope["_exit_code"] != 0:
             from subprocess import CalledProcessError
@@ -144,42 +144,42 @@ class Magics:
             raise CalledProcessError(self.scope["_exit_code"], shell)
 
     def shell(self, command):
-        """`!command`: the output is the cell's, the exit status is in `_exit_code`."""
+        """Run `!command`; its output is the cell's, its exit status is in `_exit_code`."""
         self.started(["/bin/bash", "-c", self.filled(command)])
 
     def lines(self, command):
-        """`x = !command`: the lines of the output."""
+        """Run `x = !command`; return the lines of its output."""
         output = self.started(["/bin/bash", "-c", self.filled(command)], read=True)
         return output.decode("utf-8", "replace").splitlines()
 
     def magic(self, text):
-        """`%name words`."""
+        """Run `%name words`."""
         name, _, words = text.partition(" ")
         offered = getattr(self, f"line_{name}", None)
         return self.unknown(f"%{name}") if offered is None else offered(words.strip())
 
     def unknown(self, name):
-        """Refuse a magic."""
+        """Raise MagicError for an unknown magic."""
         known = [f"%{each[5:]}" for each in dir(self) if each.startswith("line_")]
         raise MagicError(f"there is no {name} here: use {', '.join([*known, *self.shells])} or !command")
 
     def line_pip(self, words):
-        """Pip of this interpreter."""
+        """Run pip for this interpreter."""
         import shlex
 
         self.started([sys.executable, "-m", "pip", *shlex.split(self.filled(words))])
 
     def line_cd(self, words):
-        """Go to another directory, or home."""
+        """Change to another directory, or home."""
         os.chdir(os.path.expanduser(self.filled(words).strip("'\"") or "~"))
         print(os.getcwd())
 
     def line_pwd(self, words):
-        """The directory."""
+        """Return the current directory."""
         return os.getcwd()
 
     def line_env(self, words):
-        """All variables, the value of one, or another value: `%env NAME=value`, `%env NAME value`."""
+        """Return all variables or one, or set one: `%env NAME=value`, `%env NAME value`."""
         name, value = re.fullmatch(r"(\w*)\s*=?\s*(.*)", words).groups()
         if not value:
             return os.environ[name] if name else dict(os.environ)
@@ -187,12 +187,12 @@ class Magics:
         return None
 
     def line_matplotlib(self, words):
-        """Figures are results of the cell in any case."""
+        """Accept `inline`: figures are always results of the cell."""
         if words not in ("", "inline"):
             raise MagicError(f"%matplotlib {words}: figures are shown inline only")
 
     def line_timeit(self, words):
-        """The time of a statement."""
+        """Print the time that a statement takes."""
         import timeit
 
         number, taken = timeit.Timer(words, globals=self.scope).autorange()
@@ -200,7 +200,7 @@ class Magics:
 
 
 def packages():
-    """Have pip install to the home, if the virtual environment of this interpreter cannot be written."""
+    """Make pip install to the home if the interpreter's virtual environment is read-only."""
     import sysconfig
 
     place = sysconfig.get_path("purelib")
@@ -216,17 +216,17 @@ loops = []
 
 
 def done(codes, scope):
-    """Run the parts of a cell; the value of the last. If one of them awaits, all run in an event loop.
+    """Run the parts of a cell and return the last value. If one of them awaits, all run in an event loop.
 
-    The next cell that awaits continues the loop.
+    The next cell that awaits uses the same loop.
     """
     awaits = [code.co_flags & 0x80 for code in codes]  # inspect.CO_COROUTINE
     if not any(awaits):
-        return [eval(code, scope) for code in codes][-1]  # noqa: S307 - this is what it is for
+        return [eval(code, scope) for code in codes][-1]  # noqa: S307 - an interpreter evaluates code
     import asyncio
 
     async def awaited():
-        for code, waits in zip(codes, awaits):  # noqa: B905 - also for Python 3.9
+        for code, waits in zip(codes, awaits):  # noqa: B905 - runs on Python 3.9
             value = eval(code, scope)  # noqa: S307
             value = await value if waits else value
         return value
@@ -244,7 +244,7 @@ def done(codes, scope):
 
 
 def told(error):
-    """The traceback of an exception, from the cell on."""
+    """Return the traceback of an exception, starting in the cell."""
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename != "<cell>":
         first = first.tb_next
@@ -252,7 +252,7 @@ def told(error):
 
 
 def run(code, scope):
-    """Run a cell; what went wrong, if something did."""
+    """Run a cell. Returns its error, or None."""
     del shown[:]
     try:
         scope["__magics__"] = magics = Magics(scope)
@@ -274,7 +274,7 @@ def run(code, scope):
 
 
 def taken(number, limit):
-    """Read and empty a file in memory: at most `limit` bytes of it, and the number of bytes left out."""
+    """Read at most `limit` bytes of a memory file and empty it. Returns the text and the bytes omitted."""
     sys.stdout.flush()
     sys.stderr.flush()
     size = os.lseek(number, 0, os.SEEK_END)
@@ -285,7 +285,7 @@ def taken(number, limit):
 
 
 def main():
-    """Answer until the terminal is closed."""
+    """Answer requests until the terminal is closed."""
     tty.setraw(0)
     asked, answers = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -308,7 +308,7 @@ def main():
             buffered += data
         line, _, buffered = buffered.partition(b"\n")
         cell = json.loads(line)
-        answers.write(json.dumps({"id": cell["id"]}).encode() + b"\n")  # it has begun
+        answers.write(json.dumps({"id": cell["id"]}).encode() + b"\n")  # the cell has begun
         before = {name: os.environ.get(name) for name in cell["env"]}
         try:
             os.environ.update(cell["env"])

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a command, for Sandbox and AsyncSandbox."""
+"""Checks of a command's arguments, for Sandbox and AsyncSandbox."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     _Method = TypeVar("_Method", bound=Callable[..., Any])
 
     Heard = Callable[[str], object] | None
-    #: For one command; None unsets a variable.
+    #: Variables for one command; None unsets a variable.
     CommandVariables = Mapping[str, str | None] | None
-    #: A user of the sandbox, by name or number; None is the session's.
+    #: User of the sandbox, by name or uid; None is the session's.
     User = str | int | None
     Stdin = bytes | str | IO[bytes] | None
 
     class StreamOptions(TypedDict, total=False):
-        """The options of `stream`; see `Session.run`."""
+        """Options of `stream`; see `Session.run`."""
 
         timeout: float | None
         cwd: str | PathLike[str] | None
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         output_limit: int | str | None
 
     class StartOptions(TypedDict, total=False):
-        """Options of a process in the background; see `Sandbox.start`."""
+        """Options of a background process; see `Sandbox.start`."""
 
         merge: bool
         timeout: float | None
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
         on_stderr: Heard
 
     class RunOptions(StreamOptions, total=False):
-        """The options of `run` and `exec`; see `Session.run`."""
+        """Options of `run` and `exec`; see `Session.run`."""
 
         on_stdout: Heard
         on_stderr: Heard
         check: bool
 
     class WaitedRunOptions(RunOptions, total=False):
-        """The options of `run` and `exec` of a thread that waits."""
+        """Options of `run` and `exec` for a thread that waits."""
 
         cancel: Event | None
 
 
-#: The default of every `timeout`: what the policy says. None is no end.
+#: Default of every `timeout`: the policy's value. None means no limit.
 FROM_POLICY: Any = type("_FromPolicy", (), {"__repr__": lambda _: "(the policy's)"})()
 
 
-#: The options of commands, as `help()` shows them: annotation and default.
+#: Options of commands, as `help()` shows them: annotation and default.
 _SHOWN: dict[str, tuple[str, Any]] = {
     "timeout": ("float | None", FROM_POLICY),
     "cwd": ("str | PathLike[str] | None", None),
@@ -83,7 +83,7 @@ _OF = {
 
 
 class _ShownSignature:
-    """The signature of a method, with the options that it takes as `**options`. Computed when it is read."""
+    """Signature of a method that expands its `**options`. Computed when it is read."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -99,7 +99,7 @@ class _ShownSignature:
         only = inspect.Parameter.KEYWORD_ONLY
         shown = dict(_SHOWN)
         if "StartOptions" in rest.annotation:
-            shown["timeout"] = ("float | None", None)  # a process in the background has none by default
+            shown["timeout"] = ("float | None", None)  # background processes have no timeout by default
         options = [
             inspect.Parameter(name, only, default=shown[name][1], annotation=shown[name][0]) for name in names
         ]
@@ -107,13 +107,13 @@ class _ShownSignature:
 
 
 def with_options_shown(method: _Method) -> _Method:
-    """Have `help()` show the options of a method that takes them as `**options: Unpack[...]`."""
+    """Make `help()` show the options of a method that takes them as `**options: Unpack[...]`."""
     method.__wrapped__ = _ShownSignature(method)  # type: ignore[attr-defined]  # inspect.signature() looks there
     return method
 
 
 def refuse_unknown(given: Iterable[str]) -> None:
-    """TypeError for an option that no command has, with the one that was meant or where it belongs."""
+    """Raise TypeError for an unknown option, with a suggestion."""
     for name in given:
         from .open.settings import unknown_command_option
 
@@ -121,12 +121,12 @@ def refuse_unknown(given: Iterable[str]) -> None:
 
 
 def shown(command: object) -> str | tuple[str, ...]:
-    """A command as hooks are told of it, whether it can be run or not."""
+    """Return the command in the form that hooks receive."""
     return command if isinstance(command, str) else arguments(command)  # type: ignore[arg-type]
 
 
 def arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """A program and its arguments."""
+    """Check a program and its arguments."""
     if isinstance(argv, str | bytes):
         raise InvalidCall(
             "a program and its arguments are a list, not one text",
@@ -153,7 +153,7 @@ def arguments(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def seconds(timeout: object) -> float | None:
-    """A time that a command gets; None is no end."""
+    """Check a command's timeout; None means no limit."""
     if timeout is None:
         return None
     fix = "give a number such as 60, or None for no end"
@@ -166,12 +166,12 @@ def patience(timeout: object) -> float | None:
 
 
 def input_bytes(stdin: object) -> bytes:
-    """Check the standard input of a command, as bytes."""
+    """Convert the standard input of a command to bytes."""
     if isinstance(stdin, str):
         return check.encoded("stdin", stdin)
     if isinstance(stdin, bytes | bytearray | memoryview):
         return bytes(stdin)
-    if hasattr(stdin, "read"):  # its content, and never its descriptor: inside it could be opened anew
+    if hasattr(stdin, "read"):  # pass its content, never its descriptor, which programs inside could reopen
         data = stdin.read()
         if isinstance(data, bytes | str):
             return input_bytes(data)
@@ -183,7 +183,7 @@ def input_bytes(stdin: object) -> bytes:
 
 
 def size(limit: object) -> int | None:
-    """A number of bytes, as an int or as text such as "64K"; None is no limit."""
+    """Check a number of bytes, an int or text such as "64K"; None means no limit."""
     if limit is None:
         return None
     try:
@@ -194,7 +194,7 @@ def size(limit: object) -> int | None:
 
 
 def command_variables(env: object, *, program: bool) -> dict[str, str | None]:
-    """Variables for one command; None unsets one. Where there is no shell, a name may be anything."""
+    """Check the variables of one command; None unsets one. A `program` (no shell) allows any name."""
     from collections.abc import Mapping
 
     if not isinstance(env, Mapping):
@@ -206,13 +206,13 @@ def command_variables(env: object, *, program: bool) -> dict[str, str | None]:
 
 
 def with_variables(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The variables of `env` with these changes; those that are None are not in it."""
+    """Apply `changes` to `env`; a value of None removes the variable."""
     merged: dict[str, str | None] = {**env, **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def variables(env: object, *, program: bool = False) -> dict[str, str]:
-    """Variables for one command. Their names are such as a shell can set, unless it is a `program`."""
+    """Check the variables of one command. Names must suit a shell unless it is a `program`."""
     from ..policy.environment import checked
 
     try:
@@ -230,7 +230,7 @@ def variables(env: object, *, program: bool = False) -> dict[str, str]:
 
 
 def directory(cwd: object) -> str:
-    """A directory inside, absolute or from where the session is."""
+    """Check a directory inside, absolute or relative to the session's."""
     return _plain(check.path("cwd", cwd, "name a directory inside, or leave it out"), "cwd")
 
 

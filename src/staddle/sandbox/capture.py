@@ -1,4 +1,4 @@
-"""A command and its output: bounded in memory, counted exactly, whole on disk when asked; then its result."""
+"""A command, its output and its result. Memory is bounded, bytes are counted, all of it can go to disk."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _NO_END = float("inf")
 
 
 class Capture:
-    """One stream: head and tail within `limit`; more than that goes to a file, if there is a `spill`.
+    """Captures one stream: head and tail within `limit`; with a `spill`, the whole stream goes to a file.
 
-    The file exists only when something was dropped here, and holds all of the stream.
+    The file exists only if bytes were dropped from memory.
     """
 
     __slots__ = ("_is_taken", "_kept", "_limit", "_most", "_spill")
 
     def __init__(self, limit: int | None, spill: Spill | None = None, *, taken: bool = False) -> None:
-        """With `taken` there is a reader for all of it, and no bound on its length."""
+        """Prepare to capture. With `taken`, a reader consumes the whole stream: its length is not bounded."""
         self._kept: HeadTail | None = None  # most commands print nothing to one of their streams
         self._limit, self._spill, self._is_taken = limit, spill, taken
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         if self._kept is None:
             self._kept = HeadTail(self._limit)
             is_bound = not self._is_taken and self._spill is None and self._limit is not None
@@ -59,7 +59,7 @@ class Capture:
         kept = self._kept
         if self._spill is not None and self._limit is not None and kept.total + len(data) > self._limit:
             if not self._spill.begun:
-                self._spill.write(kept.value())  # until now nothing was dropped: this is all of it
+                self._spill.write(kept.value())  # nothing was dropped so far: this is everything
             self._spill.write(data)
         kept.feed(data)
         if kept.total > self._most:
@@ -67,21 +67,21 @@ class Capture:
 
     @property
     def spill_failure(self) -> str:
-        """Reason why the file with the whole output is missing, although one was asked for; else empty."""
+        """Reason why the requested file with the whole output is missing; else empty."""
         return "" if self._spill is None else self._spill.failure
 
     def finish(self) -> tuple[bytes, int, int, str | None]:
-        """Return what was kept, how many bytes were not, where, and the file with all of them, if any."""
+        """Return the kept bytes, the number dropped, the position of the cut, and the spill file's path."""
         kept = self._kept
         spilled = None if self._spill is None else self._spill.finish()
         return (b"", 0, 0, spilled) if kept is None else (kept.value(), kept.dropped, kept.cut, spilled)
 
 
 class Spill:
-    """A file of the host that takes what does not fit in memory.
+    """Host file for output that does not fit in memory.
 
-    It is made on the first write, readable by its owner only, under a new random name.
-    When the disk is full the file is removed: a part of the output would look like all of it.
+    The first write creates it under a random name, readable by its owner only. If the disk is full, it is
+    deleted: partial output would look complete.
     """
 
     def __init__(self, directory: str, stream: str) -> None:
@@ -90,10 +90,10 @@ class Spill:
         self._path: str | None = None
         self._fd = -1
         self.begun = False
-        self.failure = ""  # why it is not there, if it should be
+        self.failure = ""  # why the file is missing
 
     def write(self, data: bytes) -> None:
-        """Append. What cannot be written is not an error of the command."""
+        """Append to the file. A failed write is not an error of the command."""
         try:
             if not self.begun:
                 self.begun = True
@@ -107,7 +107,7 @@ class Spill:
             self._give_up()
 
     def finish(self) -> str | None:
-        """Close it; its path, if all of the output is there."""
+        """Close the file. Returns its path if it holds the whole output."""
         if self._fd < 0:
             return None
         fd, self._fd = self._fd, -1
@@ -122,7 +122,7 @@ class Spill:
 
 
 def spills(directory: object) -> tuple[Spill, Spill] | tuple[None, None]:
-    """Files for stdout and stderr to spill to, in `directory`, an existing one of the host; None for none."""
+    """Return spill files for stdout and stderr in an existing host `directory`, or (None, None)."""
     if directory is None:
         return None, None
     path = os.path.abspath(check.path("spill", directory, "name a directory"))
@@ -132,33 +132,33 @@ def spills(directory: object) -> tuple[Spill, Spill] | tuple[None, None]:
 
 
 class TextCallback:
-    """Passes a stream on to a callback as text, as it comes; a character is never cut in two."""
+    """Passes a stream to a callback as text, as it arrives, without splitting characters."""
 
     def __init__(self, callback: Callable[[str], object]) -> None:
         self._callback = callback
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Pass on the next bytes of the stream."""
         if text := self._decoder.decode(data):
             interruptible(partial(self._callback, text))
 
     def finish(self) -> None:
-        """The stream is over: half a character is an odd one now."""
+        """Pass on an incomplete character at the end of the stream."""
         if text := self._decoder.decode(b"", final=True):
             interruptible(partial(self._callback, text))
 
 
-#: Characters of a command in events about it.
+#: Characters of a command shown in events.
 _LONGEST = 200
 
-#: For a command that was not measured: only its duration is known.
+#: Usage of a command that was not measured, except its duration.
 _UNKNOWN = (None,) * 6
 _REASONS = dict(Reason.__members__)
 
 
 class CapturedCommand(CommandSpec):
-    """One command of a caller: its arguments, checked, its output, captured, and in the end its result."""
+    """One command of a caller: its checked arguments, its captured output and its result."""
 
     __slots__ = (
         *("_err", "_out", "_redactors", "_sinks", "_told"),
@@ -184,17 +184,17 @@ class CapturedCommand(CommandSpec):
         secrets: Secrets | None = None,
         **unknown: object,
     ) -> None:
-        """Check the arguments. With `program` it runs without a shell; `secrets` are hidden."""
+        """Check the arguments. With `program`, no shell runs it; `secrets` are redacted."""
         if unknown:
             arguments.refuse_unknown(unknown)
         self.command = command
         self.text = b"" if program else command_bytes(command)
-        self.account: Account | None = None  # whose it is, if not the session's user's
-        #: Its number in the sandbox, for hooks and the audit log; 0: they were not told of it.
+        self.account: Account | None = None  # user, if not the session's
+        #: Number in the sandbox for hooks and the audit log; 0 if they were not called.
         self.number = 0
-        #: Asked when it is over: what it changed, and what it was refused.
+        #: Returns the changes and refusals after the command has ended.
         self.side_effects: SideEffects | None = None
-        #: Asked about a command that failed: the result with what is known of why.
+        #: Adds the known reason to the result of a failed command.
         self.explain: Callable[[Result], Result] | None = None
         self.timeout = limits.timeout if timeout is FROM_POLICY else arguments.seconds(timeout)
         self.stdin = None if stdin is None else arguments.input_bytes(stdin)
@@ -219,7 +219,7 @@ class CapturedCommand(CommandSpec):
                 self._redact()
 
     def also(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
-        """Have its output passed on to these as well."""
+        """Pass its output to these sinks as well."""
         if self.secrets is None:
             self.out, self.err = _both(self.out, out), _both(self.err, err)
         else:
@@ -230,7 +230,7 @@ class CapturedCommand(CommandSpec):
         self.out, self.err = map(_redacted, self._redactors, self._sinks)
 
     def flush(self) -> None:
-        """Pass on the end of the output, held back because it could have been the start of a secret."""
+        """Pass on output that was held back because it could have been the start of a secret."""
         if self.secrets is not None:
             for redactor, sink in zip(self._redactors, self._sinks, strict=True):
                 try:
@@ -253,7 +253,7 @@ class CapturedCommand(CommandSpec):
         return feed
 
     def result(self, outcome: Outcome) -> Result:
-        """Everything about it, now that it is over."""
+        """Build the result, after the command has ended."""
         if self.secrets is not None:
             self.flush()
         for told in self._told:
@@ -290,7 +290,7 @@ class CapturedCommand(CommandSpec):
         return made if self.explain is None or not outcome.exit_code else self.explain(made)
 
     def _why(self, outcome: Outcome) -> str:
-        """The sentence of the result: also that its time was up, or output could not be spilled."""
+        """Return the result's explanation, including a timeout or a failed spill."""
         why = outcome.why
         if not why and outcome.reason == "timeout" and self.timeout is not None:
             why = f"it was ended after {self.timeout:g} seconds (timeout=, limits.timeout)"
@@ -300,12 +300,12 @@ class CapturedCommand(CommandSpec):
         return why
 
     def _shown(self) -> str:
-        """Return the command, shortened, for events about it."""
+        """Return the command, shortened, for events."""
         words = self.command if isinstance(self.command, str) else " ".join(self.command)
         return words if len(words) <= _LONGEST else words[: _LONGEST - 1] + "…"
 
     def abandon(self) -> None:
-        """There will be no result: let go of the files."""
+        """Close the spill files: there will be no result."""
         self._out.finish()
         self._err.finish()
 
@@ -333,7 +333,7 @@ def _both(one: Callable[[bytes], None], other: Callable[[bytes], None]) -> Calla
 
 
 def _without_secrets(change: Change, secrets: Secrets) -> Change:
-    """The same change, its paths without the values; the review of a layer shows them as they are."""
+    """Redact the paths of a change. Only results are redacted; a review shows real paths."""
     names = (change.path, change.target, change.old_path, change.old_target)
     hidden = [name if name is None else secrets.text(name) for name in names]
     if (*hidden,) == names:
@@ -351,7 +351,7 @@ def _redacted(redactor: Redactor, sink: Callable[[bytes], None]) -> Callable[[by
 
 
 def command_bytes(command: object) -> bytes:
-    """The text of a command as a shell reads it."""
+    """Encode a command for the shell. Raises InvalidCall unless it is text without NUL."""
     if not isinstance(command, str):
         fix = "to run a list of arguments: sb.exec([...])" if isinstance(command, list | tuple) else ""
         raise InvalidCall(f"the command is {command!r}", why="it is not text", fix=fix)

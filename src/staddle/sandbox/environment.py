@@ -1,7 +1,7 @@
-"""An agent's file and command tools in a sandbox: the same calls as on this machine, another place.
+"""An agent's file and command tools in a sandbox, with the same methods as LocalEnvironment.
 
-Files are reached by the sandbox's file_client, beneath the working directory and through no link, with
-the rights of the sandbox's user. Commands are programs of the sandbox.
+The sandbox's file server accesses files with the rights of the sandbox's user, only beneath the working
+directory and never through a link. Commands run in the sandbox.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .open_sandbox import OpenSandbox
 
     class EnvironmentHost(Protocol):
-        """The part of a `Sandbox` that its environment uses."""
+        """Part of `Sandbox` that its environment uses."""
 
         _settings: SandboxSettings
 
@@ -70,11 +70,11 @@ _LIMITS = ("memory", "processes", "disk")
 
 
 class SandboxEnvironment(EnvironmentBase):
-    """Reads, writes and runs in a directory of `sandbox`, by default the one that its session is in.
+    """Reads, writes and runs in a directory of `sandbox` (default: the session's directory).
 
-    With `writable_paths` only what the globs name is written: by the file tools exactly, and
-    commands are held to it afterwards (see `limits()`). `rules` and `secrets` are as for
-    LocalEnvironment. It lives as long as the sandbox; there is nothing to close.
+    With `writable_paths`, the file tools write only paths that the globs match, and other writes of a command
+    are reverted after it (see `limits()`). `rules` and `secrets` are as for LocalEnvironment. It needs no
+    close: it ends with the sandbox.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SandboxEnvironment(EnvironmentBase):
         self._turn = threading.Lock()
 
     def limits(self) -> tuple[Gap, ...]:
-        """Gaps: where commands may write more than `writable_paths` names. The file tools may not."""
+        """Gaps: cases in which commands, unlike the file tools, can write outside `writable_paths`."""
         if self._reverter is None or self._sandbox._settings.mode == "readonly":
             return ()
         if self._sandbox._now().workspace is not None and covers(WORKSPACE_PATH, self._path):
@@ -117,7 +117,7 @@ class SandboxEnvironment(EnvironmentBase):
     # ------------------------------------------------------------ files
 
     def read_file(self, path: AnyPath, *, limit: int = files.MOST_READ) -> str:
-        """The content of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
+        """Return the text of a file. Bytes that are not UTF-8 survive a round trip (surrogateescape)."""
         name = relative(path)
         with files.named(name):
             fd = self._inside().file_client.open(file_messages.OPEN_BENEATH, *self._words(name))
@@ -125,21 +125,21 @@ class SandboxEnvironment(EnvironmentBase):
                 return files.within(file, limit, name).decode("utf-8", "surrogateescape")
 
     def write_file(self, path: AnyPath, content: str) -> None:
-        """Put `content` at `path`, whole or not at all; directories above it are made."""
+        """Write `content` to `path`, whole or not at all. Creates parent directories."""
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
             files.put(self._inside().file_client, content, file_messages.WRITE_BENEATH, *self._words(name))
 
     def remove_file(self, path: AnyPath) -> None:
-        """Remove a file; a link is removed itself."""
+        """Remove a file, or a symlink itself."""
         name = relative(path)
         self._refuse_unwritable(name)
         with files.named(name):
             self._inside().file_client.ask(file_messages.REMOVE_BENEATH, *self._words(name))
 
     def glob(self, pattern: str) -> list[str]:
-        """The files and directories that `pattern` names, sorted. The grammar is that of writable_paths."""
+        """Return the sorted paths that match `pattern`, which has the grammar of `writable_paths`."""
         Glob(pattern)
         with files.named(pattern):
             rows = self._inside().file_client.ask(file_messages.GLOB_BENEATH, *self._words(pattern)).rows
@@ -165,7 +165,7 @@ class SandboxEnvironment(EnvironmentBase):
         added = {} if env is None else arguments.variables(env)
         if self._reverter is None or self.limits():
             return self._execute(argv, added, bounds, secrets)
-        with self._turn:  # one at a time: whose change it was must be known
+        with self._turn:  # one at a time, to know which command made a change
             before = self._reverter.fingerprints()
             try:
                 result = self._execute(argv, added, bounds, secrets)
@@ -236,7 +236,7 @@ class SandboxEnvironment(EnvironmentBase):
         out: Tail,
         err: Tail,
     ) -> CommandResult:
-        """The result of a program that has ended, or the error that it is."""
+        """Return the result of a program that has ended, or raise its error."""
         running, outcome = ran
         if running.failure:
             if outcome.exit_code == 127:
@@ -263,7 +263,7 @@ class SandboxEnvironment(EnvironmentBase):
         return f"<SandboxEnvironment {self._path!r} in {self._sandbox!r}>"
 
     def _modified(self, path: str) -> float:
-        """The modification time of a file; 0 if it is gone."""
+        """Return the modification time of a file; 0 if it is gone."""
         try:
             return self._sandbox.files.stat(path, follow_symlinks=False).modified
         except OSError:
@@ -279,12 +279,12 @@ class SandboxEnvironment(EnvironmentBase):
         return (*super()._variables(), self._sandbox._settings.env)
 
     def _refuse_protected(self, name: str) -> None:
-        if self._sandbox._settings.mode not in APART:  # else commit checks it, before the host has it
+        if self._sandbox._settings.mode not in APART:  # else commit checks it before it reaches the host
             super()._refuse_protected(name)
 
 
 def _violations(outcome: Outcome) -> tuple[Event, ...]:
-    """The limit that ended the command, as an event: a CommandResult has no other place for it."""
+    """Return the limit that ended the command as an event: a CommandResult has no field for it."""
     limit = str(outcome.reason)
     return (Event("violation", limit, outcome.why or f"limits.{limit}"),) if limit in _LIMITS else ()
 

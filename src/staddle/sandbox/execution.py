@@ -1,7 +1,7 @@
 """Drive a command to its end in a thread, and run one program without a shell.
 
-A command behind the agent, of a shell or a program, is a `Machine`: it never waits by itself. The drivers
-wait for it: `drive` and `wait` here, and `advance` in `aio.event_loop`.
+A command behind the agent, of a shell or a program, is a `Machine`, which never blocks. The drivers wait for
+it: `drive` and `wait` here, and `advance` in `aio.event_loop`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     class Machine(Protocol):
         """A command in steps: `Shell`, after its `begin`, or `Execution`.
 
-        `step` does what can be done without waiting, and returns whether the command is over. It is to be
-        called when `fileno()` is readable, when `deadline` has passed and while `pending` is true. Then
-        `finish` returns the outcome.
+        `step` works without blocking, and returns whether the command is over. Call it when `fileno()` is
+        readable, when `deadline` has passed and while `pending` is true. Afterwards `finish` returns the
+        outcome.
         """
 
         @property
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
         def finish(self) -> Outcome: ...
 
 
-#: Seconds between two looks whether to cancel; and the longest wait.
+#: Seconds between two checks of `cancel`; and the longest wait.
 LOOK_EVERY = 0.05
 _LONGEST = 3600.0
 
 
 def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
-    """Drive it to its end in this thread, and return its outcome. It is interrupted once `cancel` is set.
+    """Drive `machine` to its end in this thread and return its outcome. Setting `cancel` interrupts it.
 
-    It is interrupted as well when a signal's handler raises something, which comes out when it has ended.
+    An exception from a signal handler also interrupts it, and is raised after its end.
     """
     poll = readable(machine)
     raised: BaseException | None = None
@@ -73,7 +73,7 @@ def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
             wait(machine, poll, _LONGEST if cancel is None else LOOK_EVERY)
         except BaseException as error:
             if raised is not None and not isinstance(error, KeyboardInterrupt):
-                break  # it cannot be waited for
+                break  # waiting for it is impossible
             raised = raised or error
             machine.interrupt()
     outcome = machine.finish()
@@ -83,31 +83,31 @@ def drive(machine: Machine, cancel: threading.Event | None = None) -> Outcome:
 
 
 def readable(machine: Machine) -> select.poll:
-    """Return what `wait` polls."""
+    """Return the poll object for `wait`."""
     poll = select.poll()
     poll.register(machine.fileno(), select.POLLIN)
     return poll
 
 
 def wait(machine: Machine, poll: select.poll, longest: float = _LONGEST) -> None:
-    """Wait until its next step has something to do, `longest` seconds at most."""
+    """Wait until the next step has work, at most `longest` seconds."""
     if not machine.pending:
         left = _LONGEST if machine.deadline is None else max(0.0, machine.deadline - time.monotonic())
         interruptible(partial(poll.poll, min(left, longest) * 1000 + 1))
 
 
-#: Bytes that one step reads at most: a program that prints without end must not keep it.
+#: The most bytes that one step reads, so that endless output does not block it.
 _AT_ONCE = 256 << 10
 _PIECE = 64 << 10
-#: The signals that end it, gentle first; each comes so much later than the one before, in seconds.
+#: Signals that end a program, gentle first, and the seconds between them.
 _LADDER = (SIGINT, SIGTERM, SIGKILL)
 _GRACE = 0.15
-#: What does not die of the last one is waited for no longer.
+#: Seconds to wait after the last signal.
 _PATIENCE = 2.0
 
 
 class Streams:
-    """The pipes of a program to be started: `theirs` go inside, the others are ours."""
+    """Pipes of a program to be started: `theirs` go inside, the others are ours."""
 
     def __init__(self, uid: int | None, *, with_stdin: bool, merge: bool = False) -> None:
         self.stdin = -1
@@ -122,7 +122,7 @@ class Streams:
             else:
                 self._theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             self.stdout = self._readable()
-            if merge:  # one pipe for both, in order
+            if merge:  # one pipe keeps the order of both
                 self.stderr = -1
                 self._theirs.append(os.dup(self._theirs[1]))
             else:
@@ -146,30 +146,30 @@ class Streams:
         return one, two, three
 
     def started(self) -> None:
-        """The program has its ends: ours of them must close, or no end would ever show."""
+        """Close our copies of the program's ends, so that reads see the end of file."""
         while self._theirs:
             os.close(self._theirs.pop())
 
     def give_away(self, fd: int) -> int:
-        """Return this descriptor of ours, which the caller is to close."""
+        """Return this descriptor of ours, which the caller then closes."""
         self._ours.remove(fd)
         return fd
 
     def close_stdin(self) -> None:
-        """The end of the program's input. A second time does nothing."""
+        """End the program's input. A second call does nothing."""
         if self.stdin >= 0:
             fd, self.stdin = self.give_away(self.stdin), -1
             os.close(fd)
 
     def close(self) -> None:
-        """Close what is left."""
+        """Close all remaining descriptors."""
         self.started()
         while self._ours:
             os.close(self._ours.pop())
 
 
 class Execution:
-    """A program that runs, its input and its output. One thread drives it; any may interrupt it."""
+    """A running program with its input and output. One thread drives it; any thread may interrupt it."""
 
     def __init__(
         self,
@@ -185,10 +185,10 @@ class Execution:
         who: Who | None = None,
         meter: UsageMeter | None = None,
     ) -> None:
-        """Start the program. With `whole`, what it leaves behind is ended with it; `who` it is, if another.
+        """Start the program, as `who` if given. With `whole`, processes that it leaves are ended with it.
 
-        `meter` is for what it uses. It is in `known` from before it starts to its end, so that it
-        can be interrupted all the time.
+        `meter` measures its usage. It is in `known` from before its start to its end, so that it can be
+        interrupted at any time.
         """
         self._agent, self._meter = agent, meter
         if meter is not None:
@@ -231,11 +231,11 @@ class Execution:
             raise
 
     def fileno(self) -> int:
-        """Readable when step() has something to do."""
+        """Return a descriptor that is readable when step() has work."""
         return self._epoll.fileno()
 
     def step(self) -> bool:
-        """Do what can be done without waiting; whether it is over."""
+        """Do the work that needs no waiting. Returns whether the program is over."""
         if self._status is not None:
             return True
         status = None
@@ -252,28 +252,28 @@ class Execution:
         if status is None and self.deadline is not None and time.monotonic() >= self.deadline:
             status = self._out_of_time()
         if status is not None:
-            for fd in list(self._sinks):  # its last output is in the pipes, at most as much as they hold
+            for fd in list(self._sinks):  # its last output is still in the pipes
                 self._read(fd, fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ))
             self._status = status
         return status is not None
 
     @property
     def failure(self) -> str:
-        """Reason why it was not started, once it is over; empty when it was."""
+        """Reason why it was not started, once it is over; empty if it was."""
         return "" if self._reason else self._spawned.failure
 
     def interrupt(self) -> None:
-        """End it, gently at first; its outcome is `cancelled`. From any thread."""
+        """End it, gently at first, with the outcome `cancelled`. Callable from any thread."""
         with self._ringing:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Note that its sandbox is being closed, which kills it; its outcome is `closed`. From any thread."""
+        """Set the outcome to `closed`: closing the sandbox kills it. Callable from any thread."""
         self._reason = "closed"
 
     def finish(self) -> Outcome:
-        """The outcome, once it is over; raises what a sink raised."""
+        """Return the outcome, once it is over. Raises the error of a sink."""
         duration = time.monotonic() - self._began
         self._leave()
         self._epoll.close()
@@ -295,7 +295,7 @@ class Execution:
     # ------------------------------------------------------------ steps
 
     def _leave(self) -> None:
-        """Take it out of what can be interrupted."""
+        """Remove it from the executions that can be interrupted."""
         self._known.discard(self)
         with self._ringing:
             bell, self._bell = self._bell, -1
@@ -303,7 +303,7 @@ class Execution:
                 os.close(bell)
 
     def _leave_pipes(self) -> None:
-        """Leave its pipes to the processes that still hold them: a pipe that is closed would kill those."""
+        """Keep its pipes open for processes that still write to them: a closed pipe would kill them."""
         if self._sinks and self._reason != "closed":
             held = [self._streams.give_away(fd) for fd in self._sinks]
             BackgroundOutput(None, b"").follow(held[0], held[1] if len(held) > 1 else -1)
@@ -332,7 +332,7 @@ class Execution:
             self._out_of_time()
 
     def _out_of_time(self) -> int | None:
-        """The next signal; a status when there is none left and it does not die."""
+        """Send the next signal. Returns a status if none is left and it does not die."""
         if not self._reason:
             self._end("timeout", SIGTERM)
         elif self._ladder:
@@ -340,7 +340,7 @@ class Execution:
             self.deadline = time.monotonic() + (_GRACE if self._ladder else _PATIENCE)
         else:
             try:
-                self._agent.confirm()  # the kernel may take its time; but an agent must have heard of it
+                self._agent.confirm()  # the kernel may be slow, but the agent must have received the signal
             except StaddleError as error:
                 self._error = self._error or error
             return 128 + SIGKILL

@@ -1,8 +1,8 @@
-"""The client of a sandbox's file server, the process inside that opens, lists and writes files.
+"""Client of a sandbox's file server, the process inside that opens, lists and writes files.
 
-It is started when it is first needed, and again when something inside has killed it. Nothing
-that it says is believed: answers are checked and bounded, a descriptor that it hands out is
-looked at before it is used, errors are built here, and each wait is bounded.
+The first request starts the server, and a later one again if something inside has killed it. The client
+trusts none of its answers: it validates and bounds them, checks received descriptors before use, builds
+errors itself, and bounds each wait.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from ..ipc.agent_messages import Who
     from ..ipc.file_messages import FileRow
 
-#: The most names in one answer, and the most bytes.
+#: The most rows and bytes in one answer.
 MOST_ROWS, MOST_BYTES = 1_000_000, 256 << 20
 _PIPE_SIZE = 1 << 20
-#: After so many seconds without a message the server gets SIGCONT.
+#: Seconds of silence after which the server gets SIGCONT.
 _SILENCE = 1.0
 _SIGCONT = 18
 
@@ -47,7 +47,7 @@ _code: list[bytes] = []
 
 
 class FileAnswer:
-    """Rows of facts about files, and a file (-1: none), which is the taker's to close."""
+    """Rows of facts about files, and a descriptor (-1: none), which the receiver closes."""
 
     def __init__(self) -> None:
         self.rows: list[FileRow] = []
@@ -58,41 +58,41 @@ class FileClient:
     """Sends requests to the file server of one sandbox. Thread-safe: one request at a time."""
 
     def __init__(self, agent: AgentClient, who: Who | None = None) -> None:
-        """With `who`, the server is another user of the sandbox."""
+        """Prepare a client. With `who`, the server runs as that user of the sandbox."""
         self._agent, self._who = agent, who
-        #: The lock of the server. While it is held, the host program does nothing to files inside.
+        #: Lock of the server. While it is held, the host program does nothing to files inside.
         self.turn = threading.RLock()
         self._socket: _socket.socket | None = None
         self._process: SpawnedProcess | None = None
         self._closed = False
-        #: Whether an answer is still to come: its caller may have been interrupted meanwhile.
+        #: Whether an answer is outstanding: its caller may have been interrupted.
         self._is_asked = False
 
     # ------------------------------------------------------------ questions
 
     def ask(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> FileAnswer:
-        """Ask, and wait for the whole answer. OSError as the kernel said it inside."""
+        """Send a request and wait for the whole answer. Raises the OSError that occurred inside."""
         with self.turn:
             for _ in range(2):
                 self._say(operation, words, numbers)
                 try:
                     return self._answer()
                 except _Killed as killed:
-                    # It is safe to ask another one when nothing can have been done.
+                    # Ask another server only if this one has changed nothing.
                     if not killed.unheard and operation not in file_messages.LOOKS:
                         raise
                     last = killed
             raise last
 
     def open(self, operation: bytes, *words: bytes) -> int:
-        """A file inside, opened for reading; the caller's to close."""
+        """Open a file inside for reading; the caller closes it."""
         found = self.ask(operation, *words).file
         if found < 0:
             raise self._lost("a file was asked for, and none came")
         return found
 
     def send(self, operation: bytes, *words: bytes, numbers: tuple[int, ...] = ()) -> Sending:
-        """Ask for something with content that is still to come. While the turn is held."""
+        """Send a request whose content follows. The caller holds `turn`."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             resize_pipe(writing, _PIPE_SIZE)
@@ -106,7 +106,7 @@ class FileClient:
         return Sending(self, writing)
 
     def receive(self, operation: bytes, *words: bytes) -> Receiving:
-        """Ask for something that is too long for an answer. While the turn is held."""
+        """Send a request whose answer is a stream. The caller holds `turn`."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
             resize_pipe(reading, _PIPE_SIZE)
@@ -121,7 +121,7 @@ class FileClient:
 
     @property
     def busy(self) -> bool:
-        """Whether it is being asked something at this moment."""
+        """Whether a request is in progress."""
         return not uninterrupted(self._is_free)
 
     def _is_free(self) -> bool:
@@ -132,7 +132,7 @@ class FileClient:
 
     @uninterruptible
     def replace_server(self) -> None:
-        """End the server, once it has answered: the next request is for another one."""
+        """End the server after its current answer; the next request starts another one."""
         if self.turn.acquire(timeout=PATIENCE):
             try:
                 self._let_go()
@@ -141,8 +141,8 @@ class FileClient:
 
     @uninterruptible
     def end_idle_server(self) -> bool:
-        """End the server of an idle sandbox, for its descriptors; the next request starts another one."""
-        # Also not while this very thread asks for something, in the middle of which it needs descriptors.
+        """End the server of an idle sandbox to free descriptors; the next request starts another one."""
+        # This thread may be in the middle of a request, for which it needs descriptors.
         if self.turn._is_owned() or not self.turn.acquire(blocking=False):  # type: ignore[attr-defined]
             return False
         try:
@@ -164,29 +164,29 @@ class FileClient:
             self._let_go()
         for attempt in range(3):
             server = self._socket or self._started()
-            self._is_asked = True  # before it is sent: an interruption from here on leaves that open
+            self._is_asked = True  # before sending: an interruption leaves the answer outstanding
             try:
                 file_messages.send_message(
                     server, file_messages.QUESTION, operation, words, numbers, descriptors=handed
                 )
                 return
             except OSError as error:
-                # It was killed since: another one can still be asked, for nothing has been done.
+                # The server was killed before it read this, so another one may be asked.
                 self._let_go()
                 if attempt == 2:
                     raise self._lost("it is killed as soon as it is started") from error
 
     def _conclude(self, operation: bytes) -> None:
-        """Say how it ended to the one that was asked, never to another, and wait for its answer."""
+        """Tell the server that has the request how it ended, never a new one, and wait for its answer."""
         try:
             if self._socket is not None:
                 file_messages.send_message(self._socket, file_messages.QUESTION, operation, (), ())
         except OSError:
-            pass  # it has ended; what it said before is still there
+            pass  # it has exited; its earlier messages can still be read
         self._answer()
 
     def _answer(self) -> FileAnswer:
-        """Receive all of an answer."""
+        """Receive a whole answer."""
         answer, room = FileAnswer(), MOST_BYTES
         for said in self._messages():
             if said.letter == file_messages.ERROR:
@@ -198,12 +198,12 @@ class FileClient:
                 raise OSError(errno.EOVERFLOW, f"it contains more than {MOST_ROWS:,} names")
             answer.rows += rows
             if said.letter == file_messages.LAST:
-                fd, said.descriptor = said.descriptor, -1  # ours to close, whatever it is
+                fd, said.descriptor = said.descriptor, -1  # ours to close, whatever its kind
                 answer.file = self._checked(fd)
         return answer
 
     def _messages(self) -> Iterator[file_messages.Said]:
-        """The messages of one answer, the last one included."""
+        """Yield the messages of one answer, including the last."""
         while True:
             said = self.heard(PATIENCE)
             if said is None:
@@ -216,7 +216,7 @@ class FileClient:
                 return
 
     def heard(self, patience: float) -> file_messages.Said | None:
-        """The next message, or None when none comes within so many seconds."""
+        """Return the next message, or None if none arrives within `patience` seconds."""
         server = self._socket
         if server is None:
             raise self._lost("it has exited")
@@ -239,7 +239,7 @@ class FileClient:
         return said
 
     def wait(self, poll: select.poll, patience: float) -> list[tuple[int, int]]:
-        """Poll for so many seconds. A silent server gets SIGCONT: something inside may have stopped it."""
+        """Poll for `patience` seconds. A silent server gets SIGCONT: something inside may have stopped it."""
         ready = interruptible(partial(poll.poll, min(patience, _SILENCE) * 1000))
         if not ready and patience > _SILENCE:
             if self._process is not None:
@@ -249,16 +249,16 @@ class FileClient:
 
     @property
     def descriptor(self) -> int:
-        """Readable when it says something."""
+        """Descriptor that is readable when the server has sent something; -1 without a server."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def _checked(self, fd: int) -> int:
-        """A descriptor that was handed out is a regular file, or nothing."""
+        """Return a received descriptor if it is a regular file. Raises otherwise."""
         if fd >= 0 and not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise self._lost("it handed out something else than a file")
         if fd >= 0:
-            os.set_blocking(fd, False)  # some files of the system wait for something to happen
+            os.set_blocking(fd, False)  # reading some files in /proc and /sys blocks
         return fd
 
     # ------------------------------------------------------------ from start to end
@@ -291,7 +291,7 @@ class FileClient:
         return ours
 
     def _let_go(self) -> None:
-        """End it: what comes from it now belongs to no question."""
+        """End the server, so that a late answer is not taken for the next request's."""
         self._is_asked = False
         if self._socket is not None:
             self._socket.close()
@@ -333,7 +333,7 @@ class FileClient:
                 self.turn.release()
 
     def forsake(self) -> None:
-        """Close the socket in a fork of the program: the server belongs to the parent."""
+        """Close the socket in a forked child of the program: the server belongs to the parent."""
         self._closed = True
         if self._socket is not None:
             self._socket.close()
@@ -346,13 +346,13 @@ class _Killed(SessionError):
 
 
 class Sending:
-    """Content on its way inside: `write` it, then `finish`; or `drop` it."""
+    """Content on its way to the server: call `write`, then `finish` or `drop`."""
 
     def __init__(self, client: FileClient, pipe: int) -> None:
         self._client, self._pipe = client, pipe
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send all of it."""
+        """Send all of `data`."""
         left = memoryview(data).cast("B")
         poll = select.poll()
         poll.register(self._pipe, select.POLLOUT)
@@ -372,7 +372,7 @@ class Sending:
                 self._early()
 
     def _early(self) -> None:
-        """Receive a message that came before all was sent: that it goes on, or why it does not."""
+        """Handle a message that arrives before everything is sent: progress, or an error."""
         said = self._client.heard(PATIENCE)
         if said is None:
             raise self._client._lost("it has let go of its pipe")
@@ -385,12 +385,12 @@ class Sending:
         raise self._client._lost("it is done before it has everything")
 
     def finish(self) -> None:
-        """End the content, and wait until it is written."""
+        """End the content, and wait until the server has written it."""
         self._close()
         self._client._conclude(file_messages.ALL)
 
     def drop(self) -> None:
-        """Drop what was sent. After an error of the server there is nothing more to do."""
+        """Discard the content. Does nothing if the server has reported an error."""
         if self._pipe < 0:
             return
         self._close()
@@ -406,14 +406,14 @@ class Sending:
 
 
 class Receiving:
-    """A stream from inside, to be read."""
+    """Stream from the server, to be read."""
 
     def __init__(self, client: FileClient, pipe: int) -> None:
         self._client, self._pipe = client, pipe
         self._ended = False
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes; nothing at the end. Raises what went wrong inside."""
+        """Return at most `size` bytes, none at the end. Raises the server's error."""
         if self._ended:
             return b""
         poll = select.poll()
@@ -431,24 +431,24 @@ class Receiving:
             return data
 
     def close(self) -> None:
-        """Done; what was not read is not wanted."""
+        """Close the stream; the server is ended if it was not read to the end."""
         os.close(self._pipe)
         if not self._ended:
             self._client._let_go()
 
 
-#: Those that have had a server.
+#: Clients that have started a server.
 _serving: WeakSet[FileClient] = WeakSet()
 
 
 def _end_idle_servers() -> bool:
-    """End the file servers that are idle, for their descriptors; whether there were any."""
+    """End idle file servers to free descriptors. Returns whether there were any."""
     while True:
         try:
             clients = list(_serving)
             break
         except RuntimeError:
-            continue  # another thread has added one that moment
+            continue  # another thread added one meanwhile
     ended = [client.end_idle_server() for client in clients]
     return any(ended)
 

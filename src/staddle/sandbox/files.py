@@ -1,13 +1,12 @@
 """`Sandbox.files`: the files in a sandbox, as its own user sees them.
 
-    sb.files.write("notes/todo.txt", "1. look
-", parents=True)
+    sb.files.write("notes/todo.txt", "1. look\\n", parents=True)
     sb.files.read("notes/todo.txt")
     sb.files.glob("**/*.py")
 
-Everything is done inside, by a process with the rights and the view of any command: links lead
-where they lead there, and what is denied to commands is denied here. Relative paths count from
-where the session is; while a command runs, from where it was before.
+A process inside does all of it, with the rights and the view of any command: links resolve inside, and files
+denied to commands are denied here. Relative paths start at the session's directory; while a command runs, at
+the directory before it.
 """
 
 from __future__ import annotations
@@ -46,31 +45,29 @@ if TYPE_CHECKING:
     AnyPath = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
     class ByteSource(Protocol):
-        """A binary file that is read from."""
+        """Binary file opened for reading."""
 
         def read(self, size: int, /) -> bytes: ...
 
     Content = str | bytes | bytearray | memoryview | ByteSource
 
     class Owner(Protocol):
-        """The sandbox whose files these are."""
+        """Sandbox that owns these files."""
 
         def _now(self) -> OpenSandbox: ...
 
-# File tools made of several operations: edit, search, watch, fetch.
-#
-# A part of `Sandbox.files`: everything here is made of what Files can do.
+# File tools composed of operations of Files: edit, search, watch, transfer.
 
 
 _CHUNK_FILE_TOOLS = 1 << 20
-#: How much of what grep finds is read, and how long it may take, in seconds.
+#: The most bytes of grep's output that are read, and its time limit in seconds.
 _MOST_FOUND, _SEARCHING = 16 << 20, 120.0
-#: Seconds between two looks at a tree that is watched.
+#: Seconds between two scans of a watched tree.
 _LOOK_EVERY = 0.2
 
 
 class Match(Value):
-    """A line that was found."""
+    """One line that grep found."""
 
     path: str
     line: int
@@ -78,7 +75,7 @@ class Match(Value):
 
 
 class FileEvent(Value):
-    """A change that a watch has seen. The path is relative to what is watched."""
+    """One change seen by a watch; `path` is relative to the watched directory."""
 
     kind: Literal["added", "modified", "deleted"]
     path: str
@@ -86,7 +83,7 @@ class FileEvent(Value):
 
 @unmistakable()
 class FileTools:
-    """The larger tools of `Files`."""
+    """Tools of `Files` that combine several operations."""
 
     if TYPE_CHECKING:
         _sandbox: Owner
@@ -99,7 +96,7 @@ class FileTools:
         def _client(self, inside: OpenSandbox) -> FileClient: ...
 
     def edit(self, path: AnyPath, old: str, new: str, *, every: bool = False) -> int:
-        """Replace `old` by `new` in a file; how often. InvalidCall unless `old` is there once, or `every`."""
+        """Replace `old` by `new`; returns the count. InvalidCall unless the file has it once, or `every`."""
         before, after = (text.encode("utf-8", "surrogateescape") for text in (old, new))
         if not before:
             raise InvalidCall(
@@ -126,9 +123,9 @@ class FileTools:
         fixed: bool = False,
         limit: int = 1000,
     ) -> list[Match]:
-        """Lines that match a pattern (POSIX extended, or `fixed` text) in a file, or below a directory.
+        """Find lines that match a POSIX extended pattern, or `fixed` text, in a file or below a directory.
 
-        Done by the sandbox's own grep. `include` is a glob for names; binary files are left out.
+        The sandbox's own grep runs. `include` is a glob for file names. Binary files are skipped.
         """
         if not isinstance(pattern, str) or not pattern or "\0" in pattern:
             raise InvalidCall(
@@ -165,11 +162,10 @@ class FileTools:
     def watch(
         self, path: AnyPath = ".", *, timeout: float | None = None, stop: threading.Event | None = None
     ) -> Iterator[FileEvent]:
-        """Iterate over changes below a directory, as they come; ends after `timeout` seconds or at `stop`.
+        """Iterate over changes below a directory; ends after `timeout` seconds or when `stop` is set.
 
-        It begins with this call: what is there now is no change. The tree is looked through a few times a
-        second, by sizes and times: what comes and goes in between is not seen, and large trees cost as much
-        each time.
+        It reports changes since this call. It scans the tree a few times a second, by sizes and times: it
+        misses files that come and go between two scans, and each scan of a large tree costs its size.
         """
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
@@ -187,7 +183,7 @@ class FileTools:
     def _seen(self, path: AnyPath) -> dict[str, tuple[int, ...]]:
         inside, name = self._at(path)
         rows = self._client(inside).ask(file_messages.TREE, name).rows
-        # Of a directory the time is that of the names in it, each of which is seen by itself.
+        # A directory's time changes with its names, which are reported themselves.
         return {
             os.fsdecode(row[0]): row[1:2] if row[1] & 0o170000 == 0o040000 else row[1:4]
             for row in rows
@@ -195,7 +191,7 @@ class FileTools:
         }
 
     def upload(self, source: str | os.PathLike[str] | ByteSource, path: AnyPath) -> None:
-        """Put a file of the host, by its path or opened for reading, at `path`; directories are made."""
+        """Copy a host file, given as a path or opened for reading, to `path`. Creates parent directories."""
         if isinstance(source, str | os.PathLike):
             with open(source, "rb") as file:
                 self.write(path, file, parents=True)
@@ -203,9 +199,9 @@ class FileTools:
             self.write(path, source, parents=True)
 
     def download(self, path: AnyPath, target: str | os.PathLike[str] | IO[bytes]) -> int:
-        """Write a file of the sandbox to one of the host, by its path or opened for writing; how many bytes.
+        """Copy a file of the sandbox to a host path or an open binary file. Returns the number of bytes.
 
-        A file at that path is replaced when all of it is there.
+        A file at the host path is replaced only when the copy is complete.
         """
         with self.open(path) as file:
             if not isinstance(target, str | os.PathLike):
@@ -232,7 +228,7 @@ def _copied(source: IO[bytes], target: IO[bytes]) -> int:
 
 
 def _matches(found: bytes, top: str, asked: str, limit: int) -> list[Match]:
-    """The lines of grep -nZ: a path, NUL, a number, a colon, the text."""
+    """Parse the output of grep -nZ: path, NUL, line number, colon, text."""
     matches = []
     for row in found.split(b"\n"):
         where, nul, rest = row.partition(b"\0")
@@ -258,15 +254,15 @@ def _differences(before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, .
     return [FileEvent(kind, path) for path, kind in kinds.items()]
 
 
-#: The largest file that is read into memory unless more is asked for: it may be a terabyte of holes.
+#: The largest file read into memory by default: a sparse file may claim a terabyte.
 MOST_READ = 64 << 20
 _CHUNK = 1 << 20
 
 
 class FileInfo(Value):
-    """A file or directory: its name, kind, size in bytes, permissions, and when it was last changed.
+    """A file or directory: its name, kind, size in bytes, permissions and modification time.
 
-    `owner` is the name inside of the user with the number `uid`; empty if there is no such account.
+    `owner` is the name inside of the user `uid`; empty if there is no such account.
     """
 
     name: str
@@ -303,14 +299,14 @@ class FileInfo(Value):
     )
 )
 class Files(FileTools):
-    """The files of one sandbox. File errors are Python's own; everything may be called from any thread."""
+    """Files of one sandbox. Raises Python's own file errors. All methods are thread-safe."""
 
     def __init__(self, sandbox: Owner, user: User = None) -> None:
         self._sandbox, self._user = sandbox, user
 
     def as_user(self, user: User) -> Files:
-        """The same files as another user sees them, by name or number; root has a root's rights."""
-        self._client(self._sandbox._now(), user)  # refuses who is not there
+        """Return the files as another user sees them, by name or uid; root has root's rights inside."""
+        self._client(self._sandbox._now(), user)  # raises if there is no such user
         return Files(self._sandbox, user)
 
     # ------------------------------------------------------------ content
@@ -318,14 +314,14 @@ class Files(FileTools):
     def read(
         self, path: AnyPath, *, limit: int = MOST_READ, offset: int = 0, length: int | None = None
     ) -> str:
-        """The text of a file. Bytes that are not UTF-8 survive a read and a write (surrogateescape)."""
+        """Return the text of a file. Bytes that are not UTF-8 survive a round trip (surrogateescape)."""
         data = self.read_bytes(path, limit=limit, offset=offset, length=length)
         return data.decode("utf-8", "surrogateescape")
 
     def read_bytes(
         self, path: AnyPath, *, limit: int = MOST_READ, offset: int = 0, length: int | None = None
     ) -> bytes:
-        """The content of a file of at most `limit` bytes; or `length` bytes of any file, from `offset` on."""
+        """Return a file of at most `limit` bytes, or `length` bytes of any file, from `offset` on."""
         for name, value in (("limit", limit), ("offset", offset), ("length", length)):
             if name != "length" or value is not None:
                 check.count(name, value, 0, fix="give a number of bytes")
@@ -335,7 +331,7 @@ class Files(FileTools):
             return within(file, limit, path, offset)
 
     def open(self, path: AnyPath) -> IO[bytes]:
-        """The file, to be read piece by piece, however large it is. Pipes and devices are refused."""
+        """Open a file of any size for reading. Pipes and devices are refused."""
         inside, name = self._at(path)
         with named(path):
             return open(self._client(inside).open(file_messages.OPEN, name), "rb")
@@ -349,13 +345,12 @@ class Files(FileTools):
         exclusive: bool = False,
         mode: int | None = None,
     ) -> None:
-        """Put `content` (text, bytes, or a binary file that is read to its end) at `path`.
+        """Write `content` (text, bytes, or a binary file that is read to its end) to `path`.
 
-        It appears whole or not at all; its permissions are those of the file that was there, and
-        other hard links of that keep the old content. A link there is followed. A file that is
-        mounted by itself, or in a directory that cannot be written, is changed in place. With
-        `parents`, directories above it are made; with `exclusive`, FileExistsError if something is there.
-        `mode` are its permissions from then on.
+        The file appears whole or not at all. It keeps the permissions of the file that it replaces, whose
+        other hard links keep the old content. A symlink at `path` is followed. A file that is a mount point,
+        or in a directory that is not writable, is changed in place. `parents` creates the directories above
+        it. `exclusive` raises FileExistsError if `path` exists. `mode` sets the permissions.
         """
         inside, name = self._at(path)
         permissions = None if mode is None else checked_mode(mode)
@@ -367,9 +362,9 @@ class Files(FileTools):
         inside.pass_over()
 
     def write_many(self, contents: Mapping[str, str | bytes], *, parents: bool = True) -> None:
-        """Write many small files at once, each by itself whole: a thousand take the time of a few.
+        """Write many small files in a few requests, each file atomically.
 
-        `contents` are by path. If one cannot be written, those before it are.
+        `contents` maps paths to content. If one file fails, the files before it are written.
         """
         inside, client = self._at(".")[0], self._client(self._sandbox._now())
         waiting: list[bytes] = []
@@ -387,7 +382,7 @@ class Files(FileTools):
         inside.pass_over()
 
     def append(self, path: AnyPath, content: str | bytes, *, parents: bool = False) -> None:
-        """Add `content` to the end of a file, which is made if it is not there."""
+        """Append `content` to a file, which is created if missing."""
         inside, name = self._at(path)
         data = as_bytes(content)
         with named(path):
@@ -399,7 +394,7 @@ class Files(FileTools):
     # ------------------------------------------------------------ listing
 
     def list(self, path: AnyPath = ".", *, follow_symlinks: bool = False) -> list[FileInfo]:
-        """List a directory, sorted by name. Links are listed as links, or as what they lead to."""
+        """List a directory, sorted by name. Links are listed as links unless `follow_symlinks`."""
         inside, name = self._at(path)
         with named(path):
             rows = self._client(inside).ask(file_messages.LIST, name, numbers=(int(follow_symlinks),)).rows
@@ -407,7 +402,7 @@ class Files(FileTools):
         return sorted(found, key=lambda each: each.name)
 
     def exists(self, path: AnyPath) -> bool:
-        """Whether there is something, at the end of any links."""
+        """Whether `path` exists; symlinks are followed."""
         try:
             self.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -419,7 +414,7 @@ class Files(FileTools):
         return True
 
     def stat(self, path: AnyPath, *, follow_symlinks: bool = True) -> FileInfo:
-        """Return the facts about a file."""
+        """Return the FileInfo of a path."""
         inside, name = self._at(path)
         with named(path):
             rows = self._client(inside).ask(file_messages.STATUS, name, numbers=(int(follow_symlinks),)).rows
@@ -428,11 +423,11 @@ class Files(FileTools):
         return _info((os.path.basename(name.rstrip(b"/")) or b"/", *rows[0][1:]))
 
     def realpath(self, path: AnyPath) -> str:
-        """Its path without links; FileNotFoundError if there is nothing."""
+        """Return the path without symlinks. Raises FileNotFoundError if it does not exist."""
         return self._one_name(file_messages.REALPATH, path)
 
     def readlink(self, path: AnyPath) -> str:
-        """The path that a link has in it."""
+        """Return the target of a symlink."""
         return self._one_name(file_messages.READLINK, path)
 
     def _one_name(self, operation: bytes, path: AnyPath) -> str:
@@ -444,10 +439,10 @@ class Files(FileTools):
         return os.fsdecode(rows[0][0])
 
     def glob(self, pattern: str) -> Names:
-        """The files, directories and links that `pattern` names, sorted; no link is followed on the way.
+        """Return the sorted paths that match `pattern`. Symlinked directories are not entered.
 
-        `*`, `?` and `[...]` are within one name, `**` is any number of directories. Relative
-        patterns give relative paths.
+        `*`, `?` and `[...]` match within one name, `**` any number of directories. A relative pattern returns
+        relative paths.
         """
         if not isinstance(pattern, str):
             raise InvalidCall(
@@ -464,14 +459,14 @@ class Files(FileTools):
     # ------------------------------------------------------------ changes
 
     def chmod(self, path: AnyPath, mode: int) -> None:
-        """Set the permissions of a file or directory; a link is followed."""
+        """Set the permissions of a file or directory; a symlink is followed."""
         inside, name = self._at(path)
         with named(path):
             self._client(inside).ask(file_messages.CHMOD, name, numbers=(checked_mode(mode),))
         inside.pass_over()
 
     def copy(self, source: AnyPath, target: AnyPath, *, replace: bool = False) -> None:
-        """Copy a file, or a directory with all that is in it. A file there is only replaced when asked."""
+        """Copy a file, or a directory with its contents. Overwrites an existing file only with `replace`."""
         inside, name = self._at(source)
         _, other = self._at(target)
         with named(source):
@@ -479,14 +474,14 @@ class Files(FileTools):
         inside.pass_over()
 
     def mkdir(self, path: AnyPath, *, parents: bool = False) -> None:
-        """Make a directory; with `parents` also those above, and it may be there already."""
+        """Create a directory. With `parents` create those above as well; it may then exist already."""
         inside, name = self._at(path)
         with named(path):
             self._client(inside).ask(file_messages.MAKE, name, numbers=(int(parents),))
         inside.pass_over()
 
     def rename(self, old: AnyPath, new: AnyPath, *, replace: bool = False) -> None:
-        """Give it another name. What has that name already is only replaced when asked."""
+        """Rename a file or directory. Overwrites an existing target only with `replace`."""
         inside, name = self._at(old)
         _, other = self._at(new)
         with named(old):
@@ -494,7 +489,7 @@ class Files(FileTools):
         inside.pass_over()
 
     def remove(self, path: AnyPath, *, recursive: bool = False) -> None:
-        """Remove a file, or a link itself; with `recursive` also a directory with all that is in it."""
+        """Remove a file, or a symlink itself; with `recursive` also a directory with its contents."""
         inside, name = self._at(path)
         with named(path):
             self._client(inside).ask(file_messages.REMOVE, name, numbers=(int(recursive),))
@@ -504,11 +499,11 @@ class Files(FileTools):
         return f"<Files of {self._sandbox!r}>"
 
     def _client(self, inside: OpenSandbox, user: User = None) -> FileClient:
-        """The client of the file server that has this user's rights."""
+        """Return the client of the file server that has this user's rights."""
         return inside.client_of(account(inside, self._user if user is None else user))
 
     def _at(self, path: AnyPath) -> tuple[OpenSandbox, bytes]:
-        """The sandbox as it is now, and `path` from its root."""
+        """Return the open sandbox, and `path` as an absolute path inside."""
         inside = self._sandbox._now()
         name = encoded(path)
         if name == b"~" or name.startswith(b"~/"):
@@ -516,18 +511,18 @@ class Files(FileTools):
         return inside, name if name.startswith(b"/") else os.path.join(os.fsencode(directory(inside)), name)
 
     def _home(self, inside: OpenSandbox) -> str:
-        """The home of the user whose rights these are."""
+        """Home directory of the user whose rights are used."""
         other = account(inside, self._user)
         return inside.decided.environment.get("HOME") or "/" if other is None else other.home
 
 
 def directory(inside: OpenSandbox) -> str:
-    """Directory of the session; while a command runs, the one before it."""
+    """Return the session's directory; while a command runs, the directory before it."""
     return uninterrupted(inside.main._shell.directory_now) or inside.main._exec_context.cwd
 
 
 def encoded(path: AnyPath) -> bytes:
-    """A path as the kernel takes it."""
+    """Encode a path for the kernel. Raises InvalidCall if it is not a valid path."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise InvalidCall(f"the path is {path!r}", why="it is not a path", fix="give text or a pathlib path")
     try:
@@ -552,7 +547,7 @@ def put(
     *words: bytes,
     numbers: tuple[int, ...] = (0,),
 ) -> None:
-    """Have the file_client write `content`: in the question itself when it is short, else by a pipe."""
+    """Send `content` to the file server: within the request if it is short, else through a pipe."""
     if isinstance(content, str):
         content = as_bytes(content)
     if not hasattr(content, "read"):
@@ -583,7 +578,7 @@ def put(
 
 
 def as_bytes(content: object) -> bytes:
-    """Text or bytes, as bytes."""
+    """Convert text or bytes to bytes."""
     if isinstance(content, bytes | bytearray | memoryview):
         return bytes(content)
     if not isinstance(content, str):
@@ -596,7 +591,7 @@ def as_bytes(content: object) -> bytes:
 
 
 def checked_mode(mode: object) -> int:
-    """Permissions, as bits."""
+    """Check permission bits."""
     return check.count("the mode", mode, 0, 0o7777, fix="give permissions such as 0o644")
 
 
@@ -608,7 +603,7 @@ def _pieces(source: ByteSource) -> Iterator[bytes | memoryview]:
 
 
 def part(file: IO[bytes], offset: int, length: int) -> bytes:
-    """Read `length` bytes of a file from `offset` on, or as many as there are."""
+    """Read `length` bytes of a file from `offset` on, or fewer at its end."""
     file.seek(offset)
     data = bytearray()
     while len(data) < length and (piece := file.read(min(_CHUNK, length - len(data)))):
@@ -617,27 +612,27 @@ def part(file: IO[bytes], offset: int, length: int) -> bytes:
 
 
 def within(file: IO[bytes], limit: int, path: AnyPath, offset: int = 0) -> bytes:
-    """Read all of a file, of no more than `limit` bytes. Nothing is read of one that says it is larger."""
+    """Read a whole file of at most `limit` bytes. Raises before reading if its size is larger."""
     expected = os.fstat(file.fileno()).st_size - offset
     is_larger = expected > limit
     if offset:
         file.seek(offset)
     data = bytearray()
-    if _CHUNK < expected <= limit:  # in one piece: appending and copying keeps other threads waiting
+    if _CHUNK < expected <= limit:  # one read: appending would hold the GIL, and other threads would wait
         whole = file.read(expected + 1)
         if len(whole) <= expected:
             return whole
         data += whole
     while not is_larger and len(data) <= limit:
         piece = file.read(min(_CHUNK, limit + 1 - len(data)))
-        if not piece:  # nothing, or nothing yet: a file of the system that waits is not waited for
+        if not piece:  # end, or a system file with nothing to read yet
             return bytes(data)
         data += piece
     raise OSError(errno.EFBIG, f"it has more than {limit} bytes", os.fsdecode(path))
 
 
 def checked_names(rows: list[FileRow], before: str = "") -> list[str]:
-    """Relative paths from inside that lead nowhere else, sorted."""
+    """Return the sorted paths that are relative and have no `.` or `..`; drop the others."""
     names = []
     for row in rows:
         parts = row[0].split(b"/")
@@ -658,8 +653,8 @@ def _info(row: FileRow) -> FileInfo:
     return FileInfo(os.fsdecode(name), kind, *facts, uid, gid, shown(owner))
 
 
-class named:  # noqa: N801 - reads as what it does
-    """Errors of the kernel name the path that was asked for, not the one that it became."""
+class named:  # noqa: N801 - reads like a function in `with`
+    """Set the path that the caller gave on OSErrors raised in the block."""
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path
@@ -672,21 +667,20 @@ class named:  # noqa: N801 - reads as what it does
             error.filename = os.fsdecode(self._path)
 
 
-# Directories of a sandbox as tar, in and out, piece by piece: nothing is ever whole in memory.
+# Directories of a sandbox as tar, in both directions, in pieces: never a whole archive in memory.
 #
-# The file_client inside packs and unpacks, with the sandbox's rights. What it sends out is read here by the
-# strict reader and written anew: the caller gets a tar, with names that do not lead out, and no devices,
-# whatever was sent.
+# The file server inside packs and unpacks, with the sandbox's rights. Its output is not trusted: the strict
+# reader parses it and writes a new tar, without devices and without names that lead outside.
 
 
 _CHUNK_ARCHIVES = 1 << 20
 _GZIP = b"\x1f\x8b"
-#: Entries of one archive, as for unpacking.
+#: The most entries in one archive, as for unpacking.
 _MOST_ENTRIES = 2_000_000
 
 
 def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -> None:
-    """Unpack `file` at `path`, which is made if it is not there, as `user`."""
+    """Unpack `file` into `path`, which is created if missing, as `user`."""
     if isinstance(file, str | bytes | os.PathLike) or not hasattr(file, "read"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "rb")')
     files = Files(sandbox, user)
@@ -707,7 +701,7 @@ def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -
 
 
 def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None, user: User = None) -> None:
-    """Write what is at `path`, as `user` sees it, to `file`."""
+    """Write a tar of `path`, as `user` sees it, to `file`."""
     if not hasattr(file, "write"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "wb")')
     files = Files(sandbox, user)
@@ -722,7 +716,7 @@ def download(sandbox: Owner, file: IO[bytes], path: AnyPath, limit: int | None, 
 
 
 def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
-    """Read a tar and write it anew, member by member. ArchiveRefused when it is not such as we make them."""
+    """Copy a tar member by member. Raises ArchiveRefused unless it has the form that our packer writes."""
     for count, (member, content) in enumerate(members(source)):
         if count >= _MOST_ENTRIES:
             raise _refused(f"it contains more than {_MOST_ENTRIES:,} entries")
@@ -760,7 +754,7 @@ def _bounded(write_out: Callable[[bytes], object], limit: int | None) -> Callabl
 
 
 class _Again:
-    """A file whose beginning has been read."""
+    """File whose first bytes were read already."""
 
     def __init__(self, first: bytes, file: ByteSource) -> None:
         self._first, self._file = first, file

@@ -1,12 +1,12 @@
-"""Hooks and the audit log of a sandbox: who is told of each command, before it starts and when it is over.
+"""Hooks and the audit log of a sandbox, called before each command starts and after it ends.
 
-    on_command(start)       before a command starts; an error here means that it does not
-    on_violation(event)     for each refusal that a command met, before its result is told
-    on_result(result)       when it is over
-    audit                   one line for all of that, and for every change of state; see launch.audit
+    on_command(start)       before a command starts; an error prevents the start
+    on_violation(event)     for each refusal during a command, before on_result
+    on_result(result)       after the end
+    audit                   one line for each of these, and for every state change; see launch.audit
 
-They are called in the caller's own thread, or awaited by the caller's own task: nothing is told later
-than the call returns, and an error in one comes out of that call.
+The caller's thread calls them, or the caller's task awaits them, before the call returns. Their errors
+propagate from that call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Hooks:
-    """The hooks of one open sandbox."""
+    """Hooks of one open sandbox."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Hooks:
         self._begun = self._number if self._log is None else self._log.begin
         self._ended = _nothing if self._log is None else self._log.end
         self._is_told = settings.on_result is not None or settings.on_violation is not None
-        #: Tell that a command is about to start.
+        #: Report that a command is about to start.
         self.begin: Callable[[CapturedCommand, str], None] = (
             self._begun if settings.on_command is None else self._begun_and_told
         )
-        #: Tell that it is over: what it was refused, then its result.
+        #: Report its end: refusals first, then the result.
         self.end: Callable[[CapturedCommand, Result], None] = (
             self._ended_and_told if self._is_told else self._ended
         )
@@ -86,7 +86,7 @@ class Hooks:
             interruptible(partial(self._hooks.on_command, self._start(spec, session)))
 
     async def begin_awaited(self, spec: CapturedCommand, session: str) -> None:
-        """As `begin`; a hook that is a coroutine function is awaited."""
+        """As `begin`, but awaits coroutine hooks."""
         self._begun(spec, session)
         if self._hooks.on_command is not None:
             await _seen(self._hooks.on_command(self._start(spec, session)))
@@ -97,20 +97,20 @@ class Hooks:
             interruptible(partial(hook, value))
 
     async def end_awaited(self, spec: CapturedCommand, result: Result) -> None:
-        """As `end`; hooks that are coroutine functions are awaited."""
+        """As `end`, but awaits coroutine hooks."""
         self._ended(spec, result)
         if self._is_told:
             for hook, value in self._told(result):
                 await _seen(hook(value))
 
     def failed(self, spec: CapturedCommand, error: BaseException) -> None:
-        """A command that was begun has no result. Never raises: the error is on its way already."""
+        """Record that a command has no result. Never raises: another error is propagating already."""
         if self._log is not None and spec.number:
             error = original(error)
             self._log.try_write("failed", id=spec.number, error=f"{type(error).__name__}: {error}")
 
     def background(self, command: str | tuple[str, ...], user: User, what: str = "started") -> CommandStart:
-        """Tell that a program in the background, or on a terminal, is about to start."""
+        """Report that a background program or a terminal is about to start."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             interruptible(partial(self._hooks.on_command, start))
@@ -119,14 +119,14 @@ class Hooks:
     async def background_awaited(
         self, command: str | tuple[str, ...], user: User, what: str = "started"
     ) -> CommandStart:
-        """The same; a hook that is a coroutine function is awaited."""
+        """As `background`, but awaits a coroutine hook."""
         start = self._in_background(command, user, what)
         if self._hooks.on_command is not None:
             await _seen(self._hooks.on_command(start))
         return start
 
     def follow(self, start: CommandStart, spawned: SpawnedProcess) -> None:
-        """Record the end of a program in the background when it is noticed."""
+        """Record the end of a background program when it is noticed."""
         log = self._log
         if log is not None:
             spawned.ended = lambda status: log.try_write("ended", id=start.number, exit_code=status)
@@ -166,12 +166,12 @@ class Hooks:
             self._log.write(what, **facts)
 
     def attempt(self, event: Event) -> None:
-        """Record an attempt on the network. Never raises: a thread of the sandbox's network calls it."""
-        if self._log is not None and event.kind != "refused":  # those come with the command that met them
+        """Record a network attempt. Never raises: a thread of the sandbox's network calls it."""
+        if self._log is not None and event.kind != "refused":  # refusals are logged with their command
             self._log.try_write("network", kind=event.kind, host=event.what, rule=event.rule)
 
     def refused(self, events: Iterable[Event]) -> None:
-        """Tell of refusals that no result has reported."""
+        """Report refusals that are in no result."""
         hook = self._hooks.on_violation
         for event in events:
             if self._log is not None:
@@ -180,7 +180,7 @@ class Hooks:
                 hook(event)
 
     async def refused_awaited(self, events: Iterable[Event]) -> None:
-        """The same; a hook that is a coroutine function is awaited."""
+        """As `refused`, but awaits a coroutine hook."""
         for event in events:
             if self._log is not None:
                 self._log.refuse(event)
@@ -188,18 +188,18 @@ class Hooks:
                 await _seen(self._hooks.on_violation(event))
 
     def close(self, **facts: object) -> None:
-        """Record the end."""
+        """Record the end of the sandbox."""
         if self._log is not None:
             self._log.close(**facts)
 
 
 def _shown(spec: CapturedCommand) -> str | tuple[str, ...]:
-    """The command without its secrets."""
+    """Return the command with its secrets redacted."""
     return spec.command if spec.secrets is None else spec.secrets.command(spec.command)
 
 
 def _nothing(spec: CapturedCommand, result: Result) -> None:
-    """Write nothing about a command: there is no log."""
+    """Write nothing: there is no log."""
 
 
 async def _seen(value: object) -> None:
@@ -207,36 +207,36 @@ async def _seen(value: object) -> None:
         await value
 
 
-# The audit log of a sandbox: the two lines of each command are written in few steps.
+# The audit log of a sandbox, optimized for the two lines of each command.
 #
-# They are on every command's path, just after a wait, when code is slow: a usual command's line takes one
-# frame, one text and one system call. It has the fields that `AuditLog.write` would give it.
+# These lines are on every command's path, just after a wait, when caches are cold. A usual line takes one
+# frame, one string and one system call. It has the fields that `AuditLog.write` would write.
 
 
 _EXITED = Reason.exited
-#: Fields of a command that succeeded.
+#: Fields of a successful command.
 _SUCCEEDED = b'"ok":true,"exit_code":0,"reason":"exited"'
 
 
 class CommandLog(AuditLog):
-    """An audit log of the commands of a sandbox."""
+    """Audit log of a sandbox's commands."""
 
     def __init__(self, secrets: Secrets | None) -> None:
         super().__init__(secrets)
-        #: The numbers of commands.
+        #: Numbers of commands.
         self.numbers = count(1)
         self._secrets = secrets if secrets is not None and secrets.values else None
-        self._acquire, self._release = self._lock.acquire, self._lock.release  # in fewer steps than `with`
+        self._acquire, self._release = self._lock.acquire, self._lock.release  # faster than `with`
         self._command = f'{self._head}"command","id":%d%b%b}}\n'.encode()
         self._result = (
             f'{self._head}"result","id":%d,%b,"duration":%de-6,"stdout":%d,"stderr":%d%b}}\n'.encode()
         )
-        self._sessions: dict[str, bytes] = {}  # their names, as a line has them
-        #: User time and memory of a command before, and these as a line has them.
+        self._sessions: dict[str, bytes] = {}  # names, encoded for a line
+        #: User time and memory of the previous command, and their encoding.
         self._used: tuple[float | None, int | None, bytes] = (None, None, b"")
 
     def begin(self, spec: CapturedCommand, session: str) -> None:
-        """Give a command its number, and write that it is about to start."""
+        """Number a command, and write that it is about to start."""
         spec.number = number = next(self.numbers)
         command, named = spec.command, self._sessions.get(session)
         if (
@@ -263,7 +263,7 @@ class CommandLog(AuditLog):
             self._release()
 
     def _begin(self, spec: CapturedCommand, session: str) -> None:
-        """Write that a command is about to start, whichever it is."""
+        """Write the start of a command that `begin` has no fast path for."""
         shown = spec.command if spec.secrets is None else spec.secrets.command(spec.command)
         more: dict[str, object] = {}
         if spec.account is not None:
@@ -288,13 +288,13 @@ class CommandLog(AuditLog):
         self._pass(record | {name: self._plain(fact) for name, fact in more.items()} if more else record)
 
     def end(self, spec: CapturedCommand, result: Result) -> None:
-        """Write that a command is over: what it was refused, then its result."""
+        """Write the end of a command: refusals first, then the result."""
         if self._function is not None:
             for event in result.violations:
                 self.refuse(event, spec.number)
             self._pass(self._record(spec, result))
             return
-        of = result.__dict__  # each field by one look
+        of = result.__dict__  # one lookup per field
         usage, ended = of["usage"].__dict__, _SUCCEEDED
         user_time, memory, used = self._used
         if usage["user"] != user_time or usage["memory"] != memory:
@@ -321,7 +321,7 @@ class CommandLog(AuditLog):
             self._release()
 
     def _use(self, user_time: float | None, memory: int | None) -> bytes:
-        """Fields of what a command used."""
+        """Return the fields for a command's usage."""
         if user_time is not None and memory is not None:
             used = b',"user_time":%de-6,"memory":%d' % (int(user_time * 1000000), memory)
         else:
@@ -330,7 +330,7 @@ class CommandLog(AuditLog):
         return used
 
     def _record(self, spec: CapturedCommand, result: Result) -> dict[str, object]:
-        """Record of a result, for a function."""
+        """Return the record of a result for an audit function."""
         usage = result.usage
         made: dict[str, object] = {
             "log": self.name,
@@ -354,11 +354,11 @@ class CommandLog(AuditLog):
         return made
 
     def refuse(self, event: Event, number: int | None = None) -> None:
-        """Write what was refused; to the command with this number, if that is known."""
+        """Write a refusal, with the command's number if it is known."""
         self.write("refused", id=number, host=event.what, rule=event.rule, allow=event.allow)
 
 
 def _rare(result: Result) -> dict[str, object]:
-    """Facts that most results do not have."""
+    """Fields that most results do not have."""
     changes = [f"{each.kind} {each.path}" for each in result.changes or ()]
     return {"changes": changes or None, "why": result.why or None}

@@ -1,7 +1,7 @@
 """A Python interpreter in a sandbox that keeps its variables from cell to cell.
 
-It is a program of the sandbox, and trusted as little as any. Its variables are in that process and nowhere
-else: no snapshot, fork or kept sandbox has them.
+It is an untrusted program of the sandbox. Its variables exist only in that process: snapshots, forks and kept
+sandboxes do not include them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class RunsPrograms(Protocol):
-        """A sandbox, as far as an interpreter needs it."""
+        """Part of a sandbox that an interpreter uses."""
 
         def terminal(self, argv: Sequence[str] | None, *, cwd: str | None, env: dict[str, str]) -> Any: ...
         def exec(self, argv: Sequence[str], *, timeout: float) -> Any: ...
 
 
 _KERNEL = Path(__file__).parents[1] / "inside" / "interpreter_kernel.py"
-#: Seconds for the interpreter to start, and to answer an interrupt.
+#: Seconds for the interpreter to start, and to react to an interrupt.
 _TO_START, _TO_STOP = 60.0, 5.0
-#: The longest answer that is read; what it prints is bounded inside, a malicious one by this.
+#: The longest answer that is read. The kernel bounds output itself; this bounds a malicious one.
 _LONGEST = 256 << 20
 OUTPUT_LIMIT = 4 << 20
 
 
 @dataclass
 class CellResult:
-    """Output and results of a cell. `results` are dicts with `text` and richer forms; `error` tells more.
+    """Output and results of a cell. `results` are dicts with `text` and richer forms; `error` has details.
 
-    `lost` is True if the interpreter had to be replaced: its variables are gone.
+    `lost` is True if the interpreter had to be replaced, which loses its variables.
     """
 
     stdout: str = ""
@@ -52,30 +52,30 @@ class CellResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it came to its end without an exception."""
+        """Whether the cell ended without an exception."""
         return self.error is None
 
     @property
     def text(self) -> str | None:
-        """The value of the last expression, as its repr."""
+        """Value of the last expression, as its repr."""
         return next((str(each["text"]) for each in self._each() if each.get("is_main_result")), None)
 
     @property
     def images(self) -> list[bytes]:
-        """The pictures that it has shown, PNG or JPEG: also the open figures of matplotlib."""
+        """Images that the cell showed, PNG or JPEG, including open matplotlib figures."""
         found = [each[kind] for each in self._each() for kind in ("png", "jpeg") if kind in each]
         return [base64.b64decode(data) for data in found if isinstance(data, str)]
 
     @property
     def html(self) -> list[str]:
-        """Output as HTML, such as the tables of pandas. It is the sandbox's: never trust it."""
+        """Output as HTML, such as pandas tables. It comes from the sandbox: never trust it."""
         return [each["html"] for each in self._each() if isinstance(each.get("html"), str)]
 
     def _each(self) -> list[dict[str, Any]]:
         return [each for each in self.results if isinstance(each, dict)]
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields, as JSON has them."""
+        """Return the fields as data for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -87,14 +87,14 @@ class CellResult:
 
 
 class Interpreter:
-    """One interpreter, `python3` of the sandbox; started when it is first needed. One cell at a time."""
+    """One interpreter, the sandbox's `python3`, started by the first cell. Runs one cell at a time."""
 
     def __init__(self, sandbox: RunsPrograms, *, python: str = "python3", cwd: str | None = None) -> None:
         self._sandbox, self._python, self._cwd = sandbox, python, cwd
         self._turn = threading.Lock()
         self._terminal: Any = None
         self._unread = b""
-        self._begun = False  # the last cell
+        self._begun = False  # whether the last cell began
 
     def run(
         self,
@@ -104,9 +104,9 @@ class Interpreter:
         output_limit: int = OUTPUT_LIMIT,
         env: dict[str, str] | None = None,
     ) -> CellResult:
-        """Run a cell, with these variables of the environment for as long as it runs.
+        """Run a cell, with `env` as additional environment variables while it runs.
 
-        After a timeout the interpreter is interrupted, and replaced if that does not help.
+        On a timeout the interpreter is interrupted, and replaced if that does not end the cell.
         """
         if not isinstance(code, str):
             raise InvalidCall(f"the code is {code!r}", why="it is not text", fix="give the text of a cell")
@@ -116,7 +116,7 @@ class Interpreter:
                 self._end()
             cell = {"code": code, "limit": output_limit, "env": dict(env or {})}
             result = self._asked(cell, timeout)
-            # The end of an interpreter may not be noticed yet, as after restore(): the cell was not run.
+            # The interpreter may have died unnoticed, as after restore(): then the cell did not run.
             if result.lost and not result.timed_out and not self._begun:
                 lost, result = True, self._asked(cell, timeout)
             result.lost = result.lost or lost
@@ -133,7 +133,7 @@ class Interpreter:
             return self._stopped(name)
 
     def restart(self) -> None:
-        """End it; the next cell has a new one."""
+        """End the interpreter; the next cell starts a new one."""
         with self._turn:
             self._end()
 
@@ -165,13 +165,13 @@ class Interpreter:
                         str(answer["stdout"]), str(answer["stderr"]), list(answer["results"]), answer["error"]
                     )
             except (ValueError, KeyError, TypeError):
-                continue  # a program wrote to the terminal itself
+                continue  # a program wrote directly to the terminal
         self._end()
         error = {"name": "InterpreterExited", "value": "the interpreter has exited", "traceback": ""}
         return CellResult(error=error, lost=True)
 
     def _stopped(self, name: str) -> CellResult:
-        """Interrupt the cell."""
+        """Interrupt the cell and return its result."""
         self._sandbox.exec(["kill", "-INT", str(self._terminal.pid)], timeout=10)
         try:
             result = self._answer(name, _TO_STOP)
@@ -183,7 +183,7 @@ class Interpreter:
         return result
 
     def _line(self, until: float | None) -> bytes | None:
-        """The next line that it writes; None at its end. TimeoutError when time is up."""
+        """Return its next line, or None at its end. Raises TimeoutError after `until`."""
         while b"\n" not in self._unread:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:

@@ -1,4 +1,4 @@
-"""The ways from the host into a sandbox's network: a connection to a server inside, a port of the host."""
+"""Access from the host to a sandbox's network: connections to servers inside, exposed ports."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
 
-#: Seconds that the host's own loopback may take.
+#: Seconds for a connection to the host's own loopback.
 _PATIENCE = 1.0
 
 
 def is_hosts(inside: OpenSandbox) -> bool:
-    """Whether the sandbox's network is the host's own."""
+    """Whether the sandbox uses the host's network."""
     return inside.decided.plan.network.mode == "open"
 
 
 def connect(inside: OpenSandbox, port: int) -> socket:
-    """A connection to a server in the sandbox, on its 127.0.0.1 or ::1."""
+    """Connect to a server in the sandbox, on its 127.0.0.1 or ::1."""
     from socket import create_connection, socket
 
     if is_hosts(inside):
@@ -34,7 +34,7 @@ def connect(inside: OpenSandbox, port: int) -> socket:
 
 
 def expose(inside: OpenSandbox, port: int, host_port: int) -> int:
-    """A port of the host's 127.0.0.1 that leads to `port` inside; `port` itself where it is the host's."""
+    """Forward a port of the host's 127.0.0.1 to `port` inside; `port` itself on the host's network."""
     if is_hosts(inside):
         from ..network.host.forward import same_port
 
@@ -43,7 +43,7 @@ def expose(inside: OpenSandbox, port: int, host_port: int) -> int:
 
 
 def change(inside: OpenSandbox, network: Network) -> None:
-    """Have the gateway of a sandbox go by another policy. PolicyNotEnforceable where that cannot be."""
+    """Apply another policy to a sandbox's gateway. Raises PolicyNotEnforceable if it cannot."""
     from ..network.namespace.from_policy import fits, network_spec
     from ..policy.network import Network
 
@@ -55,7 +55,7 @@ def change(inside: OpenSandbox, network: Network) -> None:
     asks = bool(plan.asks)
     if not inside.decided.is_filtered or inside.network is None or not inside.network.has_gateway:
         if network == plan.network:
-            return  # without a gateway it has not changed since
+            return  # without a gateway the network cannot have changed
         why = f"it was opened with {plan.network}, and has no gateway"
     elif network.mode not in ("allow", "deny"):
         why = f"{network} does not go through the gateway that it has"
@@ -71,7 +71,7 @@ def change(inside: OpenSandbox, network: Network) -> None:
 
 
 def has_port(inside: OpenSandbox, port: int) -> bool:
-    """Whether a server inside listens at `port` of its loopback."""
+    """Whether a server inside listens on `port` of its loopback."""
     try:
         if not is_hosts(inside) and inside.network is not None:
             connect(inside, port).close()
@@ -101,7 +101,7 @@ def _reach(inside: OpenSandbox) -> SandboxNetwork:
 
 @unmistakable()
 class NetworkMethods:
-    """The methods of a sandbox that lead into its network."""
+    """Sandbox's methods about its network."""
 
     if TYPE_CHECKING:
         _settings: SandboxSettings
@@ -109,22 +109,22 @@ class NetworkMethods:
         def _now(self) -> OpenSandbox: ...
 
     def connect(self, port: int) -> socket:
-        """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
+        """Connect to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
         return connect(self._now(), port)
 
     def expose(self, port: int, host_port: int = 0) -> int:
-        """A port of the host's 127.0.0.1 that leads to `port` inside; which one, if none was named.
+        """Forward a port of the host's 127.0.0.1 (0: any free one) to `port` inside. Returns the host port.
 
         Every user of this host can connect to it.
         """
         return expose(self._now(), port, host_port)
 
     def set_network(self, network: Network) -> None:
-        """Go by another network policy from now on; connections that it does not allow are ended.
+        """Replace the network policy of the running sandbox; connections that it forbids are ended.
 
-        The sandbox was opened with Network.allow(), Network.packages() or `on_connect`, and `network` is an
-        allow list, or Network.deny(). Ports that the first list did not have cannot be added, unless there is
-        an `on_connect`: PolicyNotEnforceable, and nothing has changed.
+        The sandbox must have been opened with Network.allow(), Network.packages() or `on_connect`. `network`
+        is an allow list or Network.deny(). Without `on_connect` it may not add ports that the first list
+        lacks: then the call raises PolicyNotEnforceable and changes nothing.
         """
         inside = self._now()
         change(inside, network)
@@ -132,7 +132,7 @@ class NetworkMethods:
         inside.record("network", network=str(network))
 
     def refusals(self) -> tuple[Event, ...]:
-        """Return what the network has refused, and no result has reported yet."""
+        """Return the network's refusals that no result has reported yet."""
         inside = self._now()
         found = inside.side_effects()[1]
         if inside.hooks is not None:
@@ -140,6 +140,6 @@ class NetworkMethods:
         return found
 
     def events(self) -> tuple[Event, ...]:
-        """Return the attempts on the network since the last call: allowed, refused, failed."""
+        """Return the network attempts since the last call: allowed, refused, failed."""
         inside = self._now()
         return () if inside.network is None else inside.redacted(inside.network.events())

@@ -1,4 +1,4 @@
-"""One sandbox that is open, and everything of it that we hold: `Sandbox` has one at a time."""
+"""State of one open sandbox in the host program; a `Sandbox` has one at a time."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ if TYPE_CHECKING:
     from .workspace.snapshot import Snapshot
     from .workspace.workspace import SandboxWorkspace
 
-#: The session that every sandbox has.
+#: Name of the session that every sandbox has.
 MAIN = "main"
 _NUMBERS = count(1)
-#: The longest that the maintenance of an idle shell is waited for at the end, in seconds.
+#: The most seconds that closing waits for maintenance of an idle shell.
 _MAINTENANCE = 5.0
-#: All that are open in this process.
+#: All open sandboxes of this process.
 _EVERY: WeakSet[OpenSandbox] = WeakSet()
-#: The user that this process ran as when it opened its first sandbox.
+#: User of this process when it opened its first sandbox.
 _users: list[int] = []
 
 
 def _user_of_this_process() -> int:
-    """The user that this process runs as. LaunchFailed if it was another one at the first sandbox.
+    """Return this process's user. Raises LaunchFailed if it has changed since the first sandbox.
 
-    Fork servers and stores are that user's. A sandbox from them could have more rights than this process.
+    Fork servers and stores belong to that user: a sandbox from them could have more rights than this process.
     """
     user = os.geteuid()
     if not _users:
@@ -85,13 +85,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class OpenSandbox:
-    """One open sandbox, with everything that the host program keeps for it.
+    """One open sandbox, with the state that the host program keeps for it.
 
     `agent` is the client of its agent, `decided` its backend and plan. `uid` is the user id of its processes
-    on the host, if it is not ours. `workspace` stores its changes, unless they go directly to the host.
+    on the host, if not ours. `workspace` stores its changes, unless they go directly to the host.
     """
 
-    #: Whether this process has opened it, and not the one that we are a fork of.
+    #: False in a forked child of the process that opened it.
     is_ours = True
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -132,7 +132,7 @@ class OpenSandbox:
         self.workspace, self.network, self.enforced_limits = opened.workspace, opened.network, opened.limits
         self._meter = SandboxMeter(self.agent, self.enforced_limits)
         self.hooks: Hooks | None = None
-        #: Values that are hidden in output; None: nothing is hidden.
+        #: Values that are redacted in output; None if there are none.
         self.secrets: Secrets | None = self.decided.secrets
         try:
             if settings.hooks is not None:
@@ -164,7 +164,7 @@ class OpenSandbox:
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.interpreters: dict[str, Interpreter] = {}  # of `Sandbox.python`, by session
-        self.labelled: dict[str, Snapshot] = {}  # the newest snapshot with each label
+        self.labelled: dict[str, Snapshot] = {}  # newest snapshot of each label
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
         self.file_clients = [self.file_client]
@@ -181,7 +181,7 @@ class OpenSandbox:
                 self.network.on_event = self.hooks.attempt
 
     def _enter(self, directory: str) -> None:
-        """Have the main session begin in `directory`. InvalidCall if there is none inside."""
+        """Start the main session in `directory`. Raises InvalidCall if it does not exist inside."""
         from ..shell.command import CommandSpec
         from ..shell.quoting import quoted
 
@@ -201,7 +201,7 @@ class OpenSandbox:
             self.hooks.record(what, **facts)
 
     def session(self, name: str, other: Account | None = None) -> Session:
-        """The named session, made if need be; with `other`, that user's."""
+        """Return the named session, created if missing; with `other`, as that user."""
         found = self.named.get(name)
         if found is None:
             environment = self._environment if other is None else other.variables(self._environment)
@@ -215,21 +215,21 @@ class OpenSandbox:
         return found
 
     def single_session(self, other: Account, context: SessionState) -> Session:
-        """A session of another user for one command, where another session is."""
+        """Create a session of another user for one command, with the directory and variables of `context`."""
         name = f"{other.name}-{next(_NUMBERS)}"
         made = self._add_session(name, other.variables(context.env), context.cwd, other)
         made._is_single = True
         return made
 
     def allow_sudo(self) -> None:
-        """Have the agent serve `sudo`, and the system in layers for its commands; once."""
+        """Make the agent serve `sudo`, and put the system in layers for its commands; once."""
         if not self._has_sudo and self.decided.plan.identity.uid:
             self._has_sudo = True
             as_root.prepare_system(self.decided, self.workspace)
             self.agent.allow_sudo()
 
     def client_of(self, other: Account | None) -> FileClient:
-        """The client of the file server that has this user's rights."""
+        """Return the client of the file server that has this user's rights."""
         if other is None:
             return self.file_client
         with self._adding:
@@ -239,19 +239,19 @@ class OpenSandbox:
             return self._clients[other.who]
 
     def read_file(self, path: str, limit: int) -> bytes:
-        """The content of a file inside, as the session's user reads it; no more than `limit` bytes."""
+        """Read at most `limit` bytes of a file inside, with the rights of the session's user."""
         with open(self.file_client.open(file_messages.OPEN, os.fsencode(path)), "rb") as file:
             return file.read(limit)
 
     def host_uid(self, other: Account | None) -> int | None:
-        """The uid on the host of this user's processes, if it is not ours."""
+        """Return the host uid of this user's processes, if not ours."""
         return self.uid if other is None or self._base < 0 else self._base + other.uid
 
     def _add_session(
         self, name: str, environment: Mapping[str, str], directory: str, other: Account | None
     ) -> Session:
         who = None if other is None else other.who
-        if directory:  # as the shell is to call it, if a link leads there
+        if directory:  # keeps the name of a linked directory
             environment = {**environment, "PWD": directory}
         with FILE_ROOM.reserve(TO_START):
             started = self.agent.shell(environment, directory, self.bash, who=who)
@@ -278,33 +278,33 @@ class OpenSandbox:
     def side_effects(
         self, who: Callable[[], str] = str
     ) -> tuple[tuple[Change, ...] | None, tuple[Event, ...]]:
-        """Return what was changed in the layers and what the network refused since the last call.
+        """Return the changes in the layers and the network's refusals since the last call.
 
-        `who` tells whose doing that is.
+        `who` names the command that caused them.
         """
         workspace, network = self.workspace, self.network
         refused = self.redacted(network.refused(who)) if network and network.has_gateway else ()
         return workspace.changes() if workspace else (), refused
 
     def redacted(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
-        """Events without the values of secrets."""
+        """Redact the values of secrets in events."""
         secrets = self.secrets
         return tuple(map(secrets.event, events)) if events and secrets else events
 
     def pass_over(self) -> None:
-        """Leave what the host program has changed out of the next side effects; not while a command runs."""
+        """Exclude the host program's own changes from the next side effects, unless a command runs."""
         workspace = self.workspace
         if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
             workspace.changes()
 
     @property
     def alive(self) -> bool:
-        """Whether its agent is there, and its gateway, if it has one."""
+        """Whether its agent runs, and its gateway, if it has one."""
         return self.agent.alive and (self.network is None or self.network.alive)
 
     @property
     def in_use(self) -> bool:
-        """Whether a command, a program or a terminal runs, or files are being looked after."""
+        """Whether a command, a program, a terminal or a file request is in progress."""
         return (
             any(session._shell.busy for session in self.every_session())
             or bool(self.executions)
@@ -314,16 +314,16 @@ class OpenSandbox:
         )
 
     def pause(self) -> None:
-        """Stop everything: by the groups it is in, else by signals. SessionError if these cannot hold it."""
+        """Freeze all its cgroups, or stop it by signals. Raises SessionError if signals cannot stop it."""
         for session in self.every_session():
-            session._shell.maintain()  # its state cannot be asked for later
+            session._shell.maintain()  # a paused shell cannot report its state
         try:
             self._stop()
         except BaseException:
             try:
                 self.resume()
             finally:
-                # Otherwise a snapshot, which leaves a paused sandbox stopped, would stop it for good.
+                # Else a snapshot would take it for paused, and leave it stopped for good.
                 self.agent.is_paused = False
             raise
 
@@ -331,7 +331,7 @@ class OpenSandbox:
         limits = self.enforced_limits
         self.agent.is_paused = True
         for client in self.file_clients:
-            client.replace_server()  # by one that is not frozen with the rest
+            client.replace_server()  # the new server is not frozen with the rest
         if limits is not None and limits.freeze():
             return
         mark, timers = self.agent.pause()
@@ -347,7 +347,7 @@ class OpenSandbox:
 
     @uninterruptible
     def resume(self) -> None:
-        """Let it go on, whichever way it was stopped."""
+        """Continue it, whether it was frozen or stopped by signals."""
         if self.enforced_limits is not None:
             self.enforced_limits.thaw()
         self.agent.resume()
@@ -356,7 +356,7 @@ class OpenSandbox:
             client.replace_server()
 
     def _continue_shells(self, workspace: SandboxWorkspace) -> None:
-        """Have every session that was kept be as it was; a state that no shell can have is left."""
+        """Restore the kept state of every session; skip a state that no shell can have."""
         for name, shell in workspace.kept_shells(self._environment).items():
             session = self.main if name == MAIN else self.session(name)
             with session._shell.lock():
@@ -366,13 +366,13 @@ class OpenSandbox:
                     session._shell.become(None)
 
     def _keep_shells(self, workspace: SandboxWorkspace) -> None:
-        """Keep the state of every session that is idle; nothing that fails here stops the end."""
+        """Save the state of every idle session. Failures here do not prevent closing."""
         kept = dict(workspace.kept_shells(self._environment))
         for session in self.every_session():
             lock = session._shell.lock()
-            # Where no command runs, only maintenance has the lock, which is done soon.
+            # Without a command, only maintenance holds the lock, for a short time.
             if session._user or session._shell.busy or not lock.acquire(timeout=_MAINTENANCE):
-                continue  # a command runs: it stays as it was kept before
+                continue  # a command runs: the state saved before remains
             try:
                 kept[session.name] = session._shell.saved()
             except (StaddleError, OSError, ValueError):
@@ -385,24 +385,24 @@ class OpenSandbox:
             return
 
     def usage(self) -> Usage:
-        """Return what was used until now."""
+        """Return the resources used so far."""
         return self._meter.total()
 
     def meter(self) -> UsageMeter:
-        """Return a meter for one shell, or one program."""
+        """Return a meter for one shell or one program."""
         return UsageMeter(self._meter, self.agent, self.enforced_limits)
 
     def every_session(self) -> list[Session]:
-        """The main one first."""
+        """Return all sessions, main first."""
         return [self.main, *self.named.values()]
 
     def close(self) -> None:
-        """End it. What runs at this moment finds out by itself."""
+        """End the sandbox. Running commands notice it themselves."""
         hooks, self.hooks = self.hooks, None
         try:
             if hooks is not None:
                 for process in self.processes.started:
-                    process.poll()  # an end that was not noticed yet is recorded
+                    process.poll()  # records an end that was not noticed yet
                 for terminal in self.terminals:
                     terminal.poll()
                 hooks.refused(self.redacted(self.network.refused(str)) if self.network else ())
@@ -417,7 +417,7 @@ class OpenSandbox:
         self.labelled.clear()
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
-            # All at once. An agent that hears of its shell's end first would clean up after that, in vain.
+            # An agent that first sees its shell end would clean up for nothing.
             self.agent.close()
         for execution in list(self.executions):
             execution.close()
@@ -433,17 +433,16 @@ class OpenSandbox:
             terminal.close()
 
 
-# Commands that failed because the network is denied, or because they need root: a sentence and a violation.
+# Explanations for commands that failed because the network is denied, or because they need root.
 #
-# Nothing leads out of a sandbox with a denied network, or with ports of the loopback only: nothing reports
-# an attempt. And nobody is asked whether a program may write. What programs print then is well known: by
-# that, and by the exit status of curl and wget, it is recognised. A program that prints such a line by
-# choice gets a hint that does not apply.
+# In a sandbox without a network, or with loopback only, nothing reports an attempt to connect. Nothing
+# reports a missing right to write either. Both are recognised by well-known messages, and by the exit status
+# of curl and wget. A program that prints such a message on purpose gets a hint that does not apply.
 
 
-#: So much of the end of each stream is searched.
+#: Bytes at the end of each stream that are searched.
 _LOOKED_AT = 8 << 10
-#: What resolvers and programs print when no name can be looked up, or no address reached.
+#: Messages of resolvers and programs when a name or an address cannot be reached.
 _SIGNS = (
     *(b"Could not resolve host", b"Temporary failure in name resolution", b"Temporary failure resolving"),
     *(b"Name or service not known", b"Network is unreachable", b"getaddrinfo EAI_AGAIN", b"ENETUNREACH"),
@@ -451,35 +450,35 @@ _SIGNS = (
     *(b"No address associated with hostname", b"unable to resolve host address", b"failed to lookup address"),
     NEEDS_NETWORK.encode(),
 )
-#: Exit statuses by which quiet programs tell the same, and what is in the sandbox itself.
+#: Exit statuses of quiet programs for the same failures, and addresses inside the sandbox.
 _QUIET = {4: "wget", 6: "curl", 7: "curl"}
 _HERE = ("localhost", "127.", "::1", "0.0.0.0")  # noqa: S104 - nothing is bound
 WHY = "the network is denied by the policy: nothing outside can be reached"
 LOOPBACK_WHY = "the policy allows ports of the loopback only: nothing else can be reached"
 ALLOW = "policy.with_network(Network.allow('HOST')), or Network.packages() for pip, npm and apt"
-#: What apt prints to a user who is not root, and our script after it.
+#: Messages of apt, and of our script after it, to a user who is not root.
 _ROOT_SIGNS = (NEEDS_ROOT.encode(), b"are you root?")
 ROOT_WHY, ROOT_ALLOW = NEEDS_ROOT, "sudo, or sb.run(..., user='root')"
 
 
 def denied(result: Result, why: str = WHY) -> Result:
-    """The result of a command that has failed, with the reason if it was the network or a missing root."""
+    """Add the reason to a failed command's result if it was the network or a missing root."""
     event = Event("refused", "network", why, ALLOW)
     return _marked(needs_root(result), _SIGNS, event, is_sure=_is_quiet_download(result))
 
 
 def beyond_loopback(result: Result) -> Result:
-    """The same where ports of the loopback are allowed."""
+    """As `denied`, for a sandbox with loopback only."""
     return denied(result, LOOPBACK_WHY)
 
 
 def needs_root(result: Result) -> Result:
-    """The same where the network is not denied."""
+    """As `denied`, for a sandbox whose network is not denied."""
     return _marked(result, _ROOT_SIGNS, Event("refused", "root", ROOT_WHY, ROOT_ALLOW))
 
 
 def _is_quiet_download(result: Result) -> bool:
-    """Whether curl or wget, told to be quiet, has failed with the status for a name or a connection."""
+    """Whether quiet curl or wget failed with the status for a name or a connection."""
     name = _QUIET.get(result.exit_code)
     text = result.command if isinstance(result.command, str) else " ".join(result.command)
     return name is not None and name in text and not any(place in text for place in _HERE)

@@ -1,15 +1,15 @@
-"""Prewarmed sandboxes: opened before they are asked for, handed out at once, never used by two.
+"""`Pool`: sandboxes opened in advance, handed out at once, each used once.
 
     with Pool(4, workspace="project") as pool:
         with pool.sandbox() as sb:
             sb.run("make test")
 
-What one user leaves in a sandbox the next must not find. A sandbox that is given back is
-therefore closed, and a fresh one takes its place.
+The next user must not find what the previous one left: a released sandbox is closed, and a fresh one replaces
+it.
 
-All have one copy of a small workspace below their layers, so that edits on the host do not get into a sandbox
-while it is used. One that is handed out has the directory as it is at that moment: if the host has changed
-it since, those that wait are closed, and others are opened with another copy.
+All sandboxes share one copy of a small workspace below their layers, so that edits on the host do not reach a
+sandbox in use. If the host has changed the directory since the copy, acquire() closes the waiting sandboxes
+and opens new ones with a new copy.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ if TYPE_CHECKING:
 
     from .sandbox import Sandbox
 
-#: After a sandbox could not be prewarmed, how long before that is tried again unasked.
+#: Seconds before prewarming is retried after a failure.
 _AFTER_FAILURE = 5.0
 
 
 class Pool:
-    """At most `size` sandboxes at a time, `minimum` of them (default: all) always warm.
+    """Holds at most `size` sandboxes, `minimum` of them (default: all) always warm.
 
-    A warm one beyond `minimum` that nobody took for `idle` seconds is closed. The other
-    arguments are those of Sandbox, the same for each; `freeze` is None unless it is given: a small workspace
-    is frozen. Safe to use from any thread.
+    Beyond `minimum`, a sandbox that is warm and unused for `idle` seconds is closed. The other arguments are
+    those of Sandbox, but `freeze` defaults to None: a small workspace is frozen. All methods are thread-safe.
     """
 
     def __init__(
@@ -48,13 +47,13 @@ class Pool:
         self._minimum = self._size if minimum is None else check.count("minimum", minimum, 0, self._size)
         self._idle = None if idle is None else check.seconds("idle", idle, None, LONGEST_TIMEOUT)
         self._open = _opener(options)
-        self._lock = threading.RLock()  # held itself: a signal can come into the `with` of a Condition
+        self._lock = threading.RLock()  # held directly: a signal can arrive within a Condition's `with`
         self._changed = threading.Condition(self._lock)
-        self._warm: list[tuple[Sandbox, float]] = []  # the freshest last, with the time it became warm
+        self._warm: list[tuple[Sandbox, float]] = []  # newest last, with the time it became warm
         self._taken: set[Sandbox] = set()
         self._leaving: list[Sandbox] = []
         self._opening = 0
-        self._busiest = 0  # how many were in use at once, since some were last found idle
+        self._busiest = 0  # the most in use at once since the last eviction
         self._not_before = 0.0
         self._closed = False
         self._attendant = threading.Thread(target=self._attend, name="staddle-pool", daemon=True)
@@ -63,7 +62,7 @@ class Pool:
     # For users.
 
     def acquire(self, timeout: float | None = None) -> Sandbox:
-        """Take an unused sandbox. Waits for one to become free, at most `timeout` seconds."""
+        """Take an unused sandbox. Waits at most `timeout` seconds for one to become free."""
         if timeout is not None:
             check.seconds("timeout", timeout, 0, fix="give a number such as 5, or None")
         until = None if timeout is None else time.monotonic() + timeout
@@ -79,7 +78,7 @@ class Pool:
         return self._open_here()
 
     def _waited(self, until: float | None, timeout: float | None) -> Sandbox | None:
-        """Take a warm sandbox; None if the caller is to open one."""
+        """Take a warm sandbox, or return None if the caller must open one."""
         with self._lock:
             while True:
                 self._refuse_closed()
@@ -104,7 +103,7 @@ class Pool:
                 self._changed.wait(left)
 
     def _replace_stale(self, sandbox: Sandbox) -> None:
-        """Close a sandbox that was taken, and those that wait: the host has changed their workspace since."""
+        """Close a taken sandbox and the waiting frozen ones: the host has changed their workspace."""
         with self._lock:
             self._taken.discard(sandbox)
             frozen = [one for one, _ in self._warm if not one.alive or one.frozen]
@@ -113,7 +112,7 @@ class Pool:
             self._changed.notify_all()
 
     def release(self, sandbox: Sandbox) -> None:
-        """Give it back. It is closed, with all that was left in it; a fresh one takes its place."""
+        """Return a sandbox to the pool, which closes it; a fresh one replaces it."""
         with self._lock:
             if sandbox not in self._taken:
                 if self._closed:
@@ -128,11 +127,11 @@ class Pool:
             self._changed.notify_all()
 
     def sandbox(self, timeout: float | None = None) -> Borrowed:
-        """One for a `with` block: acquired at its beginning, released at its end."""
+        """Return a context manager that acquires a sandbox and releases it at the end of the block."""
         return Borrowed(self, timeout)
 
     def close(self) -> None:
-        """Close every sandbox of the pool, those in use too. A second time does nothing."""
+        """Close all sandboxes of the pool, including those in use. A second call does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -147,12 +146,12 @@ class Pool:
 
     @property
     def warm(self) -> int:
-        """The number of sandboxes that are ready to be taken."""
+        """Number of sandboxes ready to be taken."""
         return len(self._warm)
 
     @property
     def in_use(self) -> int:
-        """The number of sandboxes that are taken."""
+        """Number of sandboxes that are taken."""
         return len(self._taken)
 
     def __enter__(self) -> Self:
@@ -175,7 +174,7 @@ class Pool:
     def _take(self, sandbox: Sandbox) -> None:
         self._taken.add(sandbox)
         self._busiest = max(self._busiest, len(self._taken))
-        if self._may_open():  # else the attendant would only be in the way of the first command
+        if self._may_open():  # else the attendant would only delay the first command
             self._changed.notify_all()
 
     def _refuse_closed(self) -> None:
@@ -183,7 +182,7 @@ class Pool:
             raise SandboxClosed("the pool is closed", fix="make a new one", why="close() was called")
 
     def _open_here(self) -> Sandbox:
-        """Open a sandbox in the caller's thread, because none was warm; the caller gets the error."""
+        """Open a sandbox in the caller's thread because none is warm. Errors go to the caller."""
         try:
             sandbox = self._open()
         except BaseException:
@@ -200,7 +199,7 @@ class Pool:
         self._refuse_closed()
         raise AssertionError("a pool that was closed is open again: this is a bug, please report it")
 
-    # The attendant's thread: prewarms sandboxes, and closes those that were released.
+    # The attendant's thread prewarms sandboxes and closes released ones.
 
     def _attend(self) -> None:
         while True:
@@ -223,7 +222,7 @@ class Pool:
             sandbox = self._open()
             sandbox._now().main._shell.prewarm()
         except Exception:
-            # The next caller tries it in its own thread, and gets the error.
+            # The next caller retries in its own thread, and gets the error.
             with self._lock:
                 self._opening -= 1
                 self._not_before = time.monotonic() + _AFTER_FAILURE
@@ -263,7 +262,7 @@ class Pool:
 
 
 class Borrowed:
-    """A sandbox of a pool for the length of a `with` block."""
+    """A sandbox of a pool for the duration of a `with` block."""
 
     def __init__(self, pool: Pool, timeout: float | None) -> None:
         self._pool = pool
@@ -285,7 +284,7 @@ def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
     from .sandbox import Sandbox
 
     options = {"freeze": None, **options}
-    Sandbox.check(**options)  # a policy that means nothing is an error now, not in the attendant
+    Sandbox.check(**options)  # an invalid policy raises here, not in the attendant
 
     def opened() -> Sandbox:
         sandbox = Sandbox(**options)
@@ -300,6 +299,6 @@ def _opener(options: dict[str, Any]) -> Callable[[], Sandbox]:
 
 
 def _is_current(sandbox: Sandbox) -> bool:
-    """Whether its workspace is as on the host. Walks the directory, if a copy of it is below the layers."""
+    """Whether its workspace equals the host's. Walks the directory if a copy is below the layers."""
     workspace = sandbox._now().workspace
     return workspace is None or workspace.is_current

@@ -1,4 +1,4 @@
-"""The processes of a sandbox, as any program in it could list them; and signals to them."""
+"""List the processes of a sandbox, as a program inside could, and send signals to them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-#: As many are listed, with as much of each command.
+#: The most processes listed, and the most characters of each command.
 _MOST, _LONGEST = 2000, 300
-# Bash alone, no program: there may be no ps, and no room for more processes. Each line of stat ends with its
-# command between two bytes that no argument can have.
+# Bash only: ps may be missing, and there may be no room for more processes. Each stat and command ends with a
+# NUL, which no argument can contain.
 _SCRIPT = rf"""
 cd /proc && count=0
 for pid in [0-9]*; do
@@ -44,10 +44,10 @@ done 2>/dev/null
 
 
 class ProcessInfo(Value):
-    """A process inside: its numbers, the name it has, its command line, seconds of CPU time and bytes.
+    """A process inside: ids, name, command line, seconds of CPU time and bytes of memory.
 
-    Name and command line are its own choice: show them with `staddle.display.shown`. `state` is the letter
-    that proc(5) has for it.
+    The process chooses its name and command line: show them with `staddle.display.shown`. `state` is the
+    letter from proc(5).
     """
 
     pid: int
@@ -62,7 +62,7 @@ class ProcessInfo(Value):
 
 @unmistakable(own=("ps", "kill"))
 class ProcessMethods:
-    """The methods of a Sandbox about all processes in it, however they were started."""
+    """Sandbox's methods about all its processes, however they were started."""
 
     if TYPE_CHECKING:
 
@@ -79,12 +79,12 @@ class ProcessMethods:
         ) -> Result: ...
 
     def python(self, code: str, *, timeout: float | None = FROM_POLICY, session: str = "main") -> CellResult:
-        """Run a cell in a Python interpreter of the sandbox, and return what it printed, showed and gave.
+        """Run a cell in a Python interpreter of the sandbox. Returns its output, results and error.
 
-        The interpreter, `python3` on the PATH inside, is started by the first cell and keeps its variables
-        for the next; each `session` has one of its own. They are in that process only: no snapshot or fork
-        has them, and restore() ends it, after which `lost` is True. After `timeout` seconds, by default
-        the policy's, the cell is interrupted; None is no end.
+        The first cell starts `python3` from the PATH inside; it keeps its variables for the next cells. Each
+        `session` has its own interpreter. Snapshots and forks do not include its variables, and restore()
+        ends it, after which `lost` is True. After `timeout` seconds (default: the policy's) the cell is
+        interrupted; None means no limit.
         """
         from .interpreter import Interpreter
 
@@ -103,7 +103,7 @@ class ProcessMethods:
         timeout: float | None = FROM_POLICY,
         session: str = "main",
     ) -> CellResult:
-        """Run a cell in the interpreter of a language, as `python` does for the one that there is."""
+        """Run a cell in a language's interpreter; only Python has one, see `python`."""
         if language != "python":
             raise InvalidCall(
                 f"code({language!r}, …)",
@@ -113,22 +113,22 @@ class ProcessMethods:
         return self.python(code, timeout=timeout, session=session)
 
     def ps(self) -> list[ProcessInfo]:
-        """List every process that runs in it, by number; no more than 2,000."""
+        """List the running processes by pid, at most 2,000."""
         argv = (self._now().bash, "-c", _SCRIPT)
         done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
         return sorted(_listed(done.stdout_bytes), key=lambda process: process.pid)
 
     def kill(self, pid: int, signal: int = SIGKILL) -> bool:
-        """Send a process of the sandbox a signal; False if there is none of that number, or it is not its.
+        """Send a signal to a process inside. Returns False if it does not exist or is another user's.
 
-        Numbers are those that `ps` lists.
+        `pid` is a number that `ps` lists.
         """
         check.count("pid", pid, 2, fix="give the number of a process, see ps()")
         check.count("the signal", signal, 1, 64, fix="give a number such as 15, or signal.SIGTERM")
         return bool(self._tell([pid], int(signal)))
 
 
-#: The name of staddle's own processes in a sandbox, which are children of PID 1. The kernel cuts names.
+#: Name of staddle's own processes inside, which are children of PID 1. The kernel truncates names.
 _OURS = COMMAND_LINE[:15]
 
 
@@ -152,5 +152,5 @@ def _listed(data: bytes) -> Iterator[ProcessInfo]:
                 int(words[17]),
             )
         except (ValueError, IndexError):
-            continue  # it is hostile, or was cut
+            continue  # hostile or truncated
         yield info

@@ -1,4 +1,4 @@
-"""Processes beside the sessions of a sandbox: programs that were started, and jobs that commands left."""
+"""Processes beside the sessions of a sandbox: started programs, and jobs that commands left."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
     from .execution import Streams
     from .session import Session
 
-    #: Sends processes of the sandbox a signal, 0 for none; which of them are there.
+    #: Sends a signal (0: none) to processes of the sandbox; returns those that exist.
     Tell = Callable[[Sequence[int], int], set[int]]
 
 _PIECE = 64 << 10
-#: Seconds from SIGTERM to SIGKILL, and between two looks whether a port is open.
+#: Seconds from SIGTERM to SIGKILL, and between two checks of a port.
 _GRACE, _PORT_EVERY = 2.0, 0.05
-#: And for the exit code of one whose output has ended.
+#: Seconds to wait for the exit code of a process whose output has ended.
 _TO_END = 5.0
-#: While the reader does not read, how often it is looked whether it has ended, in seconds.
+#: Seconds between two checks for its end while it does not read.
 _LOOK_EVERY = 0.5
-#: The sandbox has ended: so long the last word of each process is waited for, in seconds.
+#: Seconds to wait for each exit code after the sandbox has ended.
 _LAST_PATIENCE = 5.0
-#: Of the processes that have ended, how many are still listed.
+#: The number of ended processes that are still listed.
 _REMEMBERED = 100
 
 
 class Output(str):
-    """The output of a process so far, as text: standard output, then standard error.
+    """Output of a process so far, as text: standard output, then standard error.
 
-    `stdout` and `stderr` are each by itself, the bytes exactly as they came. Of a long one the
-    beginning and the end are kept, and what is between is counted.
+    `stdout` and `stderr` are the streams separately; the `_bytes` fields hold the raw bytes. Long output
+    keeps its beginning and end; the bytes between are counted.
     """
 
     stdout_bytes: bytes
     stderr_bytes: bytes
     stdout_bytes_dropped: int
     stderr_bytes_dropped: int
-    #: How many bytes it had printed by then, to both: the `offset` for what comes next.
+    #: Bytes printed so far to both streams: the `offset` of the next output.
     end: int = 0
 
     @classmethod
     def since(cls, transcript: Transcript, offset: int) -> Self:
-        """The output from `offset` on, in the order it came; bytes that are lost count as dropped."""
+        """Return the output from `offset` on, in order of arrival; lost bytes count as dropped."""
         pieces, lost = transcript.since(offset)
         made = super().__new__(cls, b"".join(data for _, data in pieces).decode("utf-8", "replace"))
         made.stdout_bytes = b"".join(data for stream, data in pieces if stream == "stdout")
@@ -84,18 +84,18 @@ class Output(str):
 
     @property
     def stdout(self) -> str:
-        """Its standard output."""
+        """Standard output as text."""
         return self.stdout_bytes.decode("utf-8", "replace")
 
     @property
     def stderr(self) -> str:
-        """Its standard error."""
+        """Standard error as text."""
         return self.stderr_bytes.decode("utf-8", "replace")
 
 
 @unmistakable()
 class Process:
-    """A program in the background of a sandbox. It ends with the sandbox, if not before."""
+    """A background program in a sandbox. It ends with the sandbox at the latest."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class Process:
         has_port: Callable[[int], bool] = lambda _: False,
         secrets: Secrets | None = None,
     ) -> None:
-        """Follow it. After `timeout` seconds it is ended; `has_port`: whether a server listens there."""
+        """Follow the program. It is ended after `timeout` seconds; `has_port` tests for a server."""
         self.command = command
-        self.pid = spawned.pid  # as the sandbox counts
-        #: Whether it was ended because its time was up.
+        self.pid = spawned.pid  # pid inside the sandbox
+        #: Whether its timeout ended it.
         self.timed_out = False
         self._spawned, self._has_port = spawned, has_port
         self._streams = streams
@@ -132,17 +132,17 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it is still running."""
         return self.poll() is None
 
     def poll(self) -> int | None:
-        """Its exit code, 128+N for signal N; None while it runs."""
+        """Return its exit code, 128+N for signal N; None while it runs."""
         return self._noted(self._spawned.poll())
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; its exit code, or None when it still runs after `timeout` seconds.
+        """Wait for its end. Returns its exit code, or None if it still runs after `timeout` seconds.
 
-        The code is 124 when its own time was up. An error of a callback is raised here.
+        The code is 124 if its own timeout ended it. Raises the error of a callback.
         """
         code = self._noted(self._spawned.wait(patience(timeout)))
         if code is not None and self._follower is not None:
@@ -169,15 +169,15 @@ class Process:
 
     @property
     def failure(self) -> str:
-        """Reason why it was not started, once it is over; empty when it was."""
+        """Reason why it was not started, once it is over; empty if it was."""
         return self._spawned.failure
 
     # ------------------------------------------------------------ what it prints
 
     def output(self, offset: int | None = None) -> Output:
-        """Its output until now; with `offset` what came from there on, in the order it came.
+        """Return its output so far; with `offset`, the output from there on, in order of arrival.
 
-        `.end` of an output is the offset of what comes next.
+        `.end` of an output is the offset of the next one.
         """
         if offset is None:
             made = Output(self._log)
@@ -187,14 +187,14 @@ class Process:
         return Output.since(self._transcript, _offset(offset))
 
     def wait_for_output(self, timeout: float | None = None, *, offset: int = 0) -> Output:
-        """Wait for output after `offset`, and return that; empty: none came in time, or it ended."""
+        """Wait for output after `offset` and return it; empty after the timeout or its end."""
         limit, start = patience(timeout), _offset(offset)
         self._log.catch_up()
         self._transcript.wait(start, limit)
         return Output.since(self._transcript, start)
 
     def wait_for_text(self, text: str, timeout: float | None = None) -> Output:
-        """Wait until `text` is in its output, and return that. WaitTimeout if it does not come."""
+        """Wait until `text` is in its output, and return the output. Raises WaitTimeout otherwise."""
         if not isinstance(text, str) or not text:
             raise InvalidCall(
                 f"the text is {text!r}",
@@ -213,7 +213,7 @@ class Process:
             self._transcript.wait(seen.end, left)
 
     def wait_for_port(self, port: int, timeout: float | None = None) -> None:
-        """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
+        """Wait until a server inside listens on `port` of its loopback. Raises WaitTimeout otherwise."""
         check.count("the port", port, 1, 65535)
         until = _until(timeout)
         while not self._has_port(port):
@@ -224,7 +224,7 @@ class Process:
     def _missed(self, what: str, said: str) -> WaitTimeout:
         until = time.monotonic() + _TO_END
         while (code := self.poll()) is None and self._transcript.closed and time.monotonic() < until:
-            time.sleep(_PORT_EVERY)  # its output has ended: it may be ending
+            time.sleep(_PORT_EVERY)  # its output has ended: it may be exiting
         why = "the time is up" if code is None else f"it ended with {code}"
         return WaitTimeout(
             what,
@@ -233,7 +233,7 @@ class Process:
         )
 
     def stream(self) -> Iterator[Chunk]:
-        """Iterate over what it prints from now on, as it comes, to its end; a piece may end anywhere."""
+        """Iterate over its further output as it arrives, to its end; a chunk may end anywhere."""
         return self._chunks_from(self._transcript.end)
 
     def _chunks_from(self, offset: int) -> Iterator[Chunk]:
@@ -250,7 +250,7 @@ class Process:
         return [Chunk(stream, data) for stream, data in pieces]
 
     def follow(self, on_stdout: Heard, on_stderr: Heard) -> None:
-        """Have these called with text as it comes, in a thread of its own. An error of theirs ends it."""
+        """Call these with text as it arrives, in a separate thread. An error in them ends the process."""
         told = {"stdout": on_stdout, "stderr": on_stderr}
         for name, callback in told.items():
             if callback is not None:
@@ -278,7 +278,7 @@ class Process:
     # ------------------------------------------------------------ what it reads
 
     def send_stdin(self, data: bytes | str) -> None:
-        """Write to its standard input. Waits while it does not read; BrokenPipeError when it has ended."""
+        """Write to its standard input. Waits while it does not read; raises BrokenPipeError after its end."""
         rest = memoryview(input_bytes(data))
         while rest:
             sent = self.send_some(rest)
@@ -289,8 +289,8 @@ class Process:
                 waiting.poll(_LOOK_EVERY * 1000)
 
     def send_some(self, data: bytes | memoryview) -> int:
-        """Write what there is room for; how much that was."""
-        if self.poll() is not None:  # also when what it left behind has the pipe, and does not read
+        """Write as much as fits. Returns the number of bytes."""
+        if self.poll() is not None:  # a child that it left may hold the pipe without reading
             raise BrokenPipeError(32, "the process has exited")
         with self._stdin:
             try:
@@ -299,7 +299,7 @@ class Process:
                 return 0
 
     def stdin_fileno(self) -> int:
-        """The descriptor of its standard input, to wait for room there."""
+        """Return the descriptor of its standard input, to wait until it is writable."""
         if self._streams.stdin < 0:
             raise InvalidCall(
                 "its standard input is closed",
@@ -309,16 +309,16 @@ class Process:
         return self._streams.stdin
 
     def end_fileno(self) -> int:
-        """Readable when it has ended."""
+        """Return a descriptor that is readable when it has ended."""
         return self._spawned.fileno()
 
     def close_stdin(self) -> None:
-        """The end of its standard input. A second time does nothing."""
+        """Close its standard input. A second call does nothing."""
         with self._stdin:
             self._streams.close_stdin()
 
     def kill(self, signal: int = SIGKILL) -> None:
-        """Send it, and all that it started, a signal."""
+        """Send a signal to it and all processes that it started."""
         if self.poll() is None:
             self._spawned.signal(_number(signal), everything=True)
 
@@ -328,23 +328,23 @@ class Process:
 
 
 class Job:
-    """A job that a command left in the background (`command &`), and what it prints since.
+    """A job that a command left in the background (`command &`), and its output since.
 
-    How it ended only its shell knows: ask that with `wait PID`.
+    Only its shell knows its exit code: run `wait PID` there.
     """
 
     def __init__(self, pid: int, command: str, late: list[BackgroundOutput], tell: Tell) -> None:
         self.pid, self.command = pid, command
         self._late, self._tell = late, tell
-        self.running = True  # as of the moment it was listed
+        self.running = True  # when it was listed
 
     def poll(self) -> int | None:
-        """None while it runs, else -1."""
+        """Return None while it runs, else -1."""
         self.running = self.running and bool(self._tell([self.pid], 0))
         return None if self.running else -1
 
     def output(self) -> Output:
-        """Its output after its command was over."""
+        """Return its output since the end of its command."""
         return Output(*self._late)
 
     def kill(self, signal: int = SIGKILL) -> None:
@@ -356,9 +356,9 @@ class Job:
 
 
 class EndedProcess(Value):
-    """A process that was ended with all that it had started: its number inside, and its command.
+    """A process that was ended with all its children: its pid inside, and its command.
 
-    The command is what was asked for, where that is known; else the name that the process gave itself.
+    The command is the one a caller asked for, if known, else the name that the process gave itself.
     """
 
     pid: int
@@ -366,18 +366,18 @@ class EndedProcess(Value):
 
     @classmethod
     def of(cls, pid: int, name: bytes, commands: Mapping[int, str]) -> Self:
-        """The process with that name; `commands` are those that were asked for, by number."""
+        """Build it from a process name; `commands` are the known commands by pid."""
         return cls(pid, commands.get(pid) or name.decode("utf-8", "replace"))
 
 
 class ProcessList:
-    """The processes of a sandbox, in the order they were started."""
+    """Processes of a sandbox, in the order of their start."""
 
     def __init__(self) -> None:
         self._started: list[Process] = []
 
     def add(self, process: Process) -> None:
-        """One more."""
+        """Add a process."""
         ended = [known for known in self._started if known.poll() is not None]
         for known in ended[: max(0, len(ended) - _REMEMBERED)]:
             self._started.remove(known)
@@ -385,21 +385,21 @@ class ProcessList:
 
     @property
     def started(self) -> tuple[Process, ...]:
-        """Processes that were started, with the last ones of those that have ended."""
+        """Started processes, including the most recently ended ones."""
         return tuple(self._started)
 
     @property
     def running(self) -> bool:
-        """Whether one of those that were started has not ended."""
+        """Whether a started process is still running."""
         return any(process.running for process in self._started)
 
     def close(self) -> None:
-        """The sandbox has ended: hear the last of each."""
+        """Collect the exit code of each process, after the sandbox has ended."""
         for process in self._started:
             process._noted(process._spawned.wait(_LAST_PATIENCE))
 
     def commands(self, sessions: Iterable[Session]) -> dict[int, str]:
-        """The commands of the processes that were started, and of the jobs of these sessions, by number."""
+        """Return the commands of started processes and of these sessions' jobs, by pid."""
         found = {pid: command for session in sessions for pid, command in session._jobs.items()}
         for process in self._started:
             command = process.command
@@ -407,7 +407,7 @@ class ProcessList:
         return found
 
     def listed(self, sessions: Iterable[Session], tell: Tell) -> list[Process | Job]:
-        """List the processes that were started, and the jobs of these sessions."""
+        """List the started processes and the jobs of these sessions."""
         jobs: list[Job] = []
         for session in sessions:
             late = session._shell.background_output()

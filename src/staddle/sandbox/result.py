@@ -1,4 +1,4 @@
-"""The result of a command: all that a caller can know about it, as one value."""
+"""`Result` of a command."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..events import Event
     from ..layers.changes import Change
 
-#: A shell knows of a command that a signal ended it by its status only, which is 128 and the signal.
+#: A shell reports a command killed by a signal only by the status 128 + signal.
 _SIGNALS = range(1, 65)
 
 
 class Reason(StrEnum):
-    """Reason for which a command ended."""
+    """Reason why a command ended."""
 
     exited = "exited"
     signalled = "signalled"
@@ -31,17 +31,16 @@ class Reason(StrEnum):
     disk = "disk"
     shell_exited = "shell_exited"
     closed = "closed"
-    #: No program ran: 127 it is not there, 126 it cannot be run, 125 it could not be confined.
+    #: No program ran: 127 it does not exist, 126 it cannot be executed, 125 it could not be confined.
     not_started = "not_started"
 
 
 class Result(Value):
-    """A command that is over, whichever way. A failing command is a result like any other.
+    """Result of a command, whether it succeeded or failed.
 
-    The bytes are what it printed, as far as they were kept: the beginning and the end, when it
-    was more than `limits.output`. The texts are the same with U+FFFD for what is not UTF-8.
-    `signal` is the signal that ended it. In a shell that is a matter of convention: a command
-    that ends with 137 by its own choice looks the same as one that was killed.
+    The bytes are its output; beyond `limits.output` only the beginning and the end are kept. The texts are
+    the same with U+FFFD in place of bytes that are not UTF-8. `signal` is the signal that ended it. A shell
+    reports it by convention: a command that exits with 137 looks the same as a killed one.
     """
 
     command: str | tuple[str, ...]
@@ -54,48 +53,48 @@ class Result(Value):
     shell_exited: bool
     cwd: str
     usage: Usage
-    #: By this command, to the workspace, then elsewhere; None when it could not be looked at (see `diff`).
+    #: Changes by this command, first in the workspace; None if they could not be determined (see `diff`).
     changes: tuple[Change, ...] | None = ()
     violations: tuple[Event, ...] = ()
     stdout_bytes_dropped: int = 0
     stderr_bytes_dropped: int = 0
     stdout_spill: str | None = None
     stderr_spill: str | None = None
-    #: The limit that made it fail, or why it was not started, in a sentence; empty when it was none.
+    #: A sentence: the limit that made it fail, or why it was not started; else empty.
     why: str = ""
-    #: The kernel's number of why it was not started (`errno.ENOENT`), if it was not.
+    #: The errno for which it was not started (such as `errno.ENOENT`); else None.
     errno: int | None = None
-    #: Where in the bytes something was left out; 0 when nothing was.
+    #: Position in the bytes at which output was dropped; 0 if none was.
     stdout_cut: int = 0
     stderr_cut: int = 0
 
     @property
     def stdout(self) -> str:
-        """Its standard output, as text; where something was left out, a line says how much."""
+        """Standard output as text; a line reports the number of bytes left out."""
         return text_of(self.stdout_bytes, self.stdout_bytes_dropped, self.stdout_cut)
 
     @property
     def stderr(self) -> str:
-        """Its standard error, as text; where something was left out, a line says how much."""
+        """Standard error as text; a line reports the number of bytes left out."""
         return text_of(self.stderr_bytes, self.stderr_bytes_dropped, self.stderr_cut)
 
     @property
     def stdout_parts(self) -> tuple[str, str]:
-        """The beginning and the end of its standard output, as text, where something was left out between."""
+        """Standard output as text, before and after the bytes left out."""
         return parts(self.stdout_bytes, self.stdout_bytes_dropped, self.stdout_cut)[:2]
 
     @property
     def stderr_parts(self) -> tuple[str, str]:
-        """The same of its standard error."""
+        """Standard error as text, before and after the bytes left out."""
         return parts(self.stderr_bytes, self.stderr_bytes_dropped, self.stderr_cut)[:2]
 
     def text(self, limit: int | None = 30_000, *, lines: int | None = None) -> str:
-        """The output and the exit code as a text for a model: at most `limit` characters, and `lines`.
+        """Return the output and the exit code as text for a model, at most `limit` characters and `lines`.
 
-        Standard output, standard error, and unless it succeeded its exit code and why. What is too long is
-        left out in the middle, at line ends, and a line says how much. Each None is no limit.
+        It contains standard output, standard error and, on failure, the exit code and the reason. A long text
+        is cut in the middle, at line ends, and a line reports the size of the cut. None means no limit.
         """
-        why = "" if self.reason is Reason.timeout else self.why  # which says the same
+        why = "" if self.reason is Reason.timeout else self.why  # the ending already says it
         ending = "" if self.ok else f"[{_ending(self)}{f': {why}' if why else ''}]"
         room = None if limit is None else max(limit - len(ending) - 1, 0)
         printed = [part for part in (self.stdout, self.stderr) if part]
@@ -120,26 +119,26 @@ class Result(Value):
 
     @property
     def ok(self) -> bool:
-        """Whether it came to its own end, with status 0."""
+        """Whether it ended by itself, with status 0."""
         return self.exit_code == 0 and self.reason in _ENDED_BY_ITSELF
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was ended because its time was up."""
+        """Whether a timeout ended it."""
         return self.reason is Reason.timeout
 
     @property
     def stdout_truncated(self) -> bool:
-        """Whether some of what it printed was not kept."""
+        """Whether part of its standard output was dropped."""
         return self.stdout_bytes_dropped > 0
 
     @property
     def stderr_truncated(self) -> bool:
-        """Whether some of what it printed to standard error was not kept."""
+        """Whether part of its standard error was dropped."""
         return self.stderr_bytes_dropped > 0
 
     def check(self) -> Result:
-        """Itself, if the command succeeded; CommandFailed or CommandTimeout else."""
+        """Return self if the command succeeded. Raises CommandFailed or CommandTimeout otherwise."""
         if not self.ok:
             from ..errors import CommandFailed, CommandTimeout
 
@@ -154,7 +153,7 @@ class Result(Value):
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as plain data, ready for JSON: the texts in place of the bytes."""
+        """Return all fields as data for JSON, with texts in place of bytes."""
         data = super().as_dict()
         del data["stdout_bytes"], data["stderr_bytes"], data["stdout_cut"], data["stderr_cut"]
         more = ("stdout", "stderr", "ok", "timed_out", "stdout_truncated", "stderr_truncated")
@@ -165,14 +164,14 @@ _ENDED_BY_ITSELF = (Reason.exited, Reason.shell_exited)
 
 
 def signal_in(exit_code: int) -> int | None:
-    """The signal that a shell means by this status, if it means one."""
+    """Return the signal that this status of a shell stands for, if any."""
     return exit_code - 128 if exit_code - 128 in _SIGNALS else None
 
 
 def parts(data: bytes, dropped: int, cut: int) -> tuple[str, str, int]:
-    """(the text before what is left out, the text after it, how many bytes are in neither).
+    """Return the text before the cut, the text after it, and the number of bytes in neither.
 
-    Cut at line ends, if there are any: half a line, or half a number, reads as something else.
+    It cuts at line ends, if there are any: half a line or half a number could mislead.
     """
     if not dropped:
         return data.decode("utf-8", "replace"), "", 0
@@ -182,14 +181,14 @@ def parts(data: bytes, dropped: int, cut: int) -> tuple[str, str, int]:
     if after is not tail and not after.strip():
         after = tail
     left_out = dropped + len(head) - len(before) + len(tail) - len(after)
-    # Of a line that is cut itself, half a character at the cut is no character.
+    # Within a line, drop half a character at the cut.
     first = before.decode("utf-8", "replace").rstrip("\ufffd") if before is head else _decoded(before)
     last = after.decode("utf-8", "replace").lstrip("\ufffd") if after is tail else _decoded(after)
     return first, last, left_out
 
 
 def text_of(data: bytes, dropped: int, cut: int) -> str:
-    """The text of a stream, with a line in the place of what is left out."""
+    """Return the text of a stream, with a line in place of the dropped bytes."""
     if not dropped:
         return data.decode("utf-8", "replace")
     before, after, left_out = parts(data, dropped, cut)
@@ -198,9 +197,9 @@ def text_of(data: bytes, dropped: int, cut: int) -> str:
 
 
 def shortened(text: str, limit: int | None, lines: int | None, dropped: int = 0) -> str:
-    """The beginning and the end of a text, within so many characters and lines.
+    """Return the beginning and the end of a text, within `limit` characters and `lines`.
 
-    `dropped` bytes of it were left out before.
+    `dropped` is the number of bytes that were already left out.
     """
     if lines is not None:
         rows = text.split("\n")
@@ -209,7 +208,7 @@ def shortened(text: str, limit: int | None, lines: int | None, dropped: int = 0)
             text = "\n".join([*rows[: (lines + 1) // 2], mark, *rows[len(rows) - lines // 2 :]])
     if limit is None or len(text) <= limit:
         return text
-    room = max(limit - 48, 0)  # for the line that says it
+    room = max(limit - 48, 0)  # for the line that reports it
     head, tail = text[: (room + 1) // 2], text[len(text) - room // 2 :] if room > 1 else ""
     head = head[: head.rfind("\n") + 1] or head
     tail = tail[tail.find("\n") + 1 :] or tail

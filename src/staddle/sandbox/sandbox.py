@@ -1,4 +1,4 @@
-"""`Sandbox`: a computer for an agent. A shell that remembers, programs, processes, terminals.
+"""`Sandbox`: runs an agent's commands in a shell that keeps its state, programs, processes and terminals.
 
 with Sandbox(workspace="project", mode="bind") as sb:
     sb.run("cd src && make").check()
@@ -65,23 +65,22 @@ if TYPE_CHECKING:
 class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     """A confined place to run commands in, open until `close()`.
 
-    `workspace` is a directory of the host, seen at /workspace. With `mode="overlay"` changes to
-    it stay in the sandbox, and with `freeze` later edits on the host are not seen; with "copy" neither; with
-    "bind" they are made directly, with "readonly" there are none. Without one, /workspace is empty
-    and gone with the sandbox. `env` are variables for everything in it. What cannot be enforced
-    raises PolicyNotEnforceable before anything runs, or, with `best_effort`, is listed in `enforced`.
-    `keep` is a name under which the changes stay when it is closed, for the next sandbox of that
-    name and for `staddle diff`.
-    `on_connect` decides about destinations that the policy's network leaves open; what it does not
-    answer with True within `on_connect_timeout` seconds is refused. `on_command` is called before each
-    command starts, `on_violation` for each refusal that it met, `on_result` when it is over; an error of
-    theirs comes out of the call. `audit` is a file, a stream or a function that gets all of that and every
-    change of state, line by line; see `staddle audit`. `identity`, `environment` and `base` are the
-    policy's fields of these names. `workspace_at` is another path inside at which the workspace is seen,
-    by a link, and where commands start. `name` and `labels` are for you to know it by, as is `id`.
+    `workspace` is a host directory, mounted at /workspace; without it /workspace is empty and deleted on
+    close. `mode` decides about writes to it. "overlay" keeps changes in the sandbox; with `freeze` it also
+    hides later edits on the host, as "copy" always does. "bind" writes to the directory, "readonly" forbids
+    writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
+    call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
+    `enforced`. `keep` names the changes, so that they stay after `close()` for the next sandbox of that name
+    and `staddle diff`. `on_connect` decides about destinations that the policy's network leaves open; any
+    answer but True within `on_connect_timeout` seconds refuses them. `on_command` is called before each
+    command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
+    propagate from the call. `audit` is a file, a stream or a function that receives a record of each of these
+    and of every state change; see `staddle audit`. `identity`, `environment` and `base` replace the policy's
+    fields. `workspace_at` is another path inside that links to the workspace; commands start there. `name`,
+    `labels` and `id` identify it.
 
-    Everything may be called from any thread. After `close()` everything raises SandboxClosed;
-    a command that ran at that moment has a result with `Reason.closed`.
+    All methods are thread-safe. After `close()` they raise SandboxClosed. A command that was running then
+    returns a result with `Reason.closed`.
     """
 
     _closed = True  # until it is open
@@ -134,32 +133,32 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     @classmethod
     def _of(cls, settings: sandbox_settings.SandboxSettings) -> Self:
-        """A sandbox with settings that are checked."""
+        """Open a sandbox from validated settings."""
         made = cls.__new__(cls)
         unmistaken(lambda: owned(lambda: made._begin(settings)))
         return made
 
     @classmethod
     def _continued(cls, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot) -> Self:
-        """Another sandbox that goes on where a snapshot was taken."""
+        """Open a sandbox that continues from a snapshot."""
         made = cls.__new__(cls)
         made._begin(settings, snapshot)
         return made
 
     @staticmethod
     def check(**given: Any) -> None:
-        """Raise what Sandbox(**given) would raise before it starts anything."""
+        """Raise the error that Sandbox(**given) would raise before it starts anything."""
         decide(sandbox_settings.settings(**given))
 
     # ------------------------------------------------------------ commands
 
     @arguments.with_options_shown
     def run(self, command: str, *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
-        """Run `command` in the sandbox's own session and wait for its end; see `Session.run`.
+        """Run `command` in the main session and wait for its end; see `Session.run`.
 
         Options: timeout, cwd, env, stdin, merge, check, output_limit, spill, on_stdout, on_stderr, cancel.
-        With `user`, a name or a number, a shell of its own runs it, as that user of the sandbox: where the
-        session is, with its exported variables. The session keeps its state.
+        With `user`, a name or a uid, a separate shell runs it as that user inside. It starts with the
+        session's directory and exported variables, and does not change the session.
         """
         inside = self._now()
         if user is None or (other := spawn.account(inside, user)) is None:
@@ -169,9 +168,9 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     @arguments.with_options_shown
     def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> Stream:
-        """Run `command` in the sandbox's own session, and read what it prints as it comes.
+        """Run `command` in the main session and iterate over its output as it arrives.
 
-        With `user` as in `run`, but what it left in the background ends with it.
+        `user` is as in `run`, but background processes of the command end with it.
         """
         inside = self._now()
         if (other := spawn.account(inside, user)) is None:
@@ -180,12 +179,12 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     @arguments.with_options_shown
     def exec(self, argv: Sequence[str], *, user: User = None, **options: Unpack[WaitedRunOptions]) -> Result:
-        """Run a program with exactly these arguments, without a shell, where the session is.
+        """Run a program with exactly these arguments, without a shell, in the session's directory.
 
-        It has the session's exported variables. Options: timeout, cwd, env, stdin, merge, check,
-        output_limit, spill, on_stdout, on_stderr, cancel. A program that is not there ends with 127, one that
-        cannot be run with 126. While a command runs in the session, it does not wait for that, and finds
-        the directory and variables of before it.
+        It inherits the session's exported variables. Options: timeout, cwd, env, stdin, merge, check,
+        output_limit, spill, on_stdout, on_stderr, cancel. The exit code is 127 if the program does not exist,
+        126 if it cannot be executed. It does not wait for a command that runs in the session, and then gets
+        the directory and variables from before that command.
         """
         words = arguments.arguments(argv)
         return self._executed(words, words, options, spawn.account(self._now(), user))
@@ -201,7 +200,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         *,
         ours: bool = False,
     ) -> Result:
-        """Run a program. With `ours` it is not the caller's, and hooks are not told."""
+        """Run a program. With `ours` it is staddle's own, and hooks are not called."""
         rest = dict(options)
         cancel: threading.Event | None = rest.pop("cancel", None)  # type: ignore[assignment]
         inside = self._now()
@@ -234,11 +233,11 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         user: User = None,
         **following: Unpack[StartOptions],
     ) -> Process:
-        """Start `command`, shell text or a list of arguments, in the background, where the session is.
+        """Start `command`, shell text or an argument list, in the background, in the session's directory.
 
-        It has the session's exported variables; it ends with the sandbox, or after `timeout` seconds. With
-        `merge` its streams are one. `on_stdout` and `on_stderr` are called with text as it comes, in a
-        thread of its own; an error of theirs ends it.
+        It inherits the session's exported variables. It ends with the sandbox, or after `timeout` seconds.
+        `merge` sends stderr to stdout. `on_stdout` and `on_stderr` are called with text as it arrives, in a
+        separate thread; an error in them ends the process.
         """
         inside = self._now()
         start = None if inside.hooks is None else inside.hooks.background(arguments.shown(command), user)
@@ -246,7 +245,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         return spawn.background(inside, command, cwd, env, context, user=user, start=start, **following)
 
     def processes(self) -> list[Process | Job]:
-        """List what was started, and the jobs that commands left behind; also those that ended lately."""
+        """List started processes and jobs that commands left running, including those that ended recently."""
         inside = self._now()
         return inside.processes.listed(inside.every_session(), self._tell)
 
@@ -261,7 +260,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         env: Mapping[str, str] | None = None,
         user: User = None,
     ) -> Terminal:
-        """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
+        """Open a terminal inside with an interactive shell, or with the program `argv`."""
         inside, options = self._now(), {"term": term, "cwd": cwd, "env": env}
         context, start = inside.main._exec_context, None
         if inside.hooks is not None:
@@ -272,7 +271,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         )
 
     def interrupt(self) -> None:
-        """End the commands that run now, in every session; processes in the background go on."""
+        """End the commands that run now, in every session. Background processes continue."""
         inside = self._now()
         for session in inside.every_session():
             session.interrupt()
@@ -283,14 +282,14 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
 
     @property
     def files(self) -> Files:
-        """The files inside, as the sandbox's own user sees them."""
+        """Files inside, with the rights of the sandbox's own user."""
         return Files(self)
 
     def upload_tar(self, f: ByteSource, path: AnyPath = ".", *, user: User = None) -> None:
-        """Unpack the tar (also with gzip) that is read from `f` into the directory `path`, which is made.
+        """Unpack a tar (plain or gzip), read from `f`, into the directory `path`, created if missing.
 
-        All of it or nothing: ArchiveRefused for names and links that lead out, devices, an entry
-        that is there twice, an early end. Files that are there are replaced, directories added to.
+        It unpacks everything or nothing. ArchiveRefused: names and links that lead outside, devices,
+        duplicate entries, a truncated archive. It replaces existing files and merges into directories.
         """
         from .files import upload
 
@@ -299,10 +298,10 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def download_tar(
         self, f: IO[bytes], path: AnyPath = ".", *, limit: int | None = 16 << 30, user: User = None
     ) -> None:
-        """Write what is in the directory `path`, or a file, to `f` as a tar of at most `limit` bytes.
+        """Write the file or the contents of the directory `path` to `f`, as a tar of at most `limit` bytes.
 
-        Links are kept as links; pipes, sockets and devices are left out. What a sandbox made is
-        its choice: unpack it where links that lead out do no harm, or with tarfile's data filter.
+        It keeps links as links, and omits pipes, sockets and devices. The sandbox chose the contents: unpack
+        them where links that lead outside do no harm, or with tarfile's data filter.
         """
         from .files import download
 
@@ -317,11 +316,11 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         rules: CommandRules | None = None,
         secrets: Iterable[str] = (),
     ) -> SandboxEnvironment:
-        """The tools of an agent (ExecutionEnvironment) in the directory `path`, with the globs it may write.
+        """Return an agent's tools (ExecutionEnvironment) for the directory `path`.
 
-        Commands are held to `writable_paths` too, where changes are in a layer: what does not
-        match is put back after each command. Elsewhere "refuse" raises PolicyNotEnforceable,
-        and "record" says it in `limits()`. `rules` and `secrets` are as for LocalEnvironment.
+        They write only what the globs `writable_paths` match. Where changes are in a layer, other writes of a
+        command are reverted after it. Elsewhere "refuse" raises PolicyNotEnforceable, and "record" lists the
+        gap in `limits()`. `rules` and `secrets` are as for LocalEnvironment.
         """
         from .environment import SandboxEnvironment
 
@@ -334,12 +333,12 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             secrets=secrets,
         )
 
-    # ------------------------------------------------------------ the whole
+    # ------------------------------------------------------------ sessions and lifetime
 
     def session(self, name: str, *, user: User = None) -> Session:
-        """The session of that name: another shell in the same sandbox, made when it is first asked for.
+        """Return the session with this name, another shell in the same sandbox; the first call creates it.
 
-        With `user` it is that user's. Such a session is not part of snapshots.
+        With `user` the shell runs as that user. Snapshots do not include such a session.
         """
         if not isinstance(name, str) or not name:
             raise InvalidCall(
@@ -357,9 +356,9 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             return inside.main if name == MAIN else inside.session(name, other)
 
     def reset(self) -> None:
-        """Begin anew: a fresh sandbox takes the place of this one, with nothing left of what was in it.
+        """Replace the sandbox with a fresh one; nothing inside is kept.
 
-        What was written to a host directory (mode "bind", or `write` of the policy) stays written.
+        Writes to a host directory (mode "bind", or `write` in the policy) remain.
         """
         with self._lock:
             self._now()
@@ -374,84 +373,84 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         old.close()
 
     def close(self) -> None:
-        """End everything in it. A second time does nothing."""
+        """End the sandbox and all its processes. A second call does nothing."""
         with self._lock:
             if self._closed:
                 return
             for session in self._inside.every_session():
                 session._refuse_from_within()
             self._closed = True
-        if self._inside.is_ours:  # a fork of the program has nothing to end here
+        if self._inside.is_ours:  # a forked child of the program must not end it
             self._inside.close()
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Close it so many seconds from now, in place of `limits.max_lifetime`; None is no end."""
+        """Close it `seconds` from now, in place of `limits.max_lifetime`; None removes the limit."""
         self._now()
         life = arguments.seconds(seconds)
         LIFETIMES.set_end(self, self.policy.limits.replace(max_lifetime=life))
 
     def extend(self, seconds: float) -> float | None:
-        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        """Close it `seconds` later. Returns the seconds left, or None if it has no time limit."""
         self._now()
         return LIFETIMES.extend(self, arguments.seconds(seconds) or 0.0)
 
     def pause(self) -> None:
-        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        """Freeze all its processes until `resume()`. Timeouts of commands keep running."""
         self._now().pause()
         self._now().record("paused")
 
     def resume(self) -> None:
-        """Let everything go on after `pause()`."""
+        """Continue all processes after `pause()`."""
         self._now().resume()
         self._now().record("resumed")
 
     @property
     def usage(self) -> Usage:
-        """The usage of everything in it. Without limits on the whole only the time on the clock is known."""
+        """Resources used by the whole sandbox so far; without cgroups the memory is an estimate."""
         return self._now().usage()
 
     @property
     def state(self) -> SessionState:
-        """The state of its own session: env, cwd, functions, aliases, options, history, ..."""
+        """State of the main session: env, cwd, functions, aliases, options, history, ..."""
         return self._now().main.state
 
     @property
     def enforced(self) -> Enforcement:
-        """The protections that are in force, and every gap."""
+        """Protections in force, and every gap (a part of the policy that is not enforced)."""
         return self._inside.decided.enforced
 
     @property
     def policy(self) -> Policy:
-        """The policy it was opened with."""
+        """Policy that it was opened with."""
         return self._settings.policy
 
     @property
     def id(self) -> str:
-        """An identifier that no other sandbox has."""
+        """Unique identifier of this sandbox."""
         return self._id
 
     @property
     def name(self) -> str:
-        """The name that it was given; else empty."""
+        """Name given when it was opened; empty if none."""
         return self._settings.name
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that it was given."""
+        """Labels given when it was opened."""
         return dict(self._settings.labels)
 
     @property
     def plan(self) -> Plan:
-        """The policy, resolved for this host."""
+        """Policy, resolved for this host."""
         return self._inside.decided.plan
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be run in it: it is open, and nothing has killed it or its network gateway."""
+        """Whether it can run commands: it is open, and neither it nor its network gateway was killed."""
         return not self._closed and self._inside.alive
 
     def violations(self) -> tuple[Event, ...]:
-        """Protected names that appeared in what may be written on the host since it was opened."""
+        """Protected names that appeared in the host's writable directories since it was opened."""
         from ..launch.view import appeared
 
         workspace = self._inside.decided.workspace
@@ -464,7 +463,7 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         self.close()
 
     def __del__(self) -> None:
-        if not self._closed and not sys.is_finalizing():  # then it ends with us, by itself
+        if not self._closed and not sys.is_finalizing():  # else the sandbox ends with this process
             self.close()
 
     def __repr__(self) -> str:
@@ -473,35 +472,35 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         closed = " (closed)" if self._closed else ""
         return f"<Sandbox {self.id}{name}{where} on {self.enforced.backend}{closed}>"
 
-    # ------------------------------------------------------------ for the clock
+    # ------------------------------------------------------------ for LIFETIMES
 
     @property
     def _is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """Whether it is not closed."""
         return not self._closed
 
     @property
     def _in_use(self) -> bool:
-        """Whether something that was asked for runs in it now."""
+        """Whether something that a caller asked for is running."""
         return self._inside.in_use
 
     def _end(self, why: str) -> None:
-        """Close it, whatever runs; later calls raise SandboxClosed with `why`."""
+        """Close it even if something runs; later calls raise SandboxClosed with `why`."""
         self._ended_by = why
         self.close()
 
-    # ------------------------------------------------------------ for both faces
+    # ------------------------------------------------------------ for Sandbox and AsyncSandbox
 
     def _warm_up(self) -> None:
-        """Do now what the first command would have to wait for."""
+        """Do the setup that the first command would otherwise wait for."""
         shell = self._now().main._shell
         said: list[bytes] = []
-        shell.run(CommandSpec(b"", out=said.append, err=said.append))  # opens what is kept open
+        shell.run(CommandSpec(b"", out=said.append, err=said.append))  # opens the files that stay open
         shell.state()
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
-        """Send processes of the sandbox a signal, 0 for none; which of them are there."""
-        # As any program of the sandbox would: it can reach no other process than its own.
+        """Send `signal` to these processes inside (0: only test). Returns the pids that exist."""
+        # A program inside sends them: it cannot reach processes outside.
         script = 'for pid; do kill -s "$0" "$pid" 2>/dev/null && echo "$pid"; done'
         argv = (self._inside.bash, "-c", script, str(signal), *map(str, pids))
         done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)

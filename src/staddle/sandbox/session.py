@@ -1,4 +1,4 @@
-"""A session: one shell with its state, for commands one after the other."""
+"""`Session`: one shell with its state, which runs one command at a time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from .hooks import Hooks
     from .result import Result
 
-#: How many commands a session remembers, and how much of each.
+#: The number of commands that a session's history holds, and the length of each.
 _REMEMBERED = 1000
 _REMEMBERED_BYTES = 10_000
 _REMEMBERED_JOBS = 100
 
 
 def names_sudo(command: str) -> bool:
-    """Whether a text may run `sudo` or `su`: then the sandbox has to have a root."""
+    """Whether a command may run `sudo` or `su`, which need a root user in the sandbox."""
     if "su" not in command:
         return False
     if "sudo" in command:
@@ -50,7 +50,7 @@ def names_sudo(command: str) -> bool:
 
 
 class SessionState(State):
-    """The state of a session: its shell's, and the commands that were run, the last one last."""
+    """State of a session: that of its shell, and its commands, newest last."""
 
     history: tuple[str, ...] = ()
 
@@ -59,7 +59,7 @@ class SessionState(State):
 class Session:
     """A shell in a sandbox, with variables, functions, a directory and jobs of its own.
 
-    Commands run one at a time: a second one waits for its turn. Safe to use from any thread.
+    It runs one command at a time; a second command waits. All methods are thread-safe.
     """
 
     def __init__(
@@ -81,15 +81,15 @@ class Session:
         self._side_effects = side_effects
         self._hooks = hooks
         self._closed = self._ended = False
-        #: Whose it is, if not the sandbox's user's, and whether it ends with its first command.
+        #: User, if not the sandbox's own, and whether the session ends after its first command.
         self._user, self._is_single = "", False
-        self._rules: CommandRules | None = None  # those of the policy
+        self._rules: CommandRules | None = None  # of the policy
         self._allow_sudo: Callable[[], None] | None = None
-        self._explain: Callable[[Result], Result] | None = None  # what is known of why a command failed
+        self._explain: Callable[[Result], Result] | None = None  # adds the reason of a failure
         self._stream: ReferenceType[Stream] | None = None
-        self._busy: set[int] = set()  # the threads that have a command here
+        self._busy: set[int] = set()  # ids of threads with a command here
         self._history: deque[str] = deque(maxlen=_REMEMBERED)
-        self._jobs: dict[int, str] = {}  # the newest job after a command, and that command
+        self._jobs: dict[int, str] = {}  # newest job after a command: that command
 
     def run(
         self,
@@ -108,17 +108,15 @@ class Session:
         cancel: threading.Event | None = None,
         **unknown: Never,
     ) -> Result:
-        """Run `command` in the shell and wait for its end. A command that fails is a result.
+        """Run `command` in the shell and wait for its end. A command that fails returns a result as well.
 
-        `timeout` is in seconds, by default the policy's; None is no end. `cwd` and `env` hold
-        for this command only; a variable that is None is unset. `stdin` is text, bytes or a file, which is
-        read whole; without it standard input is empty. `on_stdout` and
-        `on_stderr` are called with text as it comes; an error of theirs ends the command and
-        comes out here. `spill` names a directory of the host for output that is too long to be
-        kept. `check` raises CommandFailed, with the result, unless the command succeeded.
-        With `merge` standard error comes in `stdout` too, in the order it was printed. `output_limit` is
-        how many bytes are kept, in place of the policy's. Setting `cancel` ends the command, its
-        reason is `cancelled`.
+        `timeout` is in seconds (default: the policy's); None means no limit. `cwd` and `env` apply to this
+        command only; a variable with the value None is unset. `stdin` is text, bytes or a file, which is read
+        to its end (default: empty). `on_stdout` and `on_stderr` are called with text as it arrives; an error
+        in them ends the command and propagates. `spill` is a host directory for output that exceeds the
+        limit. `check` raises CommandFailed, with the result, if the command fails. `merge` sends stderr to
+        `stdout`, in the order printed. `output_limit` replaces the policy's limit on the bytes kept. Setting
+        `cancel` ends the command with the reason `cancelled`.
         """
         spec = CapturedCommand(
             command,
@@ -167,7 +165,7 @@ class Session:
         output_limit: int | str | None = FROM_POLICY,
         **unknown: Never,
     ) -> Stream:
-        """Run `command` and iterate over what it prints, as it comes; `.result` when it is over."""
+        """Run `command` and iterate over its output as it arrives; afterwards `.result` is set."""
         spec = CapturedCommand(
             command,
             self._limits,
@@ -199,23 +197,23 @@ class Session:
             raise
 
     def _cancellable(self, spec: CapturedCommand, cancel: threading.Event) -> Outcome:
-        """Run a command that ends when `cancel` is set, while it waits for its turn as well."""
+        """Run a command that ends when `cancel` is set, even while it waits for its turn."""
         shell, lock = self._shell, self._shell.lock()
         while not cancel.is_set():
             if uninterrupted(partial(shell.begin, spec, wait=False)):
                 return drive(shell, cancel)
-            if free_within(LOOK_EVERY, lock):  # but has to be talked to first
+            if free_within(LOOK_EVERY, lock):  # free, but the shell needs a blocking exchange first
                 shell.begin(spec)
                 return drive(shell, cancel)
         return Outcome(128 + SIGINT, SIGINT, "cancelled", False, 0.0, "", None)
 
     def interrupt(self) -> None:
-        """End the command that runs now, if there is one; its reason is `cancelled`. From any thread."""
+        """End the running command, if any, with the reason `cancelled`. Callable from any thread."""
         if not self._closed:
             self._shell.interrupt()
 
     def restart(self) -> None:
-        """A new shell as it was at the beginning, without its state, jobs and history."""
+        """Start a new shell in its initial state, without jobs and history."""
         self._refuse_closed()
         self._refuse_from_within()
         self._end_stream()
@@ -225,7 +223,7 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """The state of the session at this moment; waits for the command that runs."""
+        """State of the session now. Waits for the running command."""
         me = self._entering()
         try:
             self._busy.add(me)
@@ -235,7 +233,7 @@ class Session:
         return self._with_history(state)
 
     def close(self) -> None:
-        """End the shell and what it started. A second time does nothing."""
+        """End the shell and the processes that it started. A second call does nothing."""
         self._refuse_from_within()
         self._refuse_from_now()
         if not self._ended:
@@ -250,13 +248,13 @@ class Session:
             self._on_close(self)
 
     def _end_stream(self) -> None:
-        """End a stream that is not read to its end: it would keep the session busy for ever."""
+        """End an unfinished stream, which would keep the session busy for ever."""
         stream = None if self._stream is None else self._stream()
         if stream is not None:
             stream.close()
 
     def _refuse_from_within(self) -> None:
-        """SessionBusy, when a command that passes its output on to this thread would have to end first."""
+        """Raise SessionBusy if this thread runs in a callback of the command that would have to end first."""
         stream = None if self._stream is None else self._stream()
         reading = stream is not None and stream.result is None
         if threading.get_ident() in self._busy and not reading:
@@ -275,21 +273,21 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.name!r}{' (closed)' if self._closed else ''}>"
 
-    # For the other faces.
+    # For other modules of this package.
 
     @property
     def _exec_context(self) -> SessionState:
-        """The state for a program that is started beside the shell: while a command runs, that of before."""
+        """State for a program started beside the shell; while a command runs, the state before it."""
         before = self._shell.state_before()
         return self.state if before is None else self._with_history(before)
 
     def _with_history(self, state: State) -> SessionState:
-        """A shell's state with the history of this session."""
+        """Add this session's history to a shell's state."""
         fields = {name: getattr(state, name) for name in State._fields}
         return SessionState(**fields, history=tuple(self._history))
 
     def _refuse_closed(self) -> None:
-        """SandboxClosed, if it is."""
+        """Raise SandboxClosed if the session is closed."""
         if self._closed:
             raise SandboxClosed(
                 f"the session {self.name!r} is closed",
@@ -298,7 +296,7 @@ class Session:
             )
 
     def _remember(self, command: str) -> None:
-        """Add a command to the history. CommandRefused, if the policy's rules speak against it."""
+        """Add a command to the history. Raises CommandRefused if the policy's rules forbid it."""
         if self._rules is not None:
             self._rules.check_script(command)
         if self._allow_sudo is not None and names_sudo(command):
@@ -306,11 +304,11 @@ class Session:
         self._history.append(command[:_REMEMBERED_BYTES])
 
     def _refuse_from_now(self) -> None:
-        """Refuse further commands; one that is ended from now on has `Reason.closed`."""
+        """Refuse further commands; a command ended from now on has `Reason.closed`."""
         self._closed = True
 
     def _result(self, spec: CapturedCommand, outcome: Outcome) -> Result:
-        """Return the result of a command. The job that it left is remembered."""
+        """Return the result of a command, and record the job that it left."""
         if self._closed and outcome.reason == "cancelled":
             outcome.reason = "closed"
         job = outcome.newest_job
@@ -325,7 +323,7 @@ class Session:
         return result
 
     def _entering(self) -> int:
-        """Return this thread, for `_busy`. Raises SessionBusy if it has a command here already."""
+        """Return this thread's id for `_busy`. Raises SessionBusy if it already runs a command here."""
         self._refuse_closed()
         me = threading.get_ident()
         if me in self._busy:

@@ -1,6 +1,6 @@
 """Start a program in an open sandbox: in the foreground, in the background, or on a PTY.
 
-Shared by Sandbox and AsyncSandbox. `context` is the state of the session beside which it is started.
+Sandbox and AsyncSandbox share this. `context` is the state of the session beside which the program starts.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from .open_sandbox import OpenSandbox
     from .session import SessionState
 
-#: A person's prompt: who, where. The shell's own would say `bash-5.2$`.
+#: Prompt for a person: user, host, directory. Bash's own would be `bash-5.2$`.
 _PROMPT = r"\u@\h:\w\$ "
-#: All that `start` takes besides.
+#: Further options of `start`.
 START_OPTIONS = frozenset({"merge", "timeout", "on_stdout", "on_stderr"})
 
 
 def account(inside: OpenSandbox, user: object) -> Account | None:
-    """Return who `user` is inside; None for the session's own user. A root has its system then."""
+    """Find the account of `user` inside; None for the session's own. Prepares the system for root."""
     if user is None:
         return None
     found = as_root.find(user, inside.decided.plan.identity, inside.ids, inside.read_file)
@@ -50,7 +50,7 @@ def account(inside: OpenSandbox, user: object) -> Account | None:
 
 
 def check_rules(inside: OpenSandbox, argv: Sequence[str]) -> None:
-    """CommandRefused, if the policy's rules speak against a command of the caller; sudo may be needed."""
+    """Raise CommandRefused if the policy's rules forbid a caller's command. Enables sudo if it is used."""
     if inside.rules is not None:
         inside.rules.check(argv)
     allow = inside.main._allow_sudo
@@ -89,7 +89,7 @@ def background(
     start: CommandStart | None = None,
     **following: Unpack[StartOptions],
 ) -> Process:
-    """Start a program, or a text for a shell of its own, in the background. `start`: as hooks were told."""
+    """Start a program, or text in a new shell, in the background. `start` is what hooks received."""
     if not following.keys() <= START_OPTIONS:
         arguments.refuse_unknown(following.keys() - START_OPTIONS)
     timeout, merge = arguments.seconds(following.get("timeout")), bool(following.get("merge"))
@@ -145,7 +145,7 @@ def open_terminal(
     other = account(inside, user)
     size(high, wide)
     words = (inside.bash, "-i") if argv is None else arguments.arguments(argv)
-    if argv is not None:  # what a person types at a shell is not read
+    if argv is not None:  # input typed into a shell is not checked
         check_rules(inside, words)
     variables = arguments.variables({"TERM": term, **({} if env is None else dict(env))})  # type: ignore[call-overload]
     prompt = {"PS1": _PROMPT} if argv is None else {}
@@ -169,7 +169,7 @@ def spawn(
     stdio: tuple[int, int, int],
     env: Mapping[str, str] | None = None,
 ) -> SpawnedProcess:
-    """Start a program on these descriptors of ours, where the main session is, with `env` besides."""
+    """Start a program on these descriptors of ours, in the main session's directory, adding `env`."""
     check_rules(inside, argv)
     context = inside.main._exec_context
     variables = {**context.env, **(env or {})}
@@ -182,7 +182,7 @@ def _audited(inside: OpenSandbox, start: CommandStart | None, spawned: SpawnedPr
 
 
 def _exported(context: SessionState, other: Account | None) -> Mapping[str, str]:
-    """The variables that a program has: those that the session exports, and those of another user."""
+    """Return the variables for a program: the session's exports, changed for another user."""
     return context.env if other is None else other.variables(context.env)
 
 
@@ -191,10 +191,10 @@ def _who(other: Account | None) -> Who | None:
 
 
 def _secrets(inside: OpenSandbox, env: Mapping[str, str | None]) -> Secrets | None:
-    """The values to hide in what a program prints that has the variables `env` besides."""
+    """Return the values to redact in a program's output, including those in `env`."""
     return inside.secrets.with_variables(env) if inside.secrets is not None and env else inside.secrets
 
 
 def _directory(context: SessionState, cwd: str | None) -> str:
-    """Return where a program starts; a relative path counts from where the session is."""
+    """Return the program's start directory; a relative path is relative to the session's directory."""
     return context.cwd if cwd is None else os.path.join(context.cwd, cwd)

@@ -1,4 +1,4 @@
-"""The output of a command while it runs, in the order it comes, as fast as it is read and no faster."""
+"""Output of a running command, in order of arrival, no faster than it is read."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Chunk(Value):
-    """A piece of what a command prints. It never ends inside a character."""
+    """A piece of a command's output. It never splits a character."""
 
     stream: Literal["stdout", "stderr"]
     data: bytes
 
     @property
     def text(self) -> str:
-        """The same as text, U+FFFD for what is not UTF-8."""
+        """The data as text, with U+FFFD in place of bytes that are not UTF-8."""
         return self.data.decode("utf-8", "replace")
 
     def __str__(self) -> str:
@@ -39,10 +39,10 @@ class Chunk(Value):
 
 
 class Chunks:
-    """The output that has been printed and not been taken yet."""
+    """Output that was printed but not taken yet."""
 
     def __init__(self, spec: CapturedCommand) -> None:
-        """Have what `spec` prints come here as well."""
+        """Receive the output of `spec` as well."""
         self._ready: deque[Chunk] = deque()
         self._held: dict[Literal["stdout", "stderr"], bytes] = {"stdout": b"", "stderr": b""}
         self._spec = spec
@@ -54,7 +54,7 @@ class Chunks:
         def feed(data: bytes) -> None:
             decoder.decode(data)
             data = self._held[name] + data
-            half = len(decoder.getstate()[0])  # of a character that goes on in the next piece
+            half = len(decoder.getstate()[0])  # bytes of a character that the next piece continues
             self._held[name] = data[len(data) - half :] if half else b""
             if len(data) > half:
                 self._ready.append(Chunk(name, data[: len(data) - half]))
@@ -62,7 +62,7 @@ class Chunks:
         return feed
 
     def finish(self) -> None:
-        """End the stream: half a character at its end is passed on as it is."""
+        """End the stream; an incomplete character at its end is passed on as is."""
         self._spec.flush()
         for name, data in self._held.items():
             if data:
@@ -71,20 +71,19 @@ class Chunks:
 
     @property
     def empty(self) -> bool:
-        """Whether there is none to be taken."""
+        """Whether there is no chunk to take."""
         return not self._ready
 
     def take(self) -> Chunk | None:
-        """The next one, if there is one."""
+        """Return the next chunk, or None."""
         return self._ready.popleft() if self._ready else None
 
 
 class Stream:
-    """Iterate for the chunks; `result` is there when they are over.
+    """Iterates over the chunks of a command's output; afterwards `result` is set.
 
-    The command is driven by the iteration: who reads slowly slows it down, and nothing piles up
-    here. Leaving the loop early, or `close()`, interrupts the command. The session is busy
-    until one or the other.
+    The iteration drives the command: a slow reader slows it down, and no output piles up here. Leaving the
+    loop early, or `close()`, interrupts the command. Until its end the session is busy.
     """
 
     #: Called when the command is over; None before and after.
@@ -107,7 +106,7 @@ class Stream:
             shell.begin(spec)
             self._over = over
             self._poll = readable(shell)
-        except BaseException:  # of a signal's handler, when it has begun
+        except BaseException:  # from a signal handler, after the command began
             if shell.runs(spec):
                 shell.interrupt()
                 drive(shell)
@@ -116,7 +115,7 @@ class Stream:
 
     @property
     def result(self) -> Result | None:
-        """The result; None while the command runs."""
+        """Result of the command; None while it runs."""
         return self._result
 
     def __iter__(self) -> Self:
@@ -130,7 +129,7 @@ class Stream:
         return chunk
 
     def close(self) -> None:
-        """Interrupt the command, if it still runs, and wait for its end. The session is free then."""
+        """Interrupt the command, if it still runs, and wait for its end, which frees the session."""
         if self._over is not None:
             self._shell.interrupt()
             while self._over is not None:
@@ -140,7 +139,7 @@ class Stream:
 
     @unmistaken_method
     def _advance(self) -> None:
-        with self._driving:  # one thread may close the session while another reads
+        with self._driving:  # another thread may close the session meanwhile
             if self._over is None:
                 return
             shell = self._shell

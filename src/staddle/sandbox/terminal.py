@@ -1,4 +1,4 @@
-"""A terminal of the sandbox, with a program on it: for people, and for programs that want one."""
+"""A terminal of the sandbox with a program on it, for people and for programs that need one."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from ..observe.redaction import Secrets
 
 _LARGEST = 65535
-#: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.
+#: The longest single wait in seconds: the kernel takes milliseconds in 31 bits.
 _LONGEST = 1e6
-#: How long a program may take to end when its terminal is taken away.
+#: Seconds for a program to exit after its terminal is closed.
 _GRACE = 0.5
 
 
 @unmistakable(own=("close", "kill"))
 class Terminal:
-    """The user's side of a pseudo-terminal: what is written here is typed there.
+    """The user's side of a pseudo-terminal: data written here is typed there.
 
-    Everything a program on it prints, its echo and its control sequences, comes out as it is.
+    Reads return the program's raw output, including echo and control sequences.
     """
 
     def __init__(self, spawned: SpawnedProcess, rows: int, cols: int, secrets: Secrets | None = None) -> None:
-        self.pid = spawned.pid  # of the program on it, as the sandbox counts
+        self.pid = spawned.pid  # of its program, as seen inside
         self.rows, self.cols = rows, cols
-        #: Whether `read` came to the end: no program has the terminal any more.
+        #: Whether `read` reached the end: no program has the terminal open.
         self.at_end = False
         self._spawned = spawned
         self._master = spawned.master
@@ -46,7 +46,7 @@ class Terminal:
         os.set_blocking(self._master, False)
 
     def fileno(self) -> int:
-        """Readable when there is something to read, or the program has ended."""
+        """Return a descriptor that is readable when there is output, or the program has ended."""
         if self._master < 0:
             raise SandboxClosed(
                 "the terminal is closed",
@@ -61,11 +61,11 @@ class Terminal:
         return self._master < 0
 
     def end_fileno(self) -> int:
-        """Readable when the program has ended."""
+        """Return a descriptor that is readable when the program has ended."""
         return self._spawned.fileno()
 
     def read(self, timeout: float | None = None) -> bytes:
-        """Read what was printed since, waiting for some. Empty: none came in time, or it is `at_end`."""
+        """Wait for output and return it; empty after the timeout, or when it is `at_end`."""
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
         while (data := self.read_some()) is None:
@@ -76,7 +76,7 @@ class Terminal:
         return data
 
     def read_some(self) -> bytes | None:
-        """Read what is there; None for nothing yet, empty when it is over."""
+        """Read the available output; None if there is none yet, empty at the end."""
         if self._redactor is None:
             data = pty.read_available(self.fileno())
         else:
@@ -94,11 +94,11 @@ class Terminal:
                 self._await(select.POLLOUT, None)
 
     def write_some(self, data: bytes | memoryview) -> int:
-        """Type as much of `data` as there is room for; how much that was."""
+        """Type as much of `data` as fits. Returns the number of bytes."""
         return pty.write_available(self.fileno(), data)
 
     def resize(self, rows: int, cols: int) -> None:
-        """Another size; the programs on it are told."""
+        """Set the size; programs in the foreground get SIGWINCH."""
         size(rows, cols)
         self.rows, self.cols = rows, cols
         pty.set_size(self.fileno(), rows, cols)
@@ -109,20 +109,20 @@ class Terminal:
         return self._spawned.failure
 
     def poll(self) -> int | None:
-        """The exit code of the program, 128+N for signal N; None while it runs."""
+        """Return the program's exit code, 128+N for signal N; None while it runs."""
         return self._spawned.poll()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the program; its exit code, or None when `timeout` seconds were not enough."""
+        """Wait for the program's end. Returns its exit code, or None after `timeout` seconds."""
         return self._spawned.wait(patience(timeout))
 
     def kill(self) -> None:
-        """Kill the program, with everything it started."""
+        """Kill the program and all processes that it started."""
         if self.poll() is None:
             self._spawned.signal(SIGKILL, everything=True)
 
     def close(self) -> None:
-        """Hang up: the program gets a SIGHUP, and is killed if that does not end it. Twice is as once."""
+        """Send the program SIGHUP, and kill it if it does not exit. A second call does nothing."""
         if self._master < 0:
             return
         master, self._master = self._master, -1
@@ -151,6 +151,6 @@ class Terminal:
 
 
 def size(rows: int, cols: int) -> None:
-    """InvalidCall, unless a terminal can have that size."""
+    """Raise InvalidCall unless a terminal can have this size."""
     for name, value in (("rows", rows), ("cols", cols)):
         check.count(name, value, 1, _LARGEST)

@@ -1,4 +1,4 @@
-"""The methods of a Sandbox about the changes to its files: diff, commit, discard, snapshot, restore, fork."""
+"""Sandbox's methods about changes to files: diff, commit, discard, snapshot, restore, fork."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Restored(Value):
-    """Result of a restore: the processes that were ended, and what the host has changed since then."""
+    """Result of a restore: the processes that it ended, and the host's changes since the snapshot."""
 
     ended: tuple[EndedProcess, ...] = ()
     drift: Drift = Drift()
@@ -45,7 +45,7 @@ class Restored(Value):
 
 @unmistakable(own=("commit", "diff", "discard", "drift", "fork", "restore", "review", "snapshot"))
 class WorkspaceMethods:
-    """The methods of a Sandbox about the changes to its files."""
+    """Sandbox's methods about changes to its files."""
 
     if TYPE_CHECKING:
         _settings: SandboxSettings
@@ -58,11 +58,11 @@ class WorkspaceMethods:
         def close(self) -> None: ...
 
     def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
-        """Every change to the workspace that is not the host's, by the path that is seen inside.
+        """Return the changes that the sandbox made to the workspace, with paths as seen inside.
 
-        Of `paths` only, when given: files or directories, relative to where the session is, also in
-        the home or in /tmp. With `everything`, the changes there are told, too, after those of the
-        workspace. Waits for commands that run; what runs in the background may change more meanwhile.
+        `paths` limits them to these files or directories, relative to the session's directory; they may be in
+        the home or in /tmp. `everything` adds the changes in the home and /tmp, after the workspace's. The
+        call waits for running commands; background processes may change more meanwhile.
         """
 
         def found(workspace: SandboxWorkspace, sessions: list[Session]) -> list[Change]:
@@ -71,7 +71,7 @@ class WorkspaceMethods:
         return self._at_rest(found)
 
     def _diff_now(self) -> list[Change]:
-        """As diff(), also while commands run: what they are writing may be there in part. For displays."""
+        """As diff(), even while commands run: files may be half written. For displays."""
         inside = self._now()
         idle = [session for session in inside.every_session() if not session._shell.busy]
         turns: list[LockType | RLock] = [
@@ -82,15 +82,15 @@ class WorkspaceMethods:
         return with_all(turns, lambda: workspace.diff(None, everything=False))
 
     def packages(self) -> tuple[Package, ...]:
-        """List what pip, apt and npm have installed in it, by the files they have left in its layers."""
+        """List the packages that pip, apt and npm installed inside, judged by the files in its layers."""
         from ..packages.installed import installed
 
         return installed(self.diff(everything=True))
 
     def keep_downloads(self) -> int:
-        """Keep what its pip, uv and npm have downloaded, for sandboxes that `use_downloads`; how many files.
+        """Keep the downloads of its pip, uv and npm for `use_downloads`. Returns the number of files.
 
-        They will take it for what their indexes would have sent: keep only what you would install.
+        Other sandboxes trust them as if the index had sent them: keep only what you would install.
         """
         from ..packages.installed import KEPT, keep
 
@@ -98,7 +98,7 @@ class WorkspaceMethods:
         return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
 
     def use_downloads(self) -> None:
-        """Have downloads that were kept under its own caches from now on; it cannot change them."""
+        """Mount the kept downloads, which it cannot change, below the sandbox's own caches."""
         from ..packages.installed import PLACES, trees
 
         inside = self._now()
@@ -120,14 +120,14 @@ class WorkspaceMethods:
         progress: Callable[[int, int], object] | None = None,
         review: Review | None = None,
     ) -> Committed:
-        """Take the changes, or those of `paths`, over to the host: all of them, or none.
+        """Write the changes, or only those of `paths`, to the host: all of them or none.
 
-        Before anything is written, CommitRefused lists every file that changed on the host
-        meanwhile (`on_conflict` "overwrite", or a function that decides for each, goes on), and
-        protected names and new programs (`allow` names those that are fine this once, as paths
-        below the workspace or globs of them; `allow_protected` takes all). `progress` is called with how
-        many of how many files are done. `to` is another directory to write to: there, each file that would
-        be replaced is a conflict. With `review`, only what that has seen is written; see `Review.commit`.
+        Before it writes, it raises CommitRefused with every file that has changed on the host meanwhile, and
+        with protected names and new programs. `on_conflict` "overwrite", or a function that decides per file,
+        overrides conflicts. `allow` lists accepted names, as paths below the workspace or globs;
+        `allow_protected` accepts all. `progress` is called with the number of files done and the total. `to`
+        is another directory to write to, where each file to be replaced is a conflict. With `review`, it
+        writes only the reviewed changes; see `Review.commit`.
         """
         if review is not None and (to is not None or review.seen is None):
             raise InvalidCall(
@@ -137,7 +137,7 @@ class WorkspaceMethods:
             )
 
         def committed(workspace: SandboxWorkspace, sessions: list[Session]) -> Committed:
-            # The shell is asked where it is: it must be able to answer.
+            # The shell must be running to report its directory.
             chosen = _below(workspace, paths, sessions)
             with workspace.mounts.stopped():
                 done = workspace.commit(
@@ -156,10 +156,10 @@ class WorkspaceMethods:
         return done
 
     def review(self, paths: Collection[str] | None = None) -> Review:
-        """Look at what `commit` would do, at one moment, and write nothing.
+        """Return what `commit` would do, taken at one moment. Writes nothing.
 
-        Programs in the background are stopped for it. `review.commit()` writes exactly what was seen, or
-        says what has changed since.
+        Background processes are stopped meanwhile. `review.commit()` writes exactly the reviewed changes, or
+        reports which have changed since.
         """
 
         def reviewed(workspace: SandboxWorkspace, sessions: list[Session]) -> Review:
@@ -179,10 +179,10 @@ class WorkspaceMethods:
         return found
 
     def discard(self, paths: Collection[str] | None = None) -> None:
-        """Drop the changes, or those of `paths`: the workspace is there as the host has it now.
+        """Drop the changes, or those of `paths`: the workspace is again as on the host now.
 
-        The home and /tmp stay as they are, unless a path is named there. This is about files only: shells
-        and programs in the background go on, those in a directory that was exchanged in the old one.
+        The home and /tmp stay unless `paths` names something in them. Shells and background processes
+        continue; a background process in a replaced directory stays in the old one.
         """
 
         def discarded(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
@@ -193,10 +193,10 @@ class WorkspaceMethods:
         self._now().record("discarded", paths=None if paths is None else sorted(paths))
 
     def snapshot(self, label: str = "") -> Snapshot:
-        """Save this moment, to come back to: the workspace, the home, /tmp, and the state of every session.
+        """Save the workspace, the home, /tmp, and the state of every session.
 
-        Waits for commands that run. The newest with each `label` is kept until the sandbox is closed, one
-        without a label as long as you have it.
+        It waits for running commands. The sandbox keeps the newest snapshot of each `label` until it is
+        closed. A snapshot without a label lives as long as you hold it.
         """
         inside = self._now()
         if inside.enforced_limits is not None and inside.enforced_limits.is_disk_full:
@@ -212,21 +212,21 @@ class WorkspaceMethods:
         return taken
 
     def snapshots(self) -> list[Snapshot]:
-        """List its snapshots that are not closed, the oldest first; each one's `parent` makes them a tree.
+        """List the snapshots that are not closed, oldest first; their `parent` makes them a tree.
 
         `close()` deletes one.
         """
         return history(_workspace(self._now())).listed()
 
     def restore(self, snapshot: Snapshot | str, *, processes: Literal["end", "keep"] = "end") -> Restored:
-        """Be as at that snapshot, of this sandbox or of one that it was forked from or to.
+        """Return to a snapshot of this sandbox, of its parent, or of a fork of it.
 
-        A text is the label of one: the newest that has it.
+        A string is a label: the newest snapshot that has it.
 
-        Waits for commands that run. Programs in the background, jobs and terminals are ended, and listed
-        in `ended`: they would go on with the files of a future that is no more. With `processes="keep"` they
-        go on, in directories that are no longer those that others see. `drift` is what the host has changed
-        since, as far as a look at some entries tells; `snapshot.drift()` looks at all.
+        The call waits for running commands. It ends background processes, jobs and terminals and lists them
+        in `ended`: they would go on with files that no longer exist. With `processes="keep"` they continue in
+        directories that nobody else sees. `drift` lists the host's changes since the snapshot, judged by a
+        sample of entries; `snapshot.drift()` checks all.
         """
         check.one_of("processes", processes, ("end", "keep"))
         if isinstance(snapshot, str):
@@ -243,10 +243,10 @@ class WorkspaceMethods:
         return done
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
-        """The changes of the host since this sandbox, or that it was forked from, began with the workspace.
+        """Return the host's changes to the workspace since this sandbox, or its origin by fork, opened it.
 
-        Of a frozen one since its copy was made; they are not seen in it. Not where the sandbox has changed
-        the same path, see `Change.conflict`. Walks the workspace; `limit` bounds the paths.
+        For a frozen workspace: since the copy, which does not show them. Paths that the sandbox changed as
+        well are omitted; see `Change.conflict`. It walks the workspace and returns at most `limit` paths.
         """
         return self._at_rest(lambda workspace, _: workspace.drift(limit))
 
@@ -257,11 +257,11 @@ class WorkspaceMethods:
         workspace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session.
+        """Open a new sandbox from a snapshot, or from a saved snapshot file, with all its sessions.
 
-        A copy of the directory that is in the file is below its layers. If there is none, or with
-        `freeze=False`, `workspace` is to have what was in the workspace then; without one there is only what
-        the sandbox had written itself. The options are those of a new sandbox.
+        If the file holds a copy of the workspace's directory, that copy is below the layers. If not, or with
+        `freeze=False`, give a `workspace` with the contents of that time. Without either, only files that the
+        sandbox wrote are there. `options` are those of a new sandbox.
         """
         with loaded(snapshot) as point:
             made = cls(workspace, **options)  # type: ignore[call-arg]
@@ -273,7 +273,7 @@ class WorkspaceMethods:
             return made
 
     def _go_on(self, snapshot: Snapshot, with_base: bool) -> None:
-        """Be as at the snapshot, with all sessions that there were, and the copy of the directory in it."""
+        """Restore the snapshot with all its sessions and its copy of the directory."""
         for name in snapshot.sessions:
             self.session(name)
         inside = self._now()
@@ -285,16 +285,16 @@ class WorkspaceMethods:
 
     @property
     def frozen(self) -> bool:
-        """Whether edits on the host are not seen in its workspace: a copy, or no directory, lies below."""
+        """Whether its workspace hides later edits on the host: below it is a copy, or no directory."""
         workspace = self._now().workspace
         return workspace is not None and workspace.is_frozen
 
     def fork(self, n: int = 1, *, freeze: bool | None = None) -> list[Self]:
-        """`n` sandboxes that continue from here, each with its own processes and its own changes.
+        """Open `n` sandboxes that continue from here, each with its own processes and changes.
 
-        They have a copy of the workspace's directory as it is now, one for all, so that later edits on the
-        host are not seen in them: if the directory is small, with `freeze` also a larger one, and LayerError
-        if it cannot be copied. With `freeze=False` it is the directory itself, unless this sandbox is frozen.
+        If the workspace's directory is small, all share one copy of it, so that later edits on the host are
+        not seen. `freeze=True` also copies a large directory, and raises LayerError if it cannot. With
+        `freeze=False` they use the directory itself, unless this sandbox is frozen.
         """
         check.count("the number of forks", n, fix="use fork(2)")
         point = self.snapshot("fork")
@@ -313,7 +313,7 @@ class WorkspaceMethods:
         return made
 
     def _freeze(self, point: Snapshot, *, asked: bool) -> SandboxSettings:
-        """Freeze the directory below a snapshot, if it can be; the settings of who continues from it."""
+        """Freeze the directory below a snapshot if possible. Returns the settings for the forks."""
         from .workspace.overlay import OverlayWorkspace
 
         given, workspace = self._settings, self._now().workspace
@@ -323,10 +323,10 @@ class WorkspaceMethods:
         return given.replace(freeze=None) if point.frozen and given.freeze is False else given
 
     def _at_rest(self, work: Callable[[SandboxWorkspace, list[Session]], T], *, exchanges: bool = False) -> T:
-        """Do it while no command runs in any session and no request to the file server, and none begins.
+        """Run `work` while no command and no file request runs, and none can start.
 
-        SessionError at once in a pause, if that cannot be waited for, or if it `exchanges` files: shells
-        have to enter their directories again.
+        Raises SessionError at once if the sandbox is paused and a command runs, or if `work` `exchanges`
+        files: shells must then re-enter their directories.
         """
         inside = self._now()
         sessions = inside.every_session()
@@ -353,7 +353,7 @@ class WorkspaceMethods:
 
 
 def _workspace(inside: OpenSandbox) -> SandboxWorkspace:
-    """The layers of a sandbox, or LayerError when it has none."""
+    """Return the layers of a sandbox. Raises LayerError if it has none."""
     if inside.workspace is None:
         raise LayerError(
             "this sandbox keeps no changes apart",
@@ -378,7 +378,7 @@ def _by_tree(
 
 
 def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
-    """Directory of the first session, or if the sandbox has ended by itself, the workspace."""
+    """Return the first session's directory, or the workspace if the sandbox has died."""
     try:
         return sessions[0]._shell.directory()
     except SandboxLost:
@@ -393,7 +393,7 @@ def _refuse_text(paths: Collection[str] | None) -> None:
 def _below(
     workspace: SandboxWorkspace, paths: Collection[str] | None, sessions: list[Session]
 ) -> tuple[str, ...] | None:
-    """Paths in the workspace, as paths below it."""
+    """Convert `paths` to paths relative to the workspace."""
     found = _by_tree(workspace, paths, sessions)
     for path in paths or ():
         if WORKSPACE_PATH not in (_by_tree(workspace, [path], sessions) or ()):
@@ -406,7 +406,7 @@ def _below(
 
 
 def _labelled(snapshots: list[Snapshot], label: object) -> Snapshot:
-    """The newest snapshot with this label. InvalidCall if there is none."""
+    """Return the newest snapshot with this label. Raises InvalidCall if there is none."""
     for snapshot in reversed(snapshots):
         if snapshot.label == label:
             return snapshot

@@ -1,8 +1,8 @@
-"""Output of background jobs that comes after their command is over.
+"""Output of background jobs after their command is over.
 
-A job that holds the pipes of its command keeps them, and the next command gets new ones. The
-old ones are read here, by one thread for all sandboxes, into bounded logs: a pipe without a
-reader would stop the job, one that is closed would kill it.
+A job that holds the pipes of its command keeps them, and the next command gets new ones. One thread for all
+sandboxes reads the old pipes here, into bounded logs: a pipe without a reader would block the job, a closed
+pipe would kill it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     StreamName = Literal["stdout", "stderr"]
 
-#: How much of each stream is kept; the beginning and the end.
+#: Bytes kept of each stream, from its beginning and its end.
 KEPT = 256 << 10
 _AT_ONCE = 1 << 16
-_PIECES = 17  # of that size: more than the largest pipe that an ordinary user can make
+_PIECES = 17  # of that size: more than the largest pipe of an ordinary user
 
 
 class BackgroundOutput:
-    """The output of the background jobs that one command left behind.
+    """Output of the background jobs that one command left behind.
 
-    `job` is the newest of them, as `$!` said after the command. `open` says that one of them may
-    still print.
+    `job` is the newest of them, from `$!` after the command. `open` tells whether one of them may still
+    print.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BackgroundOutput:
         transcript: Transcript | None = None,
         secrets: Secrets | None = None,
     ) -> None:
-        """With a `transcript`, both streams go there as well, in the order they come, without `secrets`."""
+        """Prepare logs. A `transcript` gets both streams in order of arrival, with `secrets` redacted."""
         self.job, self.command, self._transcript = job, command, transcript
         self.stdout, self.stderr = HeadTail(kept), HeadTail(kept)
         values = () if secrets is None else secrets.spelled
@@ -57,7 +57,7 @@ class BackgroundOutput:
         self._turn = _thread.allocate_lock()
 
     def follow(self, stdout: int, stderr: int) -> None:
-        """Take over these pipes (-1: none); their end is waited for in the background."""
+        """Take over these pipes (-1: none), and read them in the background to their end."""
         for fd, log in ((stdout, self.stdout), (stderr, self.stderr)):
             if fd >= 0:
                 self._streams[fd] = log
@@ -66,18 +66,18 @@ class BackgroundOutput:
             _READER.add(fd, self)
 
     def catch_up(self) -> None:
-        """Take what is there at this moment, without the thread; at most what the pipes hold."""
+        """Read the available output now, without the thread; at most the pipes' contents."""
         for fd in tuple(self._streams):
             for _ in range(_PIECES):
                 self.read(fd)
 
     def texts(self) -> tuple[bytes, bytes]:
-        """Standard output and standard error, as far as they are kept."""
+        """Return the kept standard output and standard error."""
         with self._turn:
             return self.stdout.value(), self.stderr.value()
 
     def read(self, fd: int) -> bool:
-        """Take what is there; whether more may come. For the reader."""
+        """Read the available output. Returns whether more may come. For the reader."""
         with self._turn:
             log = self._streams.get(fd)
             if log is None:
@@ -94,7 +94,7 @@ class BackgroundOutput:
             return False
 
     def _take(self, log: HeadTail, data: bytes) -> None:
-        """Take the next bytes of a stream; none at all is its end."""
+        """Log the next bytes of a stream; empty data ends it."""
         is_error = log is self.stderr
         if self._redactors is not None:
             redactor = self._redactors[is_error]
@@ -105,7 +105,7 @@ class BackgroundOutput:
                 self._transcript.feed("stderr" if is_error else "stdout", data)
 
     def end(self, fd: int) -> None:
-        """Mark the end of the output. For the reader."""
+        """Mark the end of a stream. For the reader."""
         with self._turn:
             log = self._streams.pop(fd, None)
             if log is not None:
@@ -116,13 +116,13 @@ class BackgroundOutput:
                 self._transcript.close()
 
     def close(self) -> None:
-        """Read no more of it; its sandbox has ended."""
+        """Stop reading: its sandbox has ended."""
         for fd in tuple(self._streams):
             _READER.drop(fd, self)
 
 
 class _PipeReader:
-    """Reads the pipes of all background jobs, in one thread."""
+    """Reads the pipes of all background jobs in one thread."""
 
     def __init__(self) -> None:
         self._epoll: select.epoll | None = None
@@ -140,13 +140,13 @@ class _PipeReader:
         self._worker.wake()
 
     def drop(self, fd: int, late: BackgroundOutput) -> None:
-        """Read no more from `fd`, and close it."""
+        """Stop reading from `fd`, and close it."""
         with self._turn:
             if self._late.get(fd) is not late:
                 return
             del self._late[fd]
             if self._epoll is not None:
-                # Not left to close(): the pipe stays open elsewhere, and would be reported for ever.
+                # close() would not suffice: the pipe stays open elsewhere, and would be reported for ever.
                 try:
                     self._epoll.unregister(fd)
                 except OSError:
@@ -179,18 +179,18 @@ _READER = _PipeReader()
 
 
 class Transcript:
-    """The last `limit` bytes of both streams, by their offset among all bytes that came. Thread-safe."""
+    """The last `limit` bytes of both streams, by their offset among all bytes. Thread-safe."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._pieces: deque[tuple[int, StreamName, bytes]] = deque()
         self._kept = 0
         self._news = threading.Condition()
-        self.end = 0  # how many bytes came
+        self.end = 0  # number of bytes so far
         self.closed = False  # nothing more comes
 
     def feed(self, stream: StreamName, data: bytes) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         with self._news:
             self._pieces.append((self.end, stream, data))
             self.end += len(data)
@@ -206,7 +206,7 @@ class Transcript:
             self._news.notify_all()
 
     def since(self, offset: int) -> tuple[list[tuple[StreamName, bytes]], int]:
-        """(what came from `offset` on, how many bytes of that are not kept any more)."""
+        """Return the output from `offset` on, and the number of its bytes that are no longer kept."""
         with self._news:
             pieces = list(self._pieces)
         first = pieces[0][0] if pieces else self.end
@@ -219,6 +219,6 @@ class Transcript:
         return found, lost
 
     def wait(self, offset: int, timeout: float | None) -> bool:
-        """Wait for something after `offset`, or the end of it all; whether either is there."""
+        """Wait for output after `offset`, or for the end. Returns whether either came in time."""
         with self._news:
             return self._news.wait_for(lambda: self.end > offset or self.closed, timeout)

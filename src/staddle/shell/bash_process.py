@@ -1,4 +1,4 @@
-"""One bash process, from the host program: its pipes, its files, its socket. It knows one run at a time."""
+"""One bash process, from the host program: its pipes, its files, its socket. It runs one text at a time."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
     Sink = Callable[[bytes], None]
 
-#: The pipes of a command, for `drain`.
+#: Pipes of a command, for `drain`.
 OUTPUT, ERRORS = 1, 2
 
-#: The least a pipe holds; a command that fills it gets larger ones, while it runs.
+#: Initial pipe size; a command that fills a pipe gets a larger one while it runs.
 _PIPE, _LARGE_PIPE = 64 << 10, 256 << 10
-#: How much one call of `step` passes on at most.
+#: The most bytes that one call of `step` passes on.
 _AT_ONCE = 256 << 10
-#: How much of a dump of its state is kept.
+#: The most bytes of a state dump that are kept.
 _LONGEST_DUMP = 32 << 20
-#: How often what it printed to the done pipe since the last run is read: a job may go on printing.
+#: How often the done pipe is read for output since the last run: a job may print endlessly.
 _MOST_NOISE = 16
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: How long the agent may take for something that concerns a shell, and for the last thing of a run that was
-#: ended, in seconds. One that takes longer is stopped, or worse.
+#: Seconds for the agent to answer a shell's request, and to finish ending a run. An agent that takes longer
+#: has been stopped, or worse.
 _PATIENCE, _LAST_PATIENCE = 10.0, 5.0
-#: After so many seconds without an answer it is looked at whether the agent was stopped: then there is none.
+#: Seconds without an answer after which the agent is checked: a stopped one never answers.
 _LOOK = 0.5
 
 #: One descriptor of this process that is always readable, once there is a shell.
@@ -55,7 +55,7 @@ def _bell() -> int:
 
 
 class BashProcess:
-    """A shell process. Not thread-safe, but for `wake_driver` and `kill`."""
+    """A shell process. Not thread-safe, except for `wake_driver` and `kill`."""
 
     def __init__(self, opened: OpenedShell) -> None:
         self.pid, self.host_pid = opened.pid, opened.host_pid
@@ -69,7 +69,7 @@ class BashProcess:
         self._files: OpenShellFiles | None = None
         self._length = 0
         self._left: set[int] = set()
-        #: Whether the next run needs new pipes: these were left to a job, or a job may read its input.
+        #: Whether the next run needs new pipes: a job has the present ones, or may read its input.
         self.stale = False
         self.noise: bytearray | None = None
         self._readable: dict[int, Sink] = {}
@@ -81,16 +81,16 @@ class BashProcess:
 
     @property
     def files(self) -> OpenShellFiles:
-        """Its files, asked for again when they were given back."""
+        """Its files, requested again if they were released."""
         return self._files or self._use_again(agent_messages.ATTACH)
 
     @property
     def parked(self) -> bool:
-        """Whether its files were given back."""
+        """Whether its files were released."""
         return self._files is None
 
     def attach(self) -> None:
-        """Ask for its files again, if they were given back."""
+        """Request its files again, if they were released."""
         if self._files is None:
             self._use_again(agent_messages.ATTACH)
 
@@ -105,14 +105,14 @@ class BashProcess:
             close_all(files.descriptors())
             raise
         self._files = files
-        self._length = _LONGEST_DUMP  # unknown what is in it: as if it were full
+        self._length = _LONGEST_DUMP  # contents unknown: treat it as full
         self._bell = _bell()
         self._quick, self._ends = select.poll(), select.poll()
         for fd in (files.done, self._socket.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
             self._quick.register(fd, select.POLLIN)
         for fd in (files.output, files.errors):
-            # By edge: a pipe that was written to and closed stays ready for ever.
+            # Edge-triggered: a pipe that was written to and closed stays ready for ever.
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
             self._ends.register(fd, select.POLLIN)
         self._all_ended = [(files.output, select.POLLHUP), (files.errors, select.POLLHUP)]
@@ -124,12 +124,12 @@ class BashProcess:
             self._drop_files()
 
     def renew(self) -> None:
-        """New pipes in place of those that were left to background jobs."""
+        """Replace pipes that were left to background jobs."""
         self._drop_files()
         self._use_again(agent_messages.RENEW)
 
     def leave(self, stream: str) -> int:
-        """Give up one of the pipes; it is the taker's from now on."""
+        """Give up one of the pipes; the caller owns it from now on."""
         fd: int = getattr(self.files, stream)
         self._epoll.unregister(fd)
         self._ends.unregister(fd)
@@ -138,7 +138,7 @@ class BashProcess:
         return fd
 
     def _drop_files(self) -> None:
-        """Close the files, but for the pipes that were left to background jobs."""
+        """Close the files, except pipes that were left to background jobs."""
         if self._files is not None:
             self._epoll.close()
             for fd in self._files.descriptors():
@@ -149,7 +149,7 @@ class BashProcess:
         self.stale = False
 
     def close(self) -> None:
-        """Let go of the process, which ends with everything below it if it still runs."""
+        """Release the process. If it still runs, it ends with all its children."""
         self._drop_files()
         self._socket.close()
         if self._control >= 0:
@@ -157,20 +157,20 @@ class BashProcess:
             os.close(fd)
 
     def fileno(self) -> int:
-        """Readable when `step` has something to do."""
+        """Return a descriptor that is readable when `step` has work."""
         return self._epoll.fileno()
 
     # ---------------------------------------------------------------- the socket
 
     def wake_driver(self) -> None:
-        """Have `step` return at once, now or when it is called next. From any thread; needs no agent."""
+        """Make `step` return at once, now or at its next call. From any thread, without the agent."""
         try:
             self._epoll.register(self._bell, select.EPOLLIN)
         except (OSError, ValueError):
-            pass  # it rings already, or no run is waited for: the files were given back
+            pass  # already registered, or no run: the files were released
 
     def kill(self) -> None:
-        """End the process and everything below it, and wake up the thread that waits for it. From any thread.
+        """End the process and its children, and wake the thread that waits for it. From any thread.
 
         The descriptors stay open: another thread may be using them.
         """
@@ -180,7 +180,7 @@ class BashProcess:
             pass  # it is closed, or the agent is gone
 
     def ask_step(self, step: int, began: float, newest_job: int) -> None:
-        """Take a step of ending the run that began then."""
+        """Take a step of ending the run that began at `began`."""
         if step == ASK_AGAIN:
             self.write_more(question(self.files.paths, self._run.nonce))
             return
@@ -196,11 +196,11 @@ class BashProcess:
             raise lost_or_full(error) from None
 
     def settle(self) -> None:
-        """Wait until the agent has done all that it was asked: a late step would hit the next run."""
+        """Wait until the agent has handled all requests: a late step would hit the next run."""
         self._ask(agent_messages.PING, agent_messages.PONG, 0, patience=_LAST_PATIENCE)
 
     def start_another(self) -> BashProcess:
-        """Another shell, started as this one was."""
+        """Start another shell in the same way."""
         with FILE_ROOM.reserve(TO_USE):
             return BashProcess(opened_shell(self._ask(agent_messages.AGAIN, agent_messages.OPENED)))
 
@@ -230,7 +230,7 @@ class BashProcess:
         raise lost("its agent does not answer")
 
     def _messages(self) -> list[agent_messages.Message]:
-        """Receive the messages that came on the socket; the end of the process is noted."""
+        """Receive the messages on the socket, and record the end of the process."""
         found: list[agent_messages.Message] = []
         while True:
             try:
@@ -251,7 +251,7 @@ class BashProcess:
     # ---------------------------------------------------------------- a run
 
     def idle(self) -> bool:
-        """Take note of what happened since the last run; whether the process is still there."""
+        """Process events since the last run. Returns whether the process still exists."""
         done = self.files.done
         for _ in range(_MOST_NOISE):
             ready = self._quick.poll(0)
@@ -265,11 +265,11 @@ class BashProcess:
         return self.ended is None
 
     def _hand_over(self, text: bytes, status: int, give_back: bytes, stdin: bytes | None) -> None:
-        """Put the text, and what else the lines will refer to, where the shell finds it."""
+        """Write the text, the status and the input to the files that the shell reads."""
         files = self._files or self.files
         try:
             before, self._length = self._length, max(self._length, len(text))
-            if os.pwrite(files.text, text, 0) < len(text):  # in one go, as mostly
+            if os.pwrite(files.text, text, 0) < len(text):  # usually in one write
                 put(files.text, text)
             if len(text) < before:
                 os.ftruncate(files.text, len(text))
@@ -298,8 +298,8 @@ class BashProcess:
     ) -> None:
         """Hand `text` over, and drive `run` from now on.
 
-        With a `status`, `$?` is that for the text, by the word `give_back` for `return`. With `listen`, what
-        the shell says by itself is kept in `noise`.
+        A `status` becomes `$?` for the text, through the word `give_back` for `return`. With `listen`, the
+        shell's own output is kept in `noise`.
         """
         self._hand_over(text, status, give_back, stdin)
         run.begin_at(time.monotonic())  # when the text and its input are there
@@ -313,19 +313,19 @@ class BashProcess:
             run.shell_ended(self.ended)
 
     def wake(self) -> None:
-        """Wake the process up by an empty line: its first command is about to come."""
+        """Wake the process with an empty line: its first command is about to come."""
         if self._control >= 0 and self.ended is None:
             try:
                 os.write(self._control, b"\n")
             except OSError:
-                pass  # it is gone, or has enough to do
+                pass  # it is gone or busy
 
     def has_begun(self, run: Run) -> bool:
-        """Whether a part of this run may have been written to the shell."""
+        """Whether part of this run may have been written to the shell."""
         return self._run is run
 
     def say_instead(self, run: Run, lines: bytes) -> bool:
-        """Write these lines to a shell that has all lines of `run`, or none; False if it may have a part."""
+        """Write these lines to a shell that has all of `run`'s lines or none; False if it may have a part."""
         if len(run.unwritten) > select.PIPE_BUF:
             return False
         run.unwritten = memoryview(lines)
@@ -333,8 +333,8 @@ class BashProcess:
         return True
 
     def wait_briefly(self) -> None:
-        """Wait a millisecond for the answer alone: output need not wake us up before that."""
-        # A second time after noise: a shell that has just been started has greeted, and is heard now.
+        """Wait a millisecond for the answer only: output need not wake us before it."""
+        # Twice: the first message of a new shell may be its greeting.
         for _ in range(2):
             if self._waits_for_room or self._run.over:
                 return
@@ -344,7 +344,7 @@ class BashProcess:
             self._handle(ready)
 
     def step(self, timeout: float = 0) -> None:
-        """Do what can be done, after waiting up to `timeout` seconds (-1: as long as it takes)."""
+        """Do the available work, after waiting up to `timeout` seconds (-1: without limit)."""
         run = self._run
         if not run.over:
             self._handle(self._epoll.poll(0 if self._readable else timeout))
@@ -352,7 +352,7 @@ class BashProcess:
         for fd, sink in tuple(self._readable.items()):
             while room > 0:
                 data = self._read(fd)
-                if not data:  # less than asked for is not the end: there may be packets (O_DIRECT)
+                if not data:  # a short read is not the end: there may be packets (O_DIRECT)
                     del self._readable[fd]
                     break
                 room -= len(data)
@@ -360,14 +360,14 @@ class BashProcess:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to read without waiting for it."""
+        """Whether output can be read without waiting."""
         return bool(self._readable)
 
     def drain(self, streams: int = OUTPUT | ERRORS) -> int:
-        """Pass on what is left in these pipes of a run that is over; return those that are still held."""
+        """Pass on the rest of these pipes after a run. Returns the pipes that a process still holds."""
         files, held = self._files or self.files, 0
         if self._ends.poll(0) == self._all_ended and not self._grown:
-            return 0  # as mostly: nothing is left in them, and nobody has them
+            return 0  # the usual case: they are empty, and no process has them
         if streams & OUTPUT and self._drain(files.output, self._out):
             held |= OUTPUT
         if streams & ERRORS and self._drain(files.errors, self._err):
@@ -376,7 +376,7 @@ class BashProcess:
 
     def _drain(self, fd: int, sink: Sink) -> bool:
         left = _LARGE_PIPE if fd in self._grown else _PIPE
-        while left >= 0:  # past what it holds: it may have been full; and past a short piece, as in `step`
+        while left >= 0:  # read beyond the pipe's size and short pieces, as in `step`
             try:
                 data = os.read(fd, _PIPE)
             except BlockingIOError:
@@ -390,7 +390,7 @@ class BashProcess:
         return True
 
     def unread(self) -> bool:
-        """Whether the shell ended before it had read any of the run's lines: it may be run elsewhere."""
+        """Whether the shell ended before it read any of the run's lines, which may then run elsewhere."""
         if self._sent == 0:
             return True
         return unread_bytes(self._control) >= self._sent
@@ -420,7 +420,7 @@ class BashProcess:
         files, run = self.files, self._run
         for message in self._messages():
             if message.kind == agent_messages.ENDED:
-                # It may have answered with its last breath.
+                # It may have answered just before its end.
                 while noise := self._read_done():
                     run.feed(noise, files.paths)
                 run.shell_ended(message.fields[0])
@@ -461,7 +461,7 @@ class BashProcess:
                 self._epoll.register(self._control, select.EPOLLOUT)
             return
         except BrokenPipeError:
-            run.unwritten = run.unwritten[:0]  # it has ended; the agent will say so
+            run.unwritten = run.unwritten[:0]  # it has ended; the agent will report it
         if self._waits_for_room:
             self._waits_for_room = False
             self._epoll.unregister(self._control)

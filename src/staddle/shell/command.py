@@ -1,4 +1,4 @@
-"""A command: its specification, passed whole to whatever runs it, and its outcome."""
+"""A command: its specification, passed whole to the code that runs it, and its outcome."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Sink = Callable[[bytes], None]
 
     class BegunCommand(Protocol):
-        """A command that is given to a bash: `run` is set as soon as there is one."""
+        """A command given to a bash; `run` is set as soon as there is one."""
 
         spec: CommandSpec
         run: Run
@@ -34,11 +34,11 @@ _NAME = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class CommandSpec:
-    """A text, what comes with it, and where its output goes. Raises InvalidCall for what cannot be run.
+    """A command's text, options and output sinks. Raises InvalidCall if it cannot be run.
 
-    `timeout` is in seconds, None is no end. `env` and `cwd` hold for this command only; a variable that is
-    None is not set. With `merge` both streams are one, in order, which goes to `out`. A sink that
-    blocks slows the command down, one that raises ends it, and its error comes out of the run.
+    `timeout` is in seconds; None means no limit. `env` and `cwd` apply to this command only; a variable that
+    is None is unset. `merge` sends both streams to `out`, in order. A sink that blocks slows the command
+    down. A sink that raises ends it, and its error propagates from the run.
     """
 
     __slots__ = ("cwd", "env", "err", "merge", "out", "secrets", "stdin", "text", "timeout")
@@ -55,22 +55,22 @@ class CommandSpec:
         err: Sink,
         merge: bool = False,
     ) -> None:
-        if 0 in text:  # a number is found ten times as fast as bytes
+        if 0 in text:  # searching an int is ten times as fast as bytes
             raise InvalidCall("a command has no NUL in it", why="bash would leave it out", fix="use stdin=")
         _check_names(env or {})
         self.text, self.timeout, self.stdin = text, timeout, stdin
         self.env, self.cwd = env, cwd
         self.out, self.err, self.merge = out, err, merge
-        #: Hidden in what its jobs print later; the sinks get what is printed as it is.
+        #: Redacted in later output of its jobs; the sinks get the raw output.
         self.secrets: Secrets | None = None
 
 
 class Outcome:
-    """The end of a command. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
+    """End of a command. `reason` is the name of a Reason; `newest_job` is `$!` afterwards.
 
-    Of a command that a signal ended, a shell knows by its status only: 128 and the signal.
-    `usage` is what it used, where that is measured, and `why` the limit that made it fail, in a sentence.
-    `errno` is the kernel's number of why a program was not started, if it was not.
+    A shell reports a command killed by a signal only by the status 128 + signal. `usage` is set if it was
+    measured. `why` names the limit that made it fail, in a sentence. `errno` tells why a program was not
+    started.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Outcome:
 
 
 def shell_outcome(run: Run, code: int, duration: float, cwd: bytes, newest_job: int) -> Outcome:
-    """Return the outcome of a run of a shell, which has the exit status `code`."""
+    """Return the outcome of a shell's run with the exit status `code`."""
     signal = code - 128 if 128 < code <= 192 else None
     reason = run.reason or ("shell_exited" if run.answer is None else "signalled" if signal else "exited")
     if reason == "timeout":

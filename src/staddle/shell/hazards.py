@@ -1,6 +1,6 @@
-"""Guess by the words of a text what it may do to its shell. Pure; errs on the safe side.
+"""Guess from the words of a text what it may do to its shell. Pure; errs on the safe side.
 
-A wrong guess costs a fraction of a millisecond, or the state of one command when its shell dies.
+A wrong guess costs a fraction of a millisecond, or the state of one command if its shell dies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Collection
 
-#: May end the shell, or make it deaf. (The first one is also in `errexit`.)
+#: May end the shell, or stop it from reading. (The first one is also in `errexit`.)
 _ENDING = (
     *(
         "exit",
@@ -29,14 +29,14 @@ _ENDING = (
 )
 #: May leave behind something that does so later.
 _BREAKING_LATER = ("()", "function", "alias", "trap", "source", ". ", "eval", "PROMPT_COMMAND", "TMOUT")
-#: May hide a builtin, or have a DEBUG trap see ours.
+#: May hide a builtin, or show ours to a DEBUG trap.
 _SHADOWING = ("()", "function", "extdebug", "enable", "source", ". ", "eval", "trap")
-#: Those of them that do not end it, too.
+#: Those that do not also end the shell.
 _ONLY_SHADOWING = _SHADOWING[:3]
-#: May end the shell by itself, so that its EXIT trap runs.
+#: May end the shell in an orderly way, so that its EXIT trap runs.
 _LEAVING = ("exit", "set -", "errexit", "logout", "source", ". ", "eval")
 
-#: Builtins and words of the language, which are no programs.
+#: Builtins and keywords, which are not programs.
 _NO_PROGRAMS = frozenset(
     b". [ alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare"
     b" dirs disown do done echo elif else enable esac eval exec exit export false fc fg fi for function"
@@ -44,10 +44,10 @@ _NO_PROGRAMS = frozenset(
     b" readarray readonly return select set shift shopt source suspend test then time times trap true type"
     b" typeset ulimit umask unalias unset until wait while".split()
 )
-#: Those of them that change no variable, whatever their arguments are. `test` can assign, in a subscript.
+#: Those that change no variable, with any arguments. `test` can assign, in a subscript.
 _WITHOUT_EFFECT = frozenset(b"echo false pwd true".split())
-#: A command of plain words and plain redirections, and what separates it from the next. Nothing that was
-#: matched is tried another way: a text could have it take as long as it likes.
+#: A command of plain words and redirections, up to the separator of the next. Possessive quantifiers prevent
+#: backtracking: a text could otherwise take arbitrarily long.
 _PLAIN_COMMAND = rb"""
     [ \t\n]*+ ([\w./+-]++)
     (?: (?: [ \t]++ | [ \t]*+ (?: [12&]?+ >>?+ | < ) [ \t]*+ )
@@ -56,21 +56,21 @@ _PLAIN_COMMAND = rb"""
     )*+
     [ \t]*+ (?: && | \|\| | [;|\n] | $ )
 """
-#: A longer text is not looked at.
+#: Longer texts are not examined.
 LONGEST_PLAIN = 4096
 
 
 @cache
 def _plain_command() -> re.Pattern[bytes]:
-    import re  # which takes longer to load than a sandbox to open
+    import re  # importing it takes longer than opening a sandbox
 
     return re.compile(_PLAIN_COMMAND, re.VERBOSE)
 
 
 def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
-    """Whether it changes nothing of its shell: plain words that start programs, none of `functions`.
+    """Whether it leaves its shell unchanged: plain words that start programs, none of `functions`.
 
-    Nor is one of them a builtin that was loaded (`may_load_builtins`), nor has the shell aliases or traps.
+    The caller rules out loaded builtins (`may_load_builtins`), aliases and traps.
     """
     if len(text) > LONGEST_PLAIN:
         return False
@@ -87,27 +87,27 @@ def only_runs_programs(text: bytes, functions: Collection[bytes]) -> bool:
 
 
 def may_load_builtins(text: bytes) -> bool:
-    """Whether it may give the shell a builtin that was not there."""
+    """Whether it may add a builtin to the shell."""
     return b"enable" in text
 
 
 def may_end(text: bytes) -> bool:
-    """Whether the shell may not survive it."""
+    """Whether it may end the shell."""
     return _has_any(text, _ENDING) or _ends_within(text.decode("latin-1"))
 
 
 def may_break_later(text: bytes) -> bool:
-    """Whether the shell may not survive a later command because of it."""
+    """Whether it may make a later command end the shell."""
     return _has_any(text, _BREAKING_LATER) and may_end(text)
 
 
 def may_shadow_builtins(text: bytes) -> bool:
-    """Whether a builtin may not be found afterwards."""
+    """Whether it may hide a builtin."""
     return _has_any(text, _SHADOWING)
 
 
 def judge(text: bytes) -> tuple[bool, bool]:
-    """Return `may_end` and `may_shadow_builtins` of a text, in one go: on every command's path."""
+    """Return `may_end` and `may_shadow_builtins` of a text in one pass: on every command's path."""
     plain = text.decode("latin-1")
     for word in _ENDING:
         if word in plain:
@@ -120,17 +120,17 @@ def judge(text: bytes) -> tuple[bool, bool]:
 
 
 def _ends_within(plain: str) -> bool:
-    """Whether it may end within a substitution: bash may be aborted by what it reads next."""
+    """Whether it may end within a substitution: the next text may then abort bash."""
     return "$(" in plain and plain.count("(") > plain.count(")")
 
 
 def may_leave(text: bytes) -> bool:
-    """Whether the shell may end in good order: an EXIT trap would run."""
+    """Whether the shell may exit in an orderly way, so that an EXIT trap runs."""
     return _has_any(text, _LEAVING)
 
 
 def _has_any(text: bytes, words: tuple[str, ...]) -> bool:
-    # On every command's path: a text is searched ten times as fast as bytes, and three times as by any().
+    # On every command's path: str is searched ten times as fast as bytes, by a loop faster than by any().
     plain = text.decode("latin-1")
     for word in words:  # noqa: SIM110
         if word in plain:
@@ -139,7 +139,7 @@ def _has_any(text: bytes, words: tuple[str, ...]) -> bool:
 
 
 def lists_traps(text: bytes) -> bool:
-    """Whether it may print the traps that are set."""
+    """Whether it may print the traps."""
     at = text.find(b"trap")
     while at >= 0:
         rest = text[at + 4 : at + 36].lstrip(b" \t")
@@ -150,7 +150,7 @@ def lists_traps(text: bytes) -> bool:
 
 
 def traces(text: bytes) -> bool:
-    """Whether it may switch on `set -x` or `set -v`, which show what an EXIT trap does."""
+    """Whether it may switch on `set -x` or `set -v`, which print what an EXIT trap does."""
     if b"xtrace" in text or b"verbose" in text:
         return True
     at = text.find(b"set -")

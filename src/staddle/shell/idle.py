@@ -1,8 +1,8 @@
-"""Idle shells: they are maintained shortly after a command, and those used longest ago give descriptors back.
+"""Maintain idle shells shortly after a command, and release descriptors of the least recently used.
 
-Maintenance is off the command's path, by one thread for all shells. A shell at rest needs two descriptors and
-its sandbox one; in use it needs nine more. A host program with hundreds of sandboxes would run out of them:
-the ones that were used longest ago give theirs back, and ask for them again when they are used.
+One thread for all shells does the maintenance, off the commands' path. An idle shell needs two descriptors
+and its sandbox one; a shell in use needs nine more. With hundreds of sandboxes a host program would run out
+of them, so the least recently used shells release theirs, and request them again when they are used.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class IdleShell(Protocol):
-        """A shell that can be maintained while no command runs in it."""
+        """A shell that can be maintained while it runs no command."""
 
         @property
         def idle_from(self) -> float: ...
         def maintain(self) -> None: ...
 
     class ParkableShell(Protocol):
-        """A shell that can give descriptors back while no command runs in it."""
+        """A shell that can release descriptors while it runs no command."""
 
         def park(self) -> bool: ...
 
 
 #: Seconds after a command until its shell counts as idle.
 QUIET = 0.005
-#: Seconds until the next look, at most: longer after each that has found all shells in use.
+#: The most seconds until the next check, which doubles while all shells are in use.
 _LONGEST_INTERVAL = 4 * QUIET
-#: Maintenance holds the shell's lock. It waits ten times as long as it last took, so it costs a caller at
-#: most a tenth of the time.
+#: Maintenance holds the shell's lock. It waits for this multiple of its last duration, so it costs a caller
+#: at most a tenth of the time.
 _SHARE = 10
 
 
 def idle_from(used: float, cost: float) -> float:
-    """The time from which on a shell that was `used` then is idle; `cost`: how long maintenance last took."""
+    """Return when a shell that was `used` then becomes idle; `cost` is the last maintenance's duration."""
     return used + max(QUIET, _SHARE * cost)
 
 
 class IdleMaintenance:
-    """The shells that are to be maintained when they are idle. Thread-safe."""
+    """Shells to be maintained when they become idle. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: dict[IdleShell, None] = {}
@@ -62,7 +62,7 @@ class IdleMaintenance:
 
         The worker skips a shell that a command holds. So call this again after a command has released it.
         """
-        if shell in self._waiting:  # as mostly, and on every command's path: the worker comes round to it
+        if shell in self._waiting:  # the usual case, on every command's path: the worker will get to it
             return
         with self._lock:
             self._waiting[shell] = None
@@ -74,7 +74,7 @@ class IdleMaintenance:
             self._waiting.pop(shell, None)
 
     def _maintain(self) -> float | None:
-        # Sleeping, not waiting to be woken: each command of a busy shell would cost a change of threads.
+        # Sleeping instead of waiting: waking the thread would cost each command a context switch.
         time.sleep(self._interval)
         now = time.monotonic()
         with self._lock:
@@ -97,7 +97,7 @@ class IdleMaintenance:
 IDLE_MAINTENANCE = IdleMaintenance()
 
 
-#: Descriptors that a shell in use has more than one at rest.
+#: Additional descriptors of a shell in use.
 EACH = 9
 
 
@@ -107,7 +107,7 @@ def room(limit: int) -> int:
 
 
 class OpenShellLru:
-    """The shells of this process that have their files open, the one used longest ago first."""
+    """Shells of this process with open files, least recently used first."""
 
     def __init__(self) -> None:
         self._shells: dict[ParkableShell, None] = {}
@@ -116,7 +116,7 @@ class OpenShellLru:
         self.latest: ParkableShell | None = None
 
     def use(self, shell: ParkableShell) -> None:
-        """`shell` is about to be used; another one may have to give back its files."""
+        """Record the use of `shell`; other shells may have to release their files."""
         if self.latest is shell:
             return
         crowd = []
@@ -131,16 +131,16 @@ class OpenShellLru:
                 for other in crowd:
                     del self._shells[other]
         for other in crowd:
-            if not other.park():  # it is busy: it counts as used
+            if not other.park():  # busy: it counts as used
                 with self._turn:
                     self._shells.setdefault(other)
 
     def are_in_use(self) -> bool:
-        """Whether there are shells with open files. After `park_all`, these are busy."""
+        """Whether shells have open files. After `park_all`, these are busy."""
         return bool(self._shells)
 
     def park_all(self) -> bool:
-        """Have all shells that are idle give back their files; whether any did."""
+        """Release the files of all idle shells. Returns whether there were any."""
         with self._turn:
             shells, self._shells = self._shells, {}
             self.latest = None
@@ -150,7 +150,7 @@ class OpenShellLru:
         return len(shells) > len(busy)
 
     def forget(self, shell: ParkableShell) -> None:
-        """`shell` is closed."""
+        """Drop `shell`, which is closed."""
         with self._turn:
             self._shells.pop(shell, None)
             if self.latest is shell:
@@ -160,14 +160,14 @@ class OpenShellLru:
 OPEN_SHELLS = OpenShellLru()
 
 
-#: Descriptors that are open at most while a program is started or a shell used again.
+#: The most descriptors open while a program starts or a shell is used again.
 TO_START, TO_USE = 16, 12
-#: The same for a sandbox that is opened, and room for some shells in use, of which it may be one.
+#: The same while a sandbox opens, with room for some shells in use, including its own.
 TO_OPEN = 40 + 8 * TO_USE
 
 
 def lost_or_full(error: Exception) -> Exception:
-    """The error of a sandbox that is gone; `error` itself, where a signal handler of the caller raised it."""
+    """Return the error for a lost sandbox, or `error` itself if the caller's signal handler raised it."""
     if is_of_a_handler(error):
         return error
     return too_many() if is_full(error) else lost(str(error))

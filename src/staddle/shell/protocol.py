@@ -1,14 +1,13 @@
-r"""The lines that run a command in bash, and its answer: a run as a state machine. No I/O.
+r"""Lines that run a command in bash, and its answer: a run as a state machine. No I/O.
 
-    \. STATUS && \:                                   only when `$?` has to be something for the text
+    \. STATUS && \:                                   only if `$?` must have a value for the text
     [NAME=value ...] \. TEXT <INPUT >OUTPUT 2>ERRORS
     ((0)) 2>DONE >"MISSING/NONCE.$?.$-.${!-}..." || _=
 
-The last line is how a shell says that a command is over. MISSING does not exist, so the
-redirection fails, and bash's message, with the path in it, goes to the DONE pipe. It needs no
-builtin that a function or an alias may hide, no descriptor that a command may have closed, and no
-DEBUG trap can veto it; `set -e` and ERR traps do not see it; it creates no file. An answer
-without this run's nonce is noise.
+With the last line the shell reports that a command is over. MISSING does not exist, so the redirection fails,
+and bash's message, which contains the path, goes to the DONE pipe. This needs no builtin that a function or
+an alias may hide, and no descriptor that a command may have closed. No DEBUG trap can veto it, `set -e` and
+ERR traps do not see it, and it creates no file. Answers without this run's nonce are ignored.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ if TYPE_CHECKING:
         merge: bool
 
 
-#: A step of ours among those that the agent takes: a shell that is interrupted while it reads forgets
-#: the line, which may have been the question.
+#: Our own step among the agent's: a shell that is interrupted while it reads drops the line, which may have
+#: been the question.
 ASK_AGAIN = -1
-#: The oldest bash that has all we say to it: `declare -p` of everything, `${!-}`, BASHOPTS.
+#: The oldest bash that supports our lines: `declare -p` of everything, `${!-}`, BASHOPTS.
 OLDEST = (4, 4)
-#: How a run is ended, and how long each step may take.
+#: Steps that end a run, and the seconds for each.
 LADDER = (
     *((BRAKE, 0.02), (INTERRUPT, 0.02), (ASK_AGAIN, 0.11)),
     *((TERMINATE, 0.02), (ASK_AGAIN, 0.13)),
     *((KILL, 0.03), (ASK_AGAIN, 0.02)) * 10,
     *((KILL_SHELL, 0.5),) * 4,
 )
-#: Where the ladder begins when the shell is to end as well.
+#: Start of the ladder when the shell must end as well.
 _LAST_STEPS = next(number for number, (step, _) in enumerate(LADDER) if step == KILL_SHELL)
-#: As much of what came on the done pipe is kept, to look for the answer in it.
+#: Bytes of the done pipe kept in search of the answer.
 _LONGEST_NOISE = 64 << 10
 
 
 class ShellAnswer:
-    """The answer of the shell when a command is over."""
+    """Answer of the shell when a command is over."""
 
     __slots__ = ("cwd", "flags", "newest_job", "oldpwd", "status")
 
@@ -66,13 +65,13 @@ class ShellAnswer:
 
 
 class BuiltinAccess(Value):
-    """The words that reach two builtins in a shell where functions may have their names."""
+    """Words that reach two builtins even if functions have their names."""
 
     source: bytes = b"\\."
     give_back: bytes = b"\\return"
 
 
-#: In order of preference: the words, the names that must not be functions, and those that must be enabled.
+#: In order of preference: the words, names that must not be functions, names that must be enabled.
 _SOURCES = (
     (b"\\.", {b"."}, {b"."}),
     (b"\\source", {b"source"}, {b"source"}),
@@ -86,12 +85,12 @@ _RETURNS = (
     (b"\\builtin return", {b"builtin"}, {b"builtin", b"return"}),
     (b"\\command return", {b"command"}, {b"command", b"return"}),
 )
-#: Those to try when none is known to work.
+#: Words to try when none is known to work.
 ACCESSES = tuple(BuiltinAccess(words) for words, _, _ in _SOURCES)
 
 
 def builtin_access(functions: frozenset[bytes], disabled: frozenset[bytes]) -> BuiltinAccess | None:
-    """Return words that reach builtins past these functions and without those builtins, if there are any."""
+    """Return words that reach builtins despite these functions and disabled builtins, if any."""
 
     def first(choices: tuple[tuple[bytes, set[bytes], set[bytes]], ...]) -> bytes | None:
         for words, hidden, needed in choices:
@@ -115,7 +114,7 @@ def lines(
     merge: bool = False,
     before: bytes = b"",
 ) -> bytes:
-    """Return the lines for the control pipe that run the text. `before` are whole lines of our own."""
+    """Return the lines for the control pipe that run the text, after our own lines `before`."""
     source = b"%b %b <%b >%b 2>%b" % (
         access.source,
         paths.text,
@@ -124,7 +123,7 @@ def lines(
         b"&1" if merge else paths.errors,
     )
     if env:
-        # `command`: in POSIX mode the variables of a special builtin would stay.
+        # `command`: in POSIX mode the variables of a special builtin would persist.
         assignments = b" ".join(name.encode() + b"=" + quoted(_bytes(value)) for name, value in env.items())
         special = access.source[1:]
         source = b"%b \\command %b%b" % (assignments, special, source[len(access.source) :])
@@ -140,16 +139,16 @@ def lines(
 
 @lru_cache(maxsize=16)
 def first_directory(directory: str) -> bytes:
-    """The line by which a bash that has just started enters the directory of its session."""
+    """Return the line with which a new bash enters the directory of its session."""
     return b"%b; \\unset OLDPWD\n" % enter(_bytes(directory))
 
 
-#: Of the directories above one, so many are tried.
+#: The most parent directories that are tried.
 _MOST_PLACES = 40
 
 
 def enter(directory: bytes) -> bytes:
-    """The command by which a shell enters a directory, or the nearest above it that is there."""
+    """Return the command that enters a directory, or the nearest existing one above it."""
     places = [directory]
     while b"/" in places[-1].strip(b"/"):
         places.append(places[-1].rstrip(b"/").rpartition(b"/")[0])
@@ -157,9 +156,9 @@ def enter(directory: bytes) -> bytes:
 
 
 def back_to(cwd: bytes, oldpwd: bytes, *, or_above: bool = False) -> bytes:
-    """The lines by which a shell goes back to a directory, and to having come from the other one.
+    """Return the lines that return to a directory and restore OLDPWD.
 
-    With `or_above`, it enters the nearest directory above if that one is not there any more.
+    With `or_above` the shell enters the nearest existing directory above if `cwd` is gone.
     """
     there = enter(cwd) if or_above else b"\\builtin cd -- %b" % quoted(cwd)
     came_from = b"OLDPWD=" + quoted(oldpwd) if oldpwd else b"\\unset OLDPWD"
@@ -167,7 +166,7 @@ def back_to(cwd: bytes, oldpwd: bytes, *, or_above: bool = False) -> bytes:
 
 
 def question(paths: ShellPaths, nonce: bytes) -> bytes:
-    """The line that has the shell answer."""
+    """Return the line that makes the shell answer."""
     return b'((0)) 2>%b >"%b/%b.$?.$-.${!-}.${PWD-}/%b.${OLDPWD-}/%b" || _=\n' % (
         *(paths.done, paths.missing_dir),
         *(nonce,) * 3,
@@ -175,9 +174,9 @@ def question(paths: ShellPaths, nonce: bytes) -> bytes:
 
 
 def answer(nonce: bytes, noise: bytes) -> ShellAnswer | None:
-    """The answer with this nonce, if it is in there. Everything in it comes from inside."""
+    """Find the answer with this nonce. All of its content comes from inside."""
     parts = noise.split(b"/" + nonce)
-    for number in range(1, len(parts) - 2):  # `set -v` has the question itself in there, before the answer
+    for number in range(1, len(parts) - 2):  # `set -v` prints the question before the answer
         words = parts[number].split(b".", 4)
         if len(words) != 5:
             continue
@@ -190,7 +189,7 @@ def answer(nonce: bytes, noise: bytes) -> ShellAnswer | None:
 
 
 def check_version(hello: bytes) -> None:
-    """Raise BackendUnavailable if the bash that greeted so is too old."""
+    """Raise BackendUnavailable if the bash that sent `hello` is too old."""
     numbers = tuple(int(part) for part in hello.split(b".")[:2] if part.isdigit())
     if numbers < OLDEST:
         raise BackendUnavailable(
@@ -201,15 +200,15 @@ def check_version(hello: bytes) -> None:
 
 
 class Run:
-    """One command, from its first byte until it is over.
+    """One command, from its first byte to its end.
 
-    Fed with what came from the shell and with the time; says what to write, which step of the
-    ladder to ask the agent for, and when to look again.
+    It is fed with the shell's output and the time. It returns what to write, which step to request from the
+    agent, and when to look again.
     """
 
     def __init__(self, nonce: bytes, unwritten: bytes, timeout: float | None = None) -> None:
         self.nonce, self._timeout = nonce, timeout
-        self.unwritten = memoryview(unwritten)  # who writes to the control pipe leaves the rest here
+        self.unwritten = memoryview(unwritten)  # the writer of the control pipe leaves the rest here
         self.began = 0.0
         self.deadline: float | None = None
         self.answer: ShellAnswer | None = None
@@ -221,42 +220,41 @@ class Run:
         self._noise = b""
 
     def begin_at(self, now: float) -> None:
-        """Count its time from `now` on."""
+        """Measure its time from `now` on."""
         self.began = now
         if self._timeout is not None:
             self.deadline = now + self._timeout
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come of it: the shell has answered, or there is none."""
+        """Whether it is over: the shell has answered, or is gone."""
         return self.answer is not None or self.ended is not None or self.lost
 
     @property
     def was_ended(self) -> bool:
-        """Whether the ladder was begun: the shell may be held, complain about it, and has to be let go."""
+        """Whether ending it has begun: the shell may be stopped and print errors, and must be released."""
         return self._rung > 0
 
     def feed(self, data: bytes, paths: ShellPaths) -> None:
-        """The shell said this on its done pipe."""
+        """Process the shell's output on its done pipe."""
         self._noise = noise = (self._noise + data)[-_LONGEST_NOISE:]
         self.answer = answer(self.nonce, noise)
         if self.answer is not None:
-            # An error about the files of the text comes instead of running it: the shell has no
-            # descriptor left for them.
+            # An error about the text's files means that it did not run: the shell has no free descriptor.
             self.refused = self.answer.status == 1 and (
                 b": redirection error: " in noise
                 or any(place + b": " in noise for place in (paths.output, paths.errors, paths.input))
             )
         else:
-            # Nor for its answer; or it may not redirect.
+            # It has no descriptor for its answer, or may not redirect.
             self.lost = paths.done + b": " in noise
 
     def shell_ended(self, status: int) -> None:
-        """The process of the shell is gone; `status` is what waitpid says."""
+        """Record that the shell's process is gone, with its wait status."""
         self.ended = status
 
     def interrupt(self, reason: str, now: float) -> None:
-        """Begin to end it, because of `reason`. With "closed" its shell ends, too, at once."""
+        """Begin to end it for `reason`. With "closed" its shell ends at once as well."""
         if reason == "closed" and self.reason != "closed":
             self.reason, self.deadline = reason, now
             self._rung = max(self._rung, _LAST_STEPS)
@@ -264,13 +262,13 @@ class Run:
             self.reason, self.deadline = reason, now
 
     def step(self, now: float) -> int | None:
-        """The step to ask the agent for now, if the time has come for one."""
+        """Return the step to request from the agent now, if one is due."""
         if self.over or self.deadline is None or now < self.deadline:
             return None
         if self.reason is None:
             self.reason = "timeout"
         if self._rung >= len(LADDER):
-            self.lost = True  # killed, and its end is still not reported: there is no agent
+            self.lost = True  # killed, but its end is not reported: the agent is gone
             return None
         step, patience = LADDER[self._rung]
         self._rung += 1

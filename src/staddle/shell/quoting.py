@@ -1,7 +1,7 @@
 """Words as bash writes and reads them. Pure.
 
-Bash prints its state as commands that would make it again, quoted in one of three ways. This
-reads exactly what it prints, and no more of the language than that.
+Bash prints its state as commands that recreate it, quoted in one of three ways. This parses exactly that
+output, and no more of the language.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _IN_DOUBLE_QUOTES = b'$`"\\\n'
 
 
 def quoted(word: bytes) -> bytes:
-    """One word, whatever is in it, as bash reads it."""
+    """Quote one word for bash."""
     return b"'" + word.replace(b"'", b"'\\''") + b"'"
 
 
 class Unreadable(ValueError):
-    """A text that bash would not have quoted so."""
+    """Text that bash would not have quoted so."""
 
 
 class WordReader:
-    """Reads words from what bash printed."""
+    """Reads words from bash's output."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data, self.at = data, at
 
     def peek(self) -> int:
-        """The next byte, or -1 at the end."""
+        """Return the next byte, or -1 at the end."""
         return self.data[self.at] if self.at < len(self.data) else -1
 
     def skip(self, what: bytes) -> bool:
-        """Go past `what`, if it is next."""
+        """Skip `what` if it is next. Returns whether it was."""
         if self.data.startswith(what, self.at):
             self.at += len(what)
             return True
         return False
 
     def word(self, stop: bytes = b" \n") -> bytes:
-        """The next word without its quotes, up to an unquoted byte of `stop`."""
+        """Return the next word without its quotes, up to an unquoted byte of `stop`."""
         out = bytearray()
         data = self.data
         while self.at < len(data) and data[self.at] not in stop:
@@ -91,7 +91,7 @@ class WordReader:
         return self.data[self.at - 1]
 
     def _plain(self, out: bytearray, quote: bytes) -> int:
-        """Take what means itself, in one go; the quote or backslash after it."""
+        """Copy literal bytes in one step. Returns the quote or backslash after them."""
         end = self._find(quote)
         escape = self.data.find(b"\\", self.at, end)
         if escape >= 0:
@@ -131,14 +131,14 @@ class WordReader:
 
 
 def statements(data: bytes) -> Iterator[bytes]:
-    """Yield the statements that bash printed, each as it is printed: newlines in quotes do not end one."""
+    """Yield the statements in bash's output unchanged; a newline in quotes does not end one."""
     start, size = 0, len(data)
     while start < size:
         end = data.find(b"\n", start)
         if end < 0:
             end = size
         line = data[start:end]
-        # In most, what is quoted ends where it began, and nothing else can hide a quote.
+        # Usually quotes close on their line, and nothing else can hide a quote.
         if b"\\" in line or b"'" in line or line.count(b'"') % 2:
             reader = WordReader(data, start)
             reader.word(b"\n")

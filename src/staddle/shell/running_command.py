@@ -1,4 +1,4 @@
-"""One command in a shell, from its start to its outcome: drive it, end it, pass on what it prints."""
+"""One command in a shell, from its start to its outcome: drive it, end it, pass on its output."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ if TYPE_CHECKING:
     from .command import CommandSpec, Outcome, Sink
     from .shell_state import ShellState
 
-#: Output of `>(...)` comes after its command is over. It is waited for this long, in seconds.
+#: Seconds to wait for output of `>(...)`, which comes after the command's end.
 _SUBSTITUTION = 0.1
-#: The longest wait at once, in seconds: the kernel counts milliseconds in 31 bits.
+#: The longest single wait in seconds: the kernel takes milliseconds in 31 bits.
 _LONGEST = 1e6
-#: So much of the end of stderr is remembered.
+#: Bytes kept of the end of stderr.
 _REMEMBERED = 500
-#: In the complaint of a bash that is kept from starting the next process of a run that is being ended.
+#: Part of bash's error when we prevent it from forking while a run is being ended.
 _FORK_REFUSED = b": fork: "
 
-#: The run of a command that has not begun. Never driven, and so never changed.
+#: Run of a command that has not begun. It is never driven, and so never changes.
 _NOT_BEGUN = protocol.Run(b"", b"")
 
 
 class RunningCommand:
-    """A command that `ShellState.begin` gives to a shell. For one thread at a time, but for `interrupt`."""
+    """A command that `ShellState.begin` gives to a shell. For one thread, except `interrupt`."""
 
     def __init__(self, spec: CommandSpec, state: ShellState) -> None:
         self.spec, self._state = spec, state
         self.run = _NOT_BEGUN
-        self._held_back = b""  # the last line on stderr, as far as it came, of a command that is being ended
+        self._held_back = b""  # incomplete last line on stderr while it is being ended
         self._last_errors = b""
         self._retried = False
-        self._asked = ""  # why it is to end, if that was asked for
+        self._asked = ""  # reason of a requested end
         self.failure: BaseException | None = None
-        #: The sandbox was lost with it: there is no agent to ask how it ended.
+        #: Whether the sandbox was lost with it: no agent can report how it ended.
         self.is_lost = False
         self.late: BackgroundOutput | None = None
 
     @property
     def is_given(self) -> bool:
-        """Whether the shell has all of it."""
+        """Whether the shell has received all of it."""
         return self.run is not _NOT_BEGUN and not self.run.unwritten
 
     def interrupt(self, reason: str) -> None:
-        """Have it end because of `reason`, "cancelled" or "closed". From any thread.
+        """End it for `reason`, "cancelled" or "closed". From any thread.
 
-        The request stays with the command, whichever shell it is given to. Whoever drives it is to be
-        woken then (`BashProcess.wake_driver`).
+        The request stays with the command even if another shell gets it. The caller must wake its driver
+        (`BashProcess.wake_driver`).
         """
         if self._asked != "closed":
             self._asked = reason
 
     @property
     def is_answered(self) -> bool:
-        """Whether there is nothing more to do but to finish: the usual end."""
+        """Whether only `finish` is left to do: the usual end."""
         return self.run.answer is not None and not self.run.refused
 
     def step(self, *, wait: bool = False) -> bool:
-        """Do what can be done, with `wait` after waiting for something; return whether it is over."""
+        """Do the available work, with `wait` after waiting for some. Returns whether it is over."""
         run, bash = self.run, self._state.bash
         if not run.over:
             self._end_if_asked()
@@ -85,7 +85,7 @@ class RunningCommand:
             self.run.interrupt(self._asked, time.monotonic())
 
     def _take_step(self, step: int) -> None:
-        """Take a step of ending the run, and see first that the shell does not go on."""
+        """Take a step of ending the run, after making sure that the shell does not continue."""
         run, state = self.run, self._state
         if step == agent_messages.BRAKE and not state.traps.braked:
             state.bash.ask_step(agent_messages.HOLD, run.began, state.newest_job)
@@ -93,7 +93,7 @@ class RunningCommand:
         state.bash.ask_step(step, run.began, state.newest_job)
 
     def _run_elsewhere(self) -> bool:
-        """Give it to another bash if this one ended before it had read it, or has no room for it."""
+        """Give it to another bash if this one ended before it read it, or has no descriptors for it."""
         run = self.run
         unseen = run.answer is None and run.ended is not None and self._state.bash.unread()
         if run.reason or not (unseen or run.refused):
@@ -118,7 +118,7 @@ class RunningCommand:
         return state.finish(run, self.spec, duration, self._last_errors)
 
     def _collect(self) -> None:
-        """Pass on the rest of what was printed. Pipes that a background job holds are left to it."""
+        """Pass on the rest of its output. Pipes that a background job holds are left to it."""
         bash, run, spec = self._state.bash, self.run, self.spec
         held = bash.drain()
         if held and b">(" in spec.text and not run.was_ended:
@@ -133,23 +133,23 @@ class RunningCommand:
             self.late = BackgroundOutput(job or None, spec.text[:4096], secrets=spec.secrets)
             self.late.follow(bash.leave("output"), bash.leave("errors"))
         elif spec.stdin is not None and run.answer and run.answer.newest_job != self._state.newest_job:
-            bash.stale = True  # a job that was started may read on
+            bash.stale = True  # a started job may read on
 
     # ---------------------------------------------------------------- output
 
     def give_out(self, data: bytes) -> None:
-        """Pass on what it printed to stdout."""
+        """Pass on its stdout."""
         if self.spec.merge:
             self.give_err(data)
         else:
             self._pass_on(self.spec.out, data)
 
     def give_err(self, data: bytes) -> None:
-        """Pass on what it printed to stderr; of a command that is being ended, by whole lines."""
+        """Pass on its stderr; by whole lines while it is being ended."""
         if self.run.was_ended:
             whole, newline, self._held_back = (self._held_back + data).rpartition(b"\n")
             data = _without_complaints(whole + newline)
-        # In a syntax error, bash names the file in which it was given the text; it writes that in one piece.
+        # In a syntax error, bash names the file of the text; it writes that in one piece.
         place = b": %b: line " % self._state.bash.files.paths.text
         if place in data:
             data = data.replace(place, b": line ")
@@ -168,7 +168,7 @@ class RunningCommand:
                 self.fail(error)
 
     def lose(self, error: BaseException) -> None:
-        """Give it up: there is no agent any more. `finish` raises `error`."""
+        """Give it up: the agent is gone. `finish` raises `error`."""
         self.run.lost = self.is_lost = True
         self.failure = error
 
@@ -183,6 +183,6 @@ class RunningCommand:
 
 
 def _without_complaints(lines: bytes) -> bytes:
-    """Drop the lines that bash printed because we kept it from forking."""
+    """Drop the lines that bash printed because we prevented it from forking."""
     kept = (line for line in lines.splitlines(keepends=True) if _FORK_REFUSED not in line)
     return b"".join(kept)

@@ -1,4 +1,4 @@
-"""A shell of a sandbox that cannot be lost: runs commands one after the other and keeps their state."""
+"""A shell of a sandbox that survives its bash: runs commands one at a time and keeps their state."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from .usage_meter import UsageMeter
 
 
-#: How many logs of background output are kept after their jobs have ended.
+#: The number of background logs kept after their jobs have ended.
 _MOST_LOGS = 64
 #: After a command shorter than this, the shell's idle time counts from the command's beginning.
 _MOMENT = QUIET / 2
-#: Seconds to wait for a command that was told to end: longer than all steps of ending it take. And for its
-#: driver to notice that its shell is gone.
+#: Seconds to wait for a command that was told to end, which exceed all steps of ending it; and for its driver
+#: to notice that its shell is gone.
 _PATIENCE, _LAST_PATIENCE = 8.0, 1.0
 
 
 class Shell:
-    """One bash session with its state: its lock, and what it holds open. Thread-safe; commands queue.
+    """One bash session with its state, lock and open descriptors. Thread-safe; commands queue.
 
-    For an event loop a command comes in pieces: `begin`, in a thread, since it waits for its turn;
-    then `step` whenever `fileno()` is readable, `deadline` has passed or `pending` is true, until
-    it returns True; then `finish`.
+    An event loop runs a command in pieces: `begin`, in a thread because it waits for its turn; then `step`
+    whenever `fileno()` is readable, `deadline` has passed or `pending` is true, until it returns True; then
+    `finish`.
     """
 
     def __init__(
@@ -49,10 +49,9 @@ class Shell:
         meter: UsageMeter | None = None,
         start: str = "",
     ) -> None:
-        """Take over `opened`. `meter` measures what commands use.
+        """Take over `opened`. `meter` measures the usage of commands.
 
-        `directory` is where the shell is, when another one like it would not be started there; `start` is
-        where it is otherwise.
+        `directory` is the shell's directory if a replacement would not start there; otherwise `start` is.
         """
         self._agent = agent
         self._state = ShellState(BashProcess(opened), directory, meter, start)
@@ -60,19 +59,19 @@ class Shell:
         self._runner = 0
         self._current: RunningCommand | None = None
         self._closed = False
-        self._used = 0.0  # when it was used last
+        self._used = 0.0  # time of the last use
         self._late: list[BackgroundOutput] = []
-        OPEN_SHELLS.use(self)  # it has its files open from the beginning
+        OPEN_SHELLS.use(self)  # its files are open from the beginning
 
     @property
     def pid(self) -> int:
-        """The process of the present bash, in the sandbox's counting."""
+        """Pid of the present bash inside the sandbox."""
         return self._state.bash.pid
 
     # ---------------------------------------------------------------- a command, whole and in pieces
 
     def run(self, spec: CommandSpec) -> Outcome:
-        """Run a command and return its outcome. Raises what its sinks raise, when it has ended."""
+        """Run a command and return its outcome. Raises the errors of its sinks after its end."""
         me = _thread.get_ident()
         if self._runner == me and self._current is not None and self._turn.locked():
             raise SessionBusy(
@@ -102,21 +101,21 @@ class Shell:
     def begin(self, spec: CommandSpec, *, wait: bool = True) -> bool:
         """Wait for the turn and start a command.
 
-        Without `wait`, only if there is nothing to wait for: not for the turn, and nothing that
-        has to be said to the shell before. Return whether it was started.
+        Without `wait`, start it only if nothing must be waited for: neither the turn nor an exchange with the
+        shell beforehand. Returns whether it was started.
         """
         command = RunningCommand(spec, self._state)
         if not wait:
             return self._begin_now(command, is_ready=True)
         while not uninterrupted(partial(self._begin_now, command, is_ready=False)):
             with self._turn:
-                pass  # the one wait that a signal's handler may end
+                pass  # the only wait that a signal handler may end
         return True
 
     def _begin_now(self, command: RunningCommand, *, is_ready: bool) -> bool:
-        """Start a command, and keep the turn. Return False while another has it.
+        """Start a command, and keep the turn. Returns False while another has it.
 
-        With `is_ready` also when something has to be said to the shell first.
+        With `is_ready`, also returns False if an exchange with the shell must come first.
         """
         if not self._turn.acquire(False):
             return False
@@ -139,7 +138,7 @@ class Shell:
         self._check_open()
         if OPEN_SHELLS.latest is not self:
             OPEN_SHELLS.use(self)
-        if self._current is not None:  # the end of the last one was interrupted before it was collected
+        if self._current is not None:  # the last command's end was interrupted before it was collected
             self._state.bash.stale, self._current = True, None
         bash = self._state.begin(command)
         self._current = command
@@ -150,7 +149,7 @@ class Shell:
         return bash
 
     def _drive(self, command: RunningCommand, bash: BashProcess | None) -> None:
-        """Step until the command is over, whatever a signal's handler raises meanwhile."""
+        """Step until the command is over, even if a signal handler raises meanwhile."""
         while True:
             try:
                 if bash is not None:
@@ -166,7 +165,7 @@ class Shell:
                 command.fail(error)
 
     def step(self) -> bool:
-        """Do what can be done without waiting; whether the run is over. What goes wrong `finish` raises."""
+        """Do the work that needs no waiting. Returns whether the run is over; `finish` raises its errors."""
         command = self._current
         if command is None:
             return True
@@ -175,12 +174,12 @@ class Shell:
         except StaddleError as error:
             command.lose(error)
             return True
-        except BaseException as error:  # of a signal's handler
+        except BaseException as error:  # from a signal handler
             command.fail(error)
             return False
 
     def finish(self) -> Outcome:
-        """The outcome of a run that is over; the next one may begin. Raises what a sink raised."""
+        """Return the outcome of a run that is over, and let the next one begin. Raises a sink's error."""
         command = self._current
         if command is None:
             raise SessionBusy(
@@ -198,7 +197,7 @@ class Shell:
             if command.late is not None:
                 self._keep(command.late)
         except BaseException as error:
-            self._state.bash.stale = True  # there may be output left in the pipes
+            self._state.bash.stale = True  # the pipes may still hold output
             self._end_if_lost(error)
             raise
         finally:
@@ -207,7 +206,7 @@ class Shell:
         return outcome
 
     def _end_if_lost(self, error: BaseException) -> None:
-        """End a sandbox that is said to be lost: it may only not answer, and the command go on."""
+        """End a sandbox that is reported as lost: it may only be silent while the command continues."""
         if isinstance(error, SandboxLost):
             self._agent.kill()
 
@@ -221,31 +220,31 @@ class Shell:
         return outcome
 
     def schedule_maintenance(self, used: float | None = None) -> None:
-        """Schedule `maintain`, for when the shell has been idle for a moment. It was `used` then, or now."""
+        """Schedule `maintain` for when the shell is idle. `used` is its last use (default: now)."""
         self._used = time.monotonic() if used is None else used
         if not self._closed:
             IDLE_MAINTENANCE.schedule(self)
 
     @property
     def idle_from(self) -> float:
-        """Time on the monotonic clock from which on it is idle."""
+        """Monotonic time from which on it is idle."""
         return idle_from(self._used, self._state.cost)
 
     def fileno(self) -> int:
-        """Readable when `step` has something to do."""
+        """Return a descriptor that is readable when `step` has work."""
         return self._state.bash.fileno()
 
     @property
     def deadline(self) -> float | None:
-        """Time on the monotonic clock at which `step` has work even if nothing became readable."""
+        """Monotonic time at which `step` has work even if nothing became readable."""
         return self._current.run.deadline if self._current else None
 
     @property
     def pending(self) -> bool:
-        """Whether `step` has something to do now."""
+        """Whether `step` has work now."""
         return self._state.bash.pending
 
-    # ---------------------------------------------------------------- everything else
+    # ---------------------------------------------------------------- state, directory, lifetime
 
     @property
     def busy(self) -> bool:
@@ -258,7 +257,7 @@ class Shell:
         return command is not None and command.spec is spec
 
     def interrupt(self) -> None:
-        """End the run in progress, if there is one, from any thread; its outcome is `cancelled`."""
+        """End the running command, if any, with the outcome `cancelled`. From any thread."""
         self._interrupt("cancelled")
 
     def _interrupt(self, reason: str) -> None:
@@ -270,7 +269,7 @@ class Shell:
     def _is_released(self) -> bool:
         """Wait for the end of a command that was told to end. False if its driver keeps the lock.
 
-        A command that is not driven any more would never end. Its shell is hung up on, which kills it.
+        A command without a driver would never end, so its shell is killed.
         """
         if free_within(_PATIENCE, self._turn):
             return True
@@ -278,7 +277,7 @@ class Shell:
         return free_within(_LAST_PATIENCE, self._turn)
 
     def state(self) -> State:
-        """Variables, functions, aliases, options and so on, as they are now; waits for the turn."""
+        """Return variables, functions, aliases, options and so on as they are now. Waits for the turn."""
         with self._turn:
             self._check_open()
             OPEN_SHELLS.use(self)
@@ -286,12 +285,12 @@ class Shell:
             return self._state.state()
 
     def state_before(self) -> State | None:
-        """The state as it was last told, while a command runs or if it is so still; else None, at once."""
+        """Return the last known state while a command runs, or if it is still valid; else None. At once."""
         is_known = self._current is not None or self._state.known.is_settled
         return self._state.last_state() if is_known else None
 
     def background_output(self) -> list[BackgroundOutput]:
-        """Return what background jobs printed after the commands that started them."""
+        """Return the output of background jobs after the commands that started them."""
         return list(self._late)
 
     def _keep(self, late: BackgroundOutput) -> None:
@@ -304,22 +303,22 @@ class Shell:
         return self._turn
 
     def saved(self) -> SavedShell:
-        """Return the state of the shell, for `become`. While held."""
+        """Return the state of the shell, for `become`. Needs the lock."""
         self._state.ensure_bash()
         return self._state.saved()
 
     def become(self, saved: SavedShell | None) -> None:
-        """Another bash, as that one was, or as at the beginning. While held."""
+        """Replace bash by one in that state, or in the initial state. Needs the lock."""
         self._state.become(saved)
         self.schedule_maintenance()
 
     def directory(self) -> str:
-        """Working directory of the shell. While held."""
+        """Return the shell's working directory. Needs the lock."""
         self._state.ensure_bash()
         return self._state.directory()
 
     def directory_now(self) -> str:
-        """Working directory of the shell; empty while a command runs."""
+        """Return the shell's working directory; empty while a command runs."""
         if not self._turn.acquire(False):
             return ""
         try:
@@ -328,9 +327,9 @@ class Shell:
             self._turn.release()
 
     def reenter_directory(self, *, at_once: bool = False) -> None:
-        """Enter the directory that it is in once more: another file system is there now. While held.
+        """Enter the present directory again, because another file system is there now. Needs the lock.
 
-        Soon, or before the next command, unless `at_once`: the directory may not be there any more.
+        It does so soon, or before the next command; with `at_once` now, because the directory may be gone.
         """
         self._state.ensure_bash()
         self._state.reenter_directory()
@@ -340,19 +339,19 @@ class Shell:
             self.schedule_maintenance()
 
     def prewarm(self) -> None:
-        """Do what can be done before its first command."""
+        """Do the work that can precede its first command."""
         with self._turn:
             if not self._closed:
                 self._state.prewarm()
 
     def wake(self) -> None:
-        """Wake bash up: its first command is about to come."""
+        """Wake bash: its first command is about to come."""
         with self._turn:
             if not self._closed:
                 self._state.bash.wake()
 
     def restart(self) -> None:
-        """A new bash as it was at the beginning, without the state; ends a run in progress."""
+        """Start a new bash in its initial state; a running command is ended."""
         self.interrupt()
         if not self._is_released():
             raise SessionBusy(
@@ -365,7 +364,7 @@ class Shell:
             self._state.restart()
 
     def close(self) -> None:
-        """End the shell and what it started. A run in progress ends with reason `closed`."""
+        """End the shell and its processes. A running command ends with the reason `closed`."""
         if self._closed:
             return
         self._closed = True
@@ -380,7 +379,7 @@ class Shell:
 
     @uninterruptible
     def park(self) -> bool:
-        """Give back descriptors that a shell at rest does not need; False when it is not at rest."""
+        """Release descriptors that an idle shell does not need. Returns False if it is in use."""
         if not self._turn.acquire(False):
             return False
         try:
@@ -392,7 +391,7 @@ class Shell:
 
     @uninterruptible
     def maintain(self) -> None:
-        """Do now what the next command would wait for: replace an ended bash, read its state, renew pipes."""
+        """Do now what would delay the next command: replace an ended bash, read its state, renew pipes."""
         if not self._turn.acquire(False):
             return
         try:

@@ -1,8 +1,8 @@
-"""One bash at a time, the state it is in, and the words by which its builtins are reached.
+"""One bash at a time, its state, and the words that reach its builtins.
 
-Whenever bash may not survive the next text, its state is read first; otherwise shortly after each
-command that may have changed it, while the shell is idle. When it has ended, another one takes its place
-with the state that is known. For one thread at a time.
+If bash may not survive the next text, its state is read first; otherwise shortly after each command that may
+have changed it, while the shell is idle. If bash has ended, another one with the known state replaces it. For
+one thread at a time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from .state import Dump, State
     from .usage_meter import UsageMeter
 
-#: Our own texts take a moment; a shell that needs longer is not usable.
+#: Seconds for our own texts; a shell that needs longer is unusable.
 _PATIENCE = 10.0
-#: The builtins without which no text can be given to a shell.
+#: Builtins without which a shell can be given no text.
 _NEEDED = b"builtin enable . source return"
-#: Why a shell is replaced although it has not ended.
+#: Reasons to replace a shell that has not ended.
 _DEAF = "the shell was replaced, and has the state of before: it ran no text that it was given any more"
 _DAMAGED = "the shell was replaced, and has its state: bash is damaged by a text that ends within `$(`"
-#: What bash says of such a text. The next ones it may read wrongly, or be aborted by.
+#: Bash's error for such a text. It may misread the next ones, or abort.
 _UNTERMINATED = b"unexpected EOF while looking for matching `)'"
 
 
-#: For the result of the next command, when a shell has ended between two of them.
+#: For the next command's result, if a shell has ended between two commands.
 _REPLACED = "the shell of this session had ended: another one with its last known state has taken its place"
 
 
@@ -49,46 +49,46 @@ class ShellEnded(Exception):
 
 
 class ShellState:
-    """A bash that is replaced when it ends, and the state that its successor is to have."""
+    """A bash that is replaced when it ends, and the state that its successor must get."""
 
     def __init__(
         self, bash: BashProcess, directory: str | None, meter: UsageMeter | None, start: str = ""
     ) -> None:
-        """Take over `bash`. `meter` measures what commands use.
+        """Take over `bash`. `meter` measures the usage of commands.
 
-        `directory` is where `bash` is, and what another one enters first, when it is not started there.
-        `start` is where it is otherwise.
+        `directory` is the directory of `bash`, which a replacement must enter first because it does not start
+        there. Otherwise `start` is the directory.
         """
         self.bash, self._meter = bash, meter
         self._directory = directory
-        #: Where it begins, as far as that is known.
+        #: Initial directory, if known.
         self._start = os.fsencode(directory or start)
         self._secret, self._serial = os.urandom(6).hex().encode(), 0
-        #: Of the command that runs: what it may do, by its words.
+        #: What the running command may do, judged by its words.
         self._may_end = self._may_shadow = False
-        #: How long it took, last time, to ask for the state.
+        #: Seconds that the last reading of the state took.
         self.cost = 0.0
         self._notice = ""  # why the shell was replaced, for the next outcome
         self._is_compared = False  # whether `become` may compare the present state with a saved one
-        #: The usual lines of a run, but for its nonce, with these files and this access.
+        #: Usual lines of a run, without its nonce, for these files and this access.
         self._usual: tuple[ShellPaths | None, protocol.BuiltinAccess | None, bytes] = None, None, b""
         self._forget()
         self.pending_setup = b""
 
     def _forget(self) -> None:
-        """Reset all that is known: bash has just started."""
+        """Reset all knowledge: bash has just started."""
         self._checked, self._used = False, False
         self._end_is_told = False  # by a result, or by an error
         self.access, self._prefix = protocol.BuiltinAccess(), state.BUILTIN_PREFIXES[0]
         self.known = KnownState()
         self._initial: state.Dump | None = None
-        #: Something has run that may have hidden a builtin; some later text may end the shell because of
-        #: it; the shell may read later texts wrongly.
+        #: A text may have hidden a builtin; because of it a later text may end the shell; the shell may
+        #: misread later texts.
         self._may_be_shadowed, self._tainted, self._damaged = False, False, False
         self.traps = OurTraps()
         self.status, self.newest_job, self._flags = 0, 0, b""
         self.cwd, self._oldpwd = b"", b""
-        #: Lines that have to come before the next text, and after the command that runs.
+        #: Lines before the next text, and lines after the running command.
         self.pending_setup = self._put_back = b""
         if self._directory is not None:
             self.pending_setup = protocol.first_directory(self._directory)
@@ -96,9 +96,9 @@ class ShellState:
     # ---------------------------------------------------------------- a command
 
     def ensure_bash(self, *, look: bool = True) -> None:
-        """Have a bash that is there, with pipes of its own.
+        """Ensure a running bash with its own pipes.
 
-        Without a look, one that has ended just now is noticed by the text that it does not get.
+        Without `look`, the next text detects a bash that has just ended.
         """
         if self.bash.ended is not None or (look and not self.bash.idle()):
             self.replace()
@@ -106,17 +106,17 @@ class ShellState:
             uninterrupted(self.bash.renew)
 
     def is_ready(self, spec: CommandSpec) -> bool:
-        """Whether `begin` would have nothing to say to the shell before this command."""
+        """Whether `begin` needs no exchange with the shell before this command."""
         must_ask = self._damaged or self._must_be_asked(hazards.may_end(spec.text))
         unknown = must_ask or (spec.cwd is not None and not self.cwd)
         return not unknown and not self.bash.parked and not self.bash.stale and self.bash.idle()
 
     def begin(self, command: BegunCommand) -> BashProcess:
-        """Give `command` to a bash that can take it, and set its `run`; return that bash."""
+        """Give `command` to a bash that can take it, and set its `run`. Returns that bash."""
         if self.bash.ended is not None or self.bash.stale:
             self.ensure_bash(look=False)
         if self.bash.parked:
-            self.bash.attach()  # first: nothing is held open while it waits for room
+            self.bash.attach()  # first: nothing is held open while it waits for descriptors
         if self._meter is not None:
             self._meter.begin(self.bash.host_pid)
         self._prepare(command.spec)
@@ -132,13 +132,13 @@ class ShellState:
         return self.bash
 
     def begin_elsewhere(self, command: BegunCommand) -> None:
-        """Give it to another bash: this one has ended, or has no room for it."""
+        """Give it to another bash: this one has ended, or has no free descriptors."""
         self._check_version()
         self.replace()
         self._give(command)
 
     def _prepare(self, spec: CommandSpec) -> None:
-        """Have a bash that the text can be given to."""
+        """Prepare a bash that can take the text."""
         may_end, self._may_shadow = hazards.judge(spec.text)
         self._may_end = may_end
         if self._damaged:
@@ -150,15 +150,15 @@ class ShellState:
         if spec.cwd is not None:
             self.directory()
         if spec.env and None in spec.env.values() and (self.known.is_dirty or self.known.dump is None):
-            self.read_state()  # what is unset for this command has its value back afterwards
+            self.read_state()  # unset variables get their value back afterwards
 
     def _must_be_asked(self, may_end: bool) -> bool:
-        """Whether the shell has to tell its state before a text, after which there may be none to ask."""
+        """Whether the shell must report its state before a text that it may not survive."""
         wary = may_end or self._may_be_shadowed or self._tainted or ERREXIT in self._flags
         return wary and self.known.is_dirty
 
     def _set_traps(self, text: bytes) -> None:
-        """Have traps of ours in the shell, but not where `text` might see them."""
+        """Set our traps in the shell, unless `text` might see them."""
         self.pending_setup += self.traps.lines(text, self._prefix)
         if self.traps.wants_guard(text, self._prefix, self.known.dump, self._flags, self._tainted):
             asked = state.question(self._secret, self.bash.files.paths.done, self._prefix)
@@ -170,7 +170,7 @@ class ShellState:
         text, stdin, cwd, status = spec.text, spec.stdin, spec.cwd, self.status
         self._used = True
         if known is not None and known.debug_trap is not None and b"T" not in self._flags:
-            # A script does not see the DEBUG trap, and puts it back at its end.
+            # A sourced text does not see the DEBUG trap, and restores it at its end.
             text = b"%btrap -- %b DEBUG; %b" % (self._prefix, quoted(known.debug_trap), text)
             self.pending_setup += self._prefix + b"trap - DEBUG\n"
         settings: protocol.RunSettings = {}
@@ -207,7 +207,7 @@ class ShellState:
     def finish(
         self, run: protocol.Run, spec: CommandSpec, duration: float, last_errors: bytes = b""
     ) -> Outcome:
-        """Remember how a command has ended, and return its outcome. Its stderr ended with `last_errors`."""
+        """Record how a command ended, and return its outcome. Its stderr ended with `last_errors`."""
         code = self._note(run, is_elsewhere=spec.cwd is not None)
         self._may_be_shadowed = self._may_be_shadowed or self._may_shadow
         self._tainted = self._tainted or (self._may_end and hazards.may_break_later(spec.text))
@@ -220,9 +220,9 @@ class ShellState:
         return outcome
 
     def _note(self, run: protocol.Run, *, is_elsewhere: bool) -> int:
-        """Note what bash told at the end of a command; return the exit status.
+        """Record bash's answer at the end of a command. Returns the exit status.
 
-        With `is_elsewhere` the command ran in another directory, and the shell goes back.
+        With `is_elsewhere` the command ran in another directory, and the shell must return.
         """
         self._check_version()
         answer, put_back = run.answer, self._put_back
@@ -244,10 +244,10 @@ class ShellState:
                 self.known.told(self.traps.without(last))
         return self.status
 
-    # ---------------------------------------------------------------- texts of our own
+    # ---------------------------------------------------------------- our own texts
 
     def _do(self, text: bytes) -> bytes:
-        """Run a text of ours; what the shell said meanwhile. What the text prints is of no interest."""
+        """Run a text of ours, ignoring its output. Returns what the shell itself printed meanwhile."""
         bash = self.bash
         if self._meter is not None:
             self._meter.is_prewarmed = False
@@ -268,7 +268,7 @@ class ShellState:
         return bytes(bash.noise or b"")
 
     def _compare(self, answer: protocol.ShellAnswer) -> None:
-        """Note what every answer tells of the state, and whether that is as before."""
+        """Record the state in an answer, and mark the known state as doubtful if it differs."""
         told = answer.flags, answer.cwd, answer.oldpwd
         if told != (self._flags, self.cwd, self._oldpwd):
             self.known.doubt()
@@ -276,7 +276,7 @@ class ShellState:
 
     @uninterruptible
     def read_state(self) -> None:
-        """Ask for the state, and how the shell is to be talked to; another shell if that ends it."""
+        """Read the state, and find words that reach builtins; replace the shell if that ends it."""
         began = time.monotonic()
         try:
             self._read_state()
@@ -299,7 +299,7 @@ class ShellState:
             together = False
         else:
             self.access = protocol.BuiltinAccess()
-            if not desperate:  # perhaps there is no builtin left to read a file with
+            if not desperate:  # perhaps no builtin is left that reads a file
                 for word in state.BUILTIN_PREFIXES:
                     self.pending_setup += b"%benable %b 2>/dev/null\n" % (word, _NEEDED)
                 self._read_state(desperate=True)
@@ -315,12 +315,12 @@ class ShellState:
         self._may_be_shadowed = False
 
     def _can_be_given_a_text(self) -> bool:
-        """Whether the shell runs a text that it is given, even if it does not tell its state."""
+        """Whether the shell runs a text at all, even if it does not report its state."""
         paths, mark = self.bash.files.paths, b"%bx" % self._secret
         return mark in self._do(b"((0)) 2>%b >%b/%b || _=" % (paths.done, paths.missing_dir, mark))
 
     def _leave_damaged(self) -> None:
-        """Go on in another bash, unless this one has jobs."""
+        """Continue in another bash, unless this one has jobs."""
         self._damaged = False
         self.read_state()
         if not self.newest_job:
@@ -328,7 +328,7 @@ class ShellState:
             self.replace()
 
     def last_state(self) -> state.State | None:
-        """Return the state as it was last read, if it was; the directory is known after each command."""
+        """Return the last read state, if any, with the directory, which is known after each command."""
         known, cwd = self.known.state(), self.cwd
         return known.replace(cwd=os.fsdecode(cwd)) if known is not None and cwd else known
 
@@ -345,22 +345,22 @@ class ShellState:
         )
 
     def saved(self) -> SavedShell:
-        """Save the state of the shell as it is now."""
+        """Save the present state of the shell."""
         self._is_compared = True
         if self.known.is_dirty or self.known.dump is None:
             self.read_state()
         return SavedShell(self.known.dump, self.status, self.cwd)
 
     def directory(self) -> str:
-        """Working directory of the shell."""
+        """Return the shell's working directory."""
         if not self.cwd:
             uninterrupted(partial(self._do, b""))
         return os.fsdecode(self.cwd)
 
     def reenter_directory(self) -> None:
-        """Enter the present directory by its name, or one above it if it is not there any more.
+        """Enter the present directory by its name, or one above if it is gone.
 
-        Before the next text, a caller's or our own.
+        This happens before the next text, a caller's or our own.
         """
         self.directory()
         said = protocol.back_to(self.cwd, self._oldpwd, or_above=True)
@@ -379,7 +379,7 @@ class ShellState:
     # ---------------------------------------------------------------- between commands
 
     def maintain(self) -> None:
-        """Do now, while the shell is idle, what the next command would wait for."""
+        """Do now, while the shell is idle, what would delay the next command."""
         if not self.bash.parked:
             self.ensure_bash()
             if self._damaged:
@@ -393,23 +393,23 @@ class ShellState:
                 self.known.precompute_key()
 
     def prewarm(self) -> None:
-        """Have the meter look now, before the next command."""
+        """Take the meter's sample now, before the next command."""
         if self._meter is not None:
             self._meter.prewarm(self.bash.host_pid)
 
     def park(self) -> None:
-        """Give back descriptors that an idle shell does not need."""
+        """Release descriptors that an idle shell does not need."""
         self.bash.park()
         if self._meter is not None:
             self._meter.park()
 
     def close(self) -> None:
-        """End bash and what it started."""
+        """End bash and its processes."""
         self.bash.close()
         if self._meter is not None:
             self._meter.park()
 
-    # ---------------------------------------------------------------- another bash
+    # ---------------------------------------------------------------- replacing bash
 
     def abandon(self, run: protocol.Run) -> None:
         """Give up `run`, which is driven no further: its shell ends, and the next text gets another one."""
@@ -417,9 +417,9 @@ class ShellState:
         self.bash.ended, self._end_is_told = SIGKILL, True
 
     def _ask_again(self, run: protocol.Run, pending_setup: bytes) -> None:
-        """Have a shell answer that may or may not have been given `run`, or end it.
+        """Make a shell answer that may or may not have received `run`, or end it.
 
-        `pending_setup` is what would have been said before.
+        `pending_setup` are the lines that would have come before it.
         """
         if not self.bash.say_instead(
             run, pending_setup + protocol.question(self.bash.files.paths, run.nonce)
@@ -428,11 +428,11 @@ class ShellState:
 
     @uninterruptible
     def become(self, saved: SavedShell | None) -> None:
-        """Be in the state that was remembered, in another bash if need be; without one, begin anew."""
+        """Enter the saved state, in another bash if necessary; without one, begin anew."""
         if saved is not None and saved.dump is not None and not self.bash.stale and self.bash.idle():
             now = self.saved()
             if now.dump is not None and now.dump.equals(saved.dump) and not self.newest_job:
-                # The same but for its directory, which a shell that continues from here later enters, too.
+                # Equal except for the directory, which a shell that continues from here enters as well.
                 self.known.dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
                 self.reenter_directory()
                 return
@@ -445,7 +445,7 @@ class ShellState:
             self.replace()
 
     def _replay_here(self, saved: SavedShell, usual: SavedShell) -> bool:
-        """Replay a state in a shell that has not been used yet; return whether it has survived that."""
+        """Replay a state in an unused shell. Returns whether the shell has survived it."""
         known = saved.dump
         if known is None:
             return False
@@ -458,7 +458,7 @@ class ShellState:
                 hidden
                 or known.debug_trap is not None
                 or protocol.builtin_access(known.functions(), hidden) != self.access
-            ):  # else it can be talked to as before, and is asked when there is time
+            ):  # else it is reached as before, and verified when there is time
                 self._read_state()
         except (ShellEnded, ValueError):
             return False
@@ -467,14 +467,14 @@ class ShellState:
 
     @uninterruptible
     def restart(self) -> None:
-        """Another bash, as at the beginning."""
+        """Start another bash in its initial state."""
         old, self.bash = self.bash, self.bash.start_another()
         old.close()
         self._forget()
 
     @uninterruptible
     def replace(self) -> None:
-        """Another bash in place of the one that has ended, with the state that is known."""
+        """Replace an ended bash by another one with the known state."""
         if not self._checked and self.bash.why:
             raise LaunchFailed(
                 "bash could not be started", why=self.bash.why, fix="install bash, or let the policy show it"
@@ -483,7 +483,7 @@ class ShellState:
             self._notice = self._notice or _REPLACED
         known, status, cwd = self.known.dump, self.status, self.cwd
         for careful in (False, True, None):
-            self.restart()  # where the session begins: what is known of the state leads on from there
+            self.restart()  # in the session's first directory: the known state leads on from there
             try:
                 self._read_state()
                 self._initial = self.known.dump
@@ -495,12 +495,12 @@ class ShellState:
                     self._do(protocol.enter(cwd) + b"\n")
                 break
             except (ShellEnded, ValueError):
-                continue  # something in the state ends any shell that has it, or it is none
+                continue  # part of the state ends any shell that has it, or it is invalid
         self.known.dump = self.known.dump or known
         self.status = status
 
     def _check_version(self) -> None:
-        """See once that this bash is one that we can talk to."""
+        """Check once that this bash is recent enough."""
         if not self._checked and self.bash.hello:
             protocol.check_version(self.bash.hello)
             self._checked = True
@@ -510,16 +510,16 @@ def _drop(_: bytes) -> None:
     pass
 
 
-# The traps of ours in a shell.
+# Our own traps in a shell.
 #
-# By the brake it stops when it is told to, by the guard it tells its state when it exits.
+# The brake stops the shell on request; the guard reports its state when it exits.
 
 
 #: Among the letters of `$-`.
 ERREXIT = ord("e")
 
 
-#: Those by which a shell prints what it runs, or has traps run in a text as well.
+#: Options that print what the shell runs, or run traps within a text.
 _TELLING = frozenset(b"xvTE")
 
 
@@ -529,16 +529,16 @@ def may_print(known: state.Dump | None, flags: bytes, tainted: bool) -> bool:
 
 
 class OurTraps:
-    """Traps of ours that a shell has. It has the brake from the beginning."""
+    """Our traps that a shell has. It has the brake from the beginning."""
 
     def __init__(self) -> None:
-        #: Whether it stops when it is told to, and whether the signal for that means something else.
+        #: Whether it stops on request, and whether a command uses that signal otherwise.
         self.braked, self._brake_is_theirs = True, False
-        #: Whether it tells its state when it exits.
+        #: Whether it reports its state when it exits.
         self.guarded = False
 
     def lines(self, text: bytes, prefix: bytes) -> bytes:
-        """Return the lines that put our traps where `text` might not see them."""
+        """Return the lines that set or remove our traps so that `text` does not see them."""
         said = b""
         listed = hazards.lists_traps(text)
         if self.braked == listed and not self._brake_is_theirs:
@@ -553,7 +553,7 @@ class OurTraps:
     def wants_guard(
         self, text: bytes, prefix: bytes, known: state.Dump | None, flags: bytes, tainted: bool
     ) -> bool:
-        """Whether the shell is to tell its state once more when it exits, and the text cannot notice."""
+        """Whether the shell should report its state when it exits, unnoticed by the text."""
         if b"trap" in text or self.guarded or known is None or prefix == state.BUILTIN_PREFIXES[-1]:
             return False
         trapped = known.exit_trap is not None or known.debug_trap is not None
@@ -562,12 +562,12 @@ class OurTraps:
         return leaves and not trapped and not traced
 
     def guard(self, asked: bytes, prefix: bytes) -> bytes:
-        """Return the line that has the shell run `asked` when it exits."""
+        """Return the line that makes the shell run `asked` when it exits."""
         self.guarded = True
         return b"%btrap -- %b EXIT\n" % (prefix, quoted(asked))
 
     def without(self, found: state.Dump) -> state.Dump:
-        """Return the dump without our traps, and note which are there."""
+        """Return the dump without our traps, and record which are there."""
         self.guarded = self.guarded and found.exit_trap is not None
         if self.guarded:
             found.without_trap(b"EXIT")
@@ -579,28 +579,28 @@ class OurTraps:
         return found
 
 
-# The state of a shell as it was last told, and whether it is known to be the same still.
+# Last reported state of a shell, and whether it is known to be still the same.
 #
-# A program does not change the state of the shell that runs it. So a text that runs nothing else leaves the
-# state as it was told; whether it does is judged by its words, off the command's path.
+# A program does not change the state of the shell that runs it. So a text that only runs programs leaves the
+# reported state valid. Its words decide about that, off the command's path.
 
 
-#: So many texts are kept to be judged.
+#: The most texts kept for later judgement.
 _MOST_UNJUDGED = 256
 
 
 class KnownState:
-    """The state of one bash, as far as it is known. For one thread at a time, but for `is_settled`."""
+    """Known state of one bash. For one thread at a time, except `is_settled`."""
 
     def __init__(self) -> None:
         self.dump: Dump | None = None
         self._is_dirty, self._is_settled = True, False
         self._unjudged: list[bytes] = []
-        #: Whether what looks like a program may be a builtin that was loaded.
+        #: Whether an apparent program may be a loaded builtin.
         self._has_more_builtins = False
 
     def told(self, dump: Dump) -> None:
-        """The shell has told that it is so."""
+        """Record the state that the shell reported."""
         self.dump = dump
         self._is_dirty, self._is_settled = False, True
         self._unjudged.clear()
@@ -610,11 +610,11 @@ class KnownState:
         self.dump, self._is_dirty = dump, True
 
     def give_up(self) -> None:
-        """It cannot be asked before the next text."""
+        """Stop asking before the next text: the state cannot be read."""
         self._is_dirty = False
 
     def runs(self, text: bytes, *, as_it_is: bool, may_load: bool) -> None:
-        """It is about to run `text`: `as_it_is`, without other variables or in another directory.
+        """Record that `text` runs; `as_it_is` without other variables and in the same directory.
 
         `may_load`: the text may load builtins.
         """
@@ -626,18 +626,18 @@ class KnownState:
         self._has_more_builtins = self._has_more_builtins or may_load
 
     def doubt(self) -> None:
-        """The state may be another one than was told."""
+        """Mark the reported state as possibly outdated."""
         self._is_dirty, self._is_settled = True, False
         self._unjudged.clear()
 
     @property
     def is_settled(self) -> bool:
-        """Whether the variables are known to be those that were last told. From any thread."""
+        """Whether the variables are known to be the last reported ones. From any thread."""
         return self._is_settled and not self._unjudged
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the state may be another one than was last told."""
+        """Whether the state may differ from the last reported one."""
         if self._unjudged:
             dump = self.dump
             if dump is None or self._has_more_builtins or not all(map(dump.is_kept_by, self._unjudged)):
@@ -646,16 +646,16 @@ class KnownState:
         return self._is_dirty
 
     def state(self) -> State | None:
-        """The state as it was last told; None if it was not, or in no way that can be read."""
+        """Return the last reported state; None if there is none, or it cannot be parsed."""
         try:
             return None if self.dump is None else self.dump.state()
         except (ValueError, IndexError):
             return None  # a command can make a shell print anything
 
     def precompute_key(self) -> None:
-        """Compute ahead by what it is compared with another one."""
+        """Compute the key for comparisons in advance."""
         if self.dump is not None and not self.is_dirty:
             try:
                 self.dump.key()
             except ValueError:
-                pass  # the comparison finds out
+                pass  # the comparison detects it

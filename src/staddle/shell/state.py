@@ -1,8 +1,7 @@
-"""The state of a shell: how it is asked for, read, and replayed in the shell that takes its place. Pure.
+"""State of a shell: how to request it, parse it, and replay it in a replacement shell. Pure.
 
-A dump is what bash itself prints about its state, in sections. It is kept as it came; it is read
-into values only when they are asked for, and turned into commands only when a shell has
-to be replaced.
+A dump is bash's own output about its state, in sections. It is kept unchanged. It is parsed only when values
+are needed, and turned into commands only when a shell must be replaced.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-#: The sections, in order, and the commands that print them. Each command has its own redirection:
-#: what a DEBUG trap prints meanwhile goes elsewhere.
+#: Sections in order, and the commands that print them. Each command has its own redirection, so that output
+#: of a DEBUG trap goes elsewhere.
 _SECTIONS = (
     ("variables", b"declare -p"),
     ("functions", b"declare -f"),
@@ -30,29 +29,29 @@ _SECTIONS = (
     ("directories", b"printf ' %q' \"${DIRSTACK[@]-}\""),
     ("disabled", b"enable -n"),
 )
-#: What bash makes itself, anew in every shell.
+#: Variables that bash sets itself in every shell.
 _ITS_OWN = frozenset(
     b"BASHOPTS SHELLOPTS EUID UID PPID BASHPID BASH BASH_VERSION BASH_VERSINFO BASH_ARGC BASH_ARGV BASH_ARGV0"
     b" BASH_SOURCE BASH_LINENO BASH_ALIASES BASH_CMDS BASH_COMMAND BASH_SUBSHELL BASH_EXECUTION_STRING"
     b" FUNCNAME PIPESTATUS DIRSTACK GROUPS _ LINENO HISTCMD PWD OLDPWD RANDOM SRANDOM EPOCHSECONDS"
     b" EPOCHREALTIME COMP_WORDBREAKS".split()
 )
-#: Variables by which a shell may end before its next command.
+#: Variables that may end a shell before its next command.
 _ENDING = frozenset((b"PROMPT_COMMAND", b"TMOUT"))
-#: Variables that are expanded before a command, after it, or in a trace of it.
+#: Variables that are expanded before or after a command, or in a trace.
 _PROMPTS = frozenset((b"PS0", b"PS1", b"PS2", b"PS4"))
-#: Variables that two dumps of one shell may differ in, though nothing has been done to them.
+#: Variables that may differ between two dumps of an otherwise unchanged shell.
 _VARYING = _ITS_OWN - {b"BASHOPTS", b"SHELLOPTS", b"OLDPWD"} | {b"SECONDS"}
-#: Functions whose bodies need it could not be read without.
+#: Option without which some function bodies cannot be parsed.
 _SYNTAX = b"extglob"
-#: How a shell finds a builtin although a function has its name.
+#: Prefixes that reach a builtin although a function has its name.
 BUILTIN_PREFIXES = (b"\\builtin ", b"\\command ", b"\\")
 
 
 class State(Value):
-    """The state of a shell between commands, as text; bytes that are not UTF-8 are surrogates.
+    """State of a shell between commands, as text; bytes that are not UTF-8 are surrogates.
 
-    A variable is a str, an indexed array (a dict by number), or an associative one (by str).
+    A variable is a str, an indexed array (a dict by int), or an associative array (a dict by str).
     """
 
     env: dict[str, str]
@@ -70,9 +69,9 @@ class State(Value):
 
 
 def question(nonce: bytes, place: bytes, word: bytes, *, together: bool = False) -> bytes:
-    """The text that has a shell print its state to the pipe at `place`.
+    """Return the text that makes a shell print its state to the pipe at `place`.
 
-    `together`: by one redirection, a third quicker; what a trap prints meanwhile would be among it.
+    `together` uses one redirection, a third faster, but output of traps would mix with it.
     """
     parts, to_place = [], b"" if together else b" >" + place
     for _, command in _SECTIONS:
@@ -82,13 +81,13 @@ def question(nonce: bytes, place: bytes, word: bytes, *, together: bool = False)
 
 
 def debug_question(nonce: bytes, place: bytes, word: bytes) -> bytes:
-    """The lines, before that text, that have a shell print its DEBUG trap: a script does not see it."""
+    """Return the lines that print the DEBUG trap before that text: a sourced text does not see it."""
     said = b"%btrap -p DEBUG >%b || _=\n%bprintf '\\n%%s\\n' %b, >%b || _=\n"
     return said % (word, place, word, nonce, place)
 
 
 class Dump:
-    """The state of a shell as bash printed it."""
+    """State of a shell as bash printed it."""
 
     def __init__(self, sections: dict[str, bytes], debug: bytes = b"") -> None:
         self._sections = sections
@@ -96,7 +95,7 @@ class Dump:
         self._compared: tuple[object, ...] | None = None
         self._parsed: State | None = None
         self._does_more: bool | None = None
-        #: The statement and the action of each trap, by the name of its signal.
+        #: Statement and action of each trap, by the name of its signal.
         self._traps = {
             words[3]: (statement, words[2])
             for statement in statements(sections["traps"])
@@ -113,7 +112,7 @@ class Dump:
 
     @classmethod
     def of_pieces(cls, pieces: dict[str, bytes]) -> Dump:
-        """The dump that was kept so. ValueError for what is none."""
+        """Build a dump from saved pieces. Raises ValueError if they are none."""
         names = [name for name, _ in _SECTIONS]
         if set(pieces) != {*names, "debug"}:
             raise ValueError("it is not what a shell reports")
@@ -121,19 +120,19 @@ class Dump:
 
     @classmethod
     def find(cls, nonce: bytes, data: bytes) -> Dump | None:
-        """The dump in what came out of the pipe, or None when it is not all there."""
+        """Find the dump in the pipe's output; None if it is incomplete."""
         debug, _, data = data.rpartition(b"\n" + nonce + b",\n")
         pieces = data.split(b"\n" + nonce + b".\n")
         if len(pieces) != len(_SECTIONS) + 1:
             return None
-        # Before the first section there may be what the shell said by itself.
+        # The shell's own messages may precede the first section.
         start = pieces[0].find(b"declare -")
         pieces[0] = pieces[0][start:] if start >= 0 else b""
         named = {name: piece for (name, _), piece in zip(_SECTIONS, pieces, strict=False)}
         try:
             return cls(named, debug.rstrip(b"\n"))
         except ValueError:
-            return None  # not by bash
+            return None  # not from bash
 
     def trap(self, name: bytes) -> bytes | None:
         """Return the action of the trap on this signal, or None."""
@@ -141,7 +140,7 @@ class Dump:
         return None if found is None else found[1]
 
     def is_kept_by(self, text: bytes) -> bool:
-        """Whether a shell with this state has the same after it has run `text`."""
+        """Whether running `text` leaves a shell with this state unchanged."""
         if not only_runs_programs(text, self.functions()):
             return False
         if self._does_more is None:
@@ -149,7 +148,7 @@ class Dump:
         return not self._does_more
 
     def _prompts_do_more(self) -> bool:
-        """Whether a plain command may do more than it says: with a prompt."""
+        """Whether a prompt may run more than a plain command itself."""
         for statement in self._variables():
             name, _, value = statement.split(b" ", 2)[-1].partition(b"=")
             if name == b"PROMPT_COMMAND" and value.strip(b"\"'()"):
@@ -159,20 +158,20 @@ class Dump:
         return False
 
     def may_intervene(self) -> bool:
-        """Whether an alias or a trap may come between the commands of a text."""
+        """Whether an alias or a trap may run between the commands of a text."""
         found = self._sections["aliases"] + self._sections["traps"]
         return self.debug_trap is not None or bool(found.strip())
 
     def functions(self) -> frozenset[bytes]:
-        """The names of all functions."""
+        """Return the names of all functions."""
         return frozenset(line.split()[-1] for line in self._sections["names"].splitlines() if line.strip())
 
     def disabled(self) -> frozenset[bytes]:
-        """The builtins that are switched off."""
+        """Return the disabled builtins."""
         return frozenset(line.split()[-1] for line in self._sections["disabled"].splitlines() if line.strip())
 
     def without_trap(self, name: bytes) -> None:
-        """Forget this trap: it was ours."""
+        """Remove this trap: it was ours."""
         gone = self._traps.pop(name, None)
         if gone is not None:
             kept = [statement for statement in statements(self._sections["traps"]) if statement != gone[0]]
@@ -181,16 +180,16 @@ class Dump:
         self.exit_trap = self.trap(b"EXIT")
 
     def declaration(self, name: str, prefix: bytes) -> bytes:
-        """The line that makes a variable what it is; empty if there is none, or it cannot be changed."""
+        """Return the line that restores a variable; empty if there is none, or it is read-only."""
         for statement in self._variables():
             found, attributes, _ = _variable(statement)
             if found == name and "r" not in attributes:
                 is_array = "a" in attributes.lower()
-                return b"%b%b\n" % (b"" if is_array else prefix, statement)  # `builtin` reads no array
+                return b"%b%b\n" % (b"" if is_array else prefix, statement)  # `builtin` parses no array
         return b""
 
     def without_variables(self, given: Mapping[str, str]) -> tuple[Dump, tuple[str, ...]]:
-        """The dump without those of these exported variables that have this value, and their names."""
+        """Remove exported variables that have the value in `given`. Returns also their names."""
         kept, gone = [], []
         for statement in self._variables():
             name, attributes, value = _variable(statement)
@@ -201,16 +200,16 @@ class Dump:
         return self._with_variables(kept), tuple(gone)
 
     def without_names(self, names: Collection[str]) -> Dump:
-        """The dump without the variables of these names."""
+        """Return the dump without the variables of these names."""
         return self._with_variables([one for one in self._variables() if _variable(one)[0] not in names])
 
     def with_names_of(self, other: Dump, names: Collection[str]) -> Dump:
-        """The dump with the variables of these names as `other` has them."""
+        """Return the dump with the variables of these names from `other`."""
         theirs = [one for one in other._variables() if _variable(one)[0] in names]
         return self._with_variables([*self.without_names(names)._variables(), *theirs])
 
     def with_exported(self, given: Mapping[str, str]) -> Dump:
-        """The dump with these exported variables."""
+        """Return the dump with these exported variables."""
         added = [
             b"declare -x %b=%b" % (name.encode(), quoted(value.encode("utf-8", "surrogateescape")))
             for name, value in given.items()
@@ -218,7 +217,7 @@ class Dump:
         return self._with_variables([*self.without_names(given)._variables(), *added])
 
     def without_options(self, names: Collection[bytes]) -> Dump:
-        """The dump of a shell in which these options of `set` are not on."""
+        """Return the dump with these options of `set` off."""
         found = []
         for statement in self._variables():
             if _variable(statement)[0] == "SHELLOPTS":
@@ -235,7 +234,7 @@ class Dump:
     # ---------------------------------------------------------------- as values
 
     def state(self) -> State:
-        """Parse it, once; a caller may change what it gets."""
+        """Parse it once; the caller may change the returned value."""
         if self._parsed is None:
             self._parsed = self._parse()
         known = self._parsed
@@ -283,7 +282,7 @@ class Dump:
         return _words(self._sections["positional"])[1:]  # without their number
 
     def _bodies(self) -> dict[str, str]:
-        """Functions by name. Each begins in the first column with its name, in the order of `names`."""
+        """Return functions by name. Each begins in column one with its name, in the order of `names`."""
         text = self._sections["functions"]
         found: dict[str, str] = {}
         previous, start = b"", 0
@@ -302,32 +301,32 @@ class Dump:
     # ---------------------------------------------------------------- as commands
 
     def equals(self, other: Dump) -> bool:
-        """Whether a shell in this state needs nothing to be in the other one, but for its directory."""
+        """Whether both states are the same, except for the directory."""
         if self is other:
             return True
         ours, theirs = self._variables(), other._variables()
-        if len(ours) == len(theirs):  # mostly the same ones, so that only the few that differ need a look
+        if len(ours) == len(theirs):  # usually the same, so only the few that differ are examined
             pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0] != pair[1]]
             if all(_name(one) in _VARYING and _name(two) in _VARYING for one, two in pairs):
                 return self._others() == other._others()
         return self.key() == other.key()
 
     def key(self) -> tuple[object, ...]:
-        """Return the key by which two states are compared. It is computed once."""
+        """Return the key that compares two states. It is computed once."""
         if self._compared is None:
             variables = [one for one in self._variables() if _name(one) not in _VARYING]
             self._compared = (variables, *self._others())
         return self._compared
 
     def _others(self) -> tuple[object, ...]:
-        """All else that two states are compared by: not the directory, only the others of its stack."""
+        """Return all other compared parts: of the directories, only the stack below the present one."""
         others = {k: v for k, v in self._sections.items() if k not in ("variables", "directories")}
         return others, self._debug, _words(self._sections["directories"])[1:]
 
     def replay(self, usual: Dump | None, *, careful: bool = False) -> bytes:
-        """The text that makes a shell as this one was of one that has just started, whose dump is `usual`.
+        """Return the text that recreates this state in a new shell, whose dump is `usual`.
 
-        A careful one leaves out what may end a shell by itself: traps, options of `set`, and some variables.
+        With `careful` it omits what may end a shell by itself: traps, options of `set`, and some variables.
         """
         out = []
         names = self._names()
@@ -335,7 +334,7 @@ class Dump:
             if statement.startswith(b"declare -") and _name(statement) not in (
                 _ENDING | _ITS_OWN if careful else _ITS_OWN
             ):
-                out.append(statement)  # not `builtin`: an array could not be read then
+                out.append(statement)  # not with `builtin`, which could not parse an array
         gone = sorted((usual._names() if usual else set()) - names - _ITS_OWN)
         if gone:
             out.insert(0, b"\\unset " + b" ".join(gone))
@@ -360,7 +359,7 @@ class Dump:
         traps = [b"\\builtin " + statement for statement in statements(self._sections["traps"]) if statement]
         if self._debug:
             traps.append(b"\\builtin " + self._debug)
-        # Both from one string each: what they switch on must not see the rest of this.
+        # From one string: what it switches on must not see the rest of this.
         if not careful:
             out.append(
                 b"\\builtin eval " + quoted(b"\n".join([*traps, b"\\set " + switches if switches else b":"]))
@@ -368,7 +367,7 @@ class Dump:
         return b"\n".join(out) + b"\n"
 
     def _variables(self) -> list[bytes]:
-        """The statements of `declare -p`."""
+        """Return the statements of `declare -p`."""
         if self._declared is None:
             self._declared = list(statements(self._sections["variables"]))
         return self._declared
@@ -378,7 +377,7 @@ class Dump:
         return {_name(statement) for statement in self._variables() if statement}
 
     def _places(self) -> list[bytes]:
-        """Back to where it was, or as near as there is still a directory; with its directory stack."""
+        """Return to its directory or the nearest existing one above, with its directory stack."""
         values = {}
         for statement in self._variables():
             name, _, value = _variable(statement)
@@ -402,9 +401,9 @@ class Dump:
         return out
 
     def _switched(self, usual: Dump | None, name: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Options that are on here and not usually, and the other way round."""
+        """Return the options that are on here but not usually, and the reverse."""
         now, then = self._options(name), usual._options(name) if usual else self._options(name)
-        # Not to be set, or the end of the shell that it is set in.
+        # Options that cannot be set, or that end the shell.
         fixed = {b"restricted_shell", b"login_shell", b"onecmd"}
         return sorted(now - then - fixed), sorted(then - now - fixed)
 
@@ -418,7 +417,7 @@ class Dump:
 def variables(
     env: Mapping[str, str | None], known: Dump | None, prefix: bytes
 ) -> tuple[dict[str, str], bytes, bytes]:
-    """Variables for one command: (those that it has, lines before it that unset others, lines after it)."""
+    """Return variables for one command: those to set, lines before it that unset, lines after it."""
     unset = [name for name, value in env.items() if value is None]
     before = b"".join(b"\\unset -v %b 2>/dev/null\n" % name.encode() for name in unset)
     after = b"" if known is None else b"".join(known.declaration(name, prefix) for name in unset)
@@ -426,12 +425,12 @@ def variables(
 
 
 def _name(statement: bytes) -> bytes:
-    """The name in a line of `declare -p`."""
+    """Return the name in a line of `declare -p`."""
     return statement.split(b" ", 2)[-1].partition(b"=")[0]
 
 
 def _variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | dict[str, str] | None]:
-    """The name, attributes and value in a line of `declare -p`."""
+    """Return the name, attributes and value in a line of `declare -p`."""
     if len(statement) > _LONGEST_KNOWN:
         return _read_variable(statement)
     return _known_variable(statement)
@@ -454,14 +453,14 @@ def _read_variable(statement: bytes) -> tuple[str, str, str | dict[int, str] | d
         return name, attributes, None
 
 
-#: Most lines are the same after a command as before it.
+#: Longest line to cache: most lines are the same after a command as before it.
 _LONGEST_KNOWN = 1024
 _known_variable = lru_cache(maxsize=512)(_read_variable)
 
 
 def _array(reader: WordReader, associative: bool) -> dict[int, str] | dict[str, str]:
     found: dict[str, str] = {}
-    reader.skip(b"'")  # bash 4.4 and older quote it once more when it is empty
+    reader.skip(b"'")  # bash 4.4 and older quote an empty array again
     reader.skip(b"(")
     while reader.skip(b" ") or reader.peek() == ord("["):
         if not reader.skip(b"["):
@@ -493,7 +492,7 @@ def _text(data: bytes) -> str:
 
 
 class SavedShell(Value):
-    """The state of a shell at some moment."""
+    """State of a shell at one moment."""
 
     dump: Dump | None
     status: int

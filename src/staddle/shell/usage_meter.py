@@ -1,4 +1,4 @@
-"""Meters for what the commands of a sandbox use, and for the limit that a failed one ran into."""
+"""Meters for the usage of a sandbox's commands, and for the limit that a failed one reached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .command import Outcome
 
     class MeteredLimits(Protocol):
-        """The limits of a sandbox, as far as a meter asks them."""
+        """Part of a sandbox's limits that a meter uses."""
 
         limits: Limits
         roomy: bool
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
         def take_room_back(self) -> None: ...
 
 
-#: Reasons of a command that ended by itself; another one has a reason of its own.
+#: Reasons of commands that ended by themselves; other reasons explain themselves.
 _BY_ITSELF = ("exited", "signalled", "shell_exited")
-#: Reuse the last sample of /proc for 5 ms.
+#: Seconds for which a sample of /proc is reused.
 _SAMPLE_AGE = 0.005
 #: A command that took fewer seconds has not forked, on any machine.
 _SHORT = 0.00015
 
 
 class SandboxMeter:
-    """The meter of one sandbox. Thread-safe."""
+    """Meter of one sandbox. Thread-safe."""
 
     def __init__(self, agent: AgentClient, limits: MeteredLimits | None) -> None:
         self._agent, self._limits = agent, limits
@@ -55,7 +55,7 @@ class SandboxMeter:
         self.counted = 0
 
     def started(self) -> int | None:
-        """Return how many processes and threads were started since the last call, if that is known."""
+        """Return how many processes and threads were started since the last call, if known."""
         try:
             now = self._agent.count()[5]
         except StaddleError:
@@ -66,7 +66,7 @@ class SandboxMeter:
         return max(0, now - before)
 
     def total(self) -> Usage:
-        """Return what was used since the sandbox was opened."""
+        """Return the usage since the sandbox was opened."""
         wall = time.monotonic() - self._began
         used = of_process(self._agent.count(whole=True), wall)
         counted = None if self._limits is None else self._limits.total(wall)
@@ -77,7 +77,7 @@ class SandboxMeter:
 
 
 class UsageMeter:
-    """The meter of the commands of one shell, or of one program. For one thread at a time."""
+    """Meter for the commands of one shell, or for one program. For one thread at a time."""
 
     def __init__(self, sandbox: SandboxMeter, agent: AgentClient, limits: MeteredLimits | None) -> None:
         self._sandbox, self._agent, self._limits = sandbox, agent, limits
@@ -86,15 +86,15 @@ class UsageMeter:
         self._shell = ProcessMeter(0)
         self._sample: ProcSample | None = None
         self._sampled_at = 0.0
-        self.is_prewarmed = False  # whether it was looked ahead of `begin`, and the shell did nothing since
+        self.is_prewarmed = False  # whether a sample was taken before `begin`, and the shell was idle since
         self._job: int | None = None
         self._memory: int | None = None  # of a command that starts nothing
         self._is_estimate = self._group is None
         self._before, self._filled = Events(), 0
-        self._was_shell_alone = False  # whether the last command has started nothing, and was short
+        self._was_shell_alone = False  # whether the last command was short and started nothing
 
     def begin(self, shell: int = 0) -> None:
-        """Begin to measure a command: of the shell with this pid on the host, or a program of its own."""
+        """Start measuring a command of the shell with this host pid, or (0) a separate program."""
         if self._limits is not None and self._limits.roomy:
             self._limits.take_room_back()
         was_prewarmed, self.is_prewarmed = self.is_prewarmed, False
@@ -108,7 +108,7 @@ class UsageMeter:
         self._look(shell)
 
     def _look(self, shell: int) -> None:
-        """Read off all that a command is measured by."""
+        """Take the samples by which a command is measured."""
         if shell != self._shell.pid:
             self._shell.park()
             self._shell, self._job = ProcessMeter(shell), None
@@ -123,38 +123,38 @@ class UsageMeter:
             self._note_events(self._limits)
 
     def _is_as_before(self) -> bool:
-        """Whether nothing has run since the last look. A shell that is idle runs when a job of it ends."""
+        """Whether nothing has run since the last sample. An idle shell runs when one of its jobs ends."""
         if self._group is not None:
             return self._group.is_quiet()
         return not self._job and not self._is_watched
 
     def prewarm(self, shell: int) -> None:
-        """Look now, while the shell is idle, for the command to come: off its path."""
+        """Take the sample for the next command now, while the shell is idle."""
         self._look(shell)
         self.is_prewarmed = True
 
     def end(self, outcome: Outcome, spent: UsageCounts | None = None) -> None:
-        """Add to the outcome of a command what it used and, if that made it fail, the limit it ran into.
+        """Add a command's usage to its outcome and, if it failed for a limit, that limit.
 
-        `spent` is what a shell that has ended with it used in its whole life.
+        `spent` is the lifetime usage of a shell that ended with it.
         """
         wall = outcome.duration
         if wall < _SHORT and not outcome.exit_code and outcome.newest_job == self._job:
             outcome.usage = Usage(wall, 0.0, 0.0, self._memory, 0, 0, 0, self._is_estimate)
             return
         used = outcome.usage or self._used(outcome, spent)
-        if outcome.usage:  # those of a program are not the next command's
+        if outcome.usage:  # a program's processes do not count for the next command
             self._sandbox.counted += used.processes or 0
         if self._group is not None and self._limits is not None:
             if self._was_shell_alone and not outcome.exit_code and self._memory is not None:
-                # For a moment: the groups are read before the next command that is not.
+                # Reuse it for a moment: the groups are read before the next longer command.
                 outcome.usage = used
                 return
             counted = self._group.end(wall)
             self._memory, self._is_estimate = counted.memory, counted.memory is None
             if self._is_estimate:
                 self._memory = self._limits.seen()
-            # A program alone knows its own time; of a shell, only what it has waited for.
+            # A program reports its own time; a shell only that of children it has waited for.
             user, system = (used.user, used.system) if outcome.usage else (counted.user, counted.system)
             memory, is_estimate = self._memory, self._is_estimate
             used = used.replace(user=user, system=system, memory=memory, memory_is_estimate=is_estimate)
@@ -169,7 +169,7 @@ class UsageMeter:
             found = self._ran_into(self._limits, outcome.exit_code)
             if found is None and self._look_again(self._limits):
                 found = self._ran_into(self._limits, outcome.exit_code)
-        # The next command may begin before there is another sample: this one's kills are not its own.
+        # The next command may begin before the next sample: kills of this one must not count for it.
         self._note_events(self._limits)
         if found is None:
             return
@@ -178,14 +178,14 @@ class UsageMeter:
         outcome.reason, outcome.why = found.limit, found.sentence
 
     def park(self) -> None:
-        """Give back descriptors that are not needed between commands."""
+        """Release descriptors that are not needed between commands."""
         self._shell.park()
         self._sampled_at, self.is_prewarmed = 0.0, False
         if self._group is not None:
             self._group.park()
 
     def _used(self, outcome: Outcome, spent: UsageCounts | None) -> Usage:
-        """Return what the shell used, and the processes that it has waited for."""
+        """Return the usage of the shell and of the processes that it has waited for."""
         before, now = self._sample, self._shell.now() if spent is None else in_the_end(spent)
         self._sample = now
         if self._group is None and now is not None and now.resident:
@@ -197,13 +197,13 @@ class UsageMeter:
             return Usage(wall, processes=self._sandbox.started())
         has_forked = now.faults != before.faults or outcome.newest_job != job
         self._was_shell_alone = alone = not has_forked and wall < _SAMPLE_AGE
-        if not alone or self._group is None:  # else the groups are sampled anew after a while
+        if not alone or self._group is None:  # else the groups are sampled again after a while
             self._sampled_at = time.monotonic()
         return Usage(
             wall,
             max(0.0, now.user - before.user),
             max(0.0, now.system - before.system),
-            None if has_forked else self._memory,  # the kernel tells the children's memory to bash alone
+            None if has_forked else self._memory,  # the kernel reports the children's memory only to bash
             None if now.read is None or before.read is None else now.read - before.read,
             None if now.written is None or before.written is None else now.written - before.written,
             0 if alone else self._sandbox.started(),
@@ -211,7 +211,7 @@ class UsageMeter:
         )
 
     def why(self, status: int) -> str:
-        """Return the limit that made a program fail, in a sentence; for one that was not waited for here."""
+        """Return the limit that made a program fail, in a sentence. For a program that `end` did not see."""
         if self._limits is None or not status:
             return ""
         if self._is_watched:
@@ -224,12 +224,12 @@ class UsageMeter:
         return usage.ran_into(limits.limits, code, self._before, self._events(), full=full)
 
     def _look_again(self, limits: MeteredLimits) -> bool:
-        """Look for limits that were met and not counted yet; whether there may be one."""
+        """Check for limits that were reached but not counted yet. Returns whether there may be one."""
         has_looked = self._is_watched and self._refresh()
         return limits.count_processes(self._sandbox.counted) or has_looked
 
     def _refresh(self) -> bool:
-        """Have the agent check its limits now, instead of at its next turn; False if it has ended."""
+        """Make the agent check its limits now. Returns False if it has ended."""
         try:
             self._agent.look()
         except StaddleError:
@@ -237,7 +237,7 @@ class UsageMeter:
         return True
 
     def _note_events(self, limits: MeteredLimits) -> None:
-        """Note what has happened until now, unless nothing can have."""
+        """Record the events so far, unless none can have occurred."""
         self._filled = limits.filled
         most = limits.limits
         if (

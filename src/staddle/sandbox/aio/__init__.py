@@ -1,1 +1,1 @@
-"""The sandbox, awaited: `AsyncSandbox` and all that it has."""
+"""`AsyncSandbox` and its parts: the sandbox for asyncio."""

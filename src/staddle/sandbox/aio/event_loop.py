@@ -1,4 +1,4 @@
-"""Drive commands on an event loop, and call in a thread what cannot be awaited."""
+"""Drive commands on an event loop, and call blocking functions in threads."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     class Opens(Protocol[S_co]):
-        """An awaited face, which opens what it is the face of when that is first needed."""
+        """Async wrapper that opens its object on first use."""
 
         async def _opened(self) -> S_co: ...
 
 
-#: The first sandbox of a process imports modules and looks at the host. Threads that did so at the same
-#: time would take the interpreter from the event loop in turns: one does, and the others wait.
+#: The first sandbox of a process imports modules and probes the host. Threads that did so in parallel would
+#: compete with the event loop for the interpreter, so one does and the others wait.
 _FIRST, _FIRST_IS_OVER = threading.Lock(), threading.Event()
 
 
 def first_alone(make: Callable[[], T]) -> T:
-    """Open a sandbox, in a thread; no other is opened beside the first one of this process."""
+    """Open a sandbox in a thread; the first one of this process is opened alone."""
     if not _FIRST_IS_OVER.is_set():
         with _FIRST:
             if not _FIRST_IS_OVER.is_set():
@@ -49,13 +49,13 @@ def first_alone(make: Callable[[], T]) -> T:
 
 
 async def readable(fd: int, until: float | None = None) -> bool:
-    """Wait until there is something to read; False when `until` (time.monotonic) came first."""
+    """Wait until `fd` is readable. Returns False if `until` (time.monotonic) comes first."""
     loop = asyncio.get_running_loop()
     return await _ready(loop.add_reader, loop.remove_reader, fd, until)
 
 
 async def writable(fd: int) -> None:
-    """Wait until there is room to write."""
+    """Wait until `fd` is writable."""
     loop = asyncio.get_running_loop()
     await _ready(loop.add_writer, loop.remove_writer, fd, None)
 
@@ -85,9 +85,9 @@ def _settle(ready: asyncio.Future[bool], value: bool) -> None:
 async def in_thread(
     function: Callable[..., T], *args: object, undo: Callable[[T], object] | None = None
 ) -> T:
-    """Call a function in a thread, and wait for it. It is never given up half-way.
+    """Call a function in a thread and wait for it, even if the task is cancelled.
 
-    A cancellation waits for it. Its result is undone then, because the caller will not get it.
+    A cancellation is raised after its end. Then `undo` gets its result, because the caller does not.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *args))
     try:
@@ -95,17 +95,17 @@ async def in_thread(
     except asyncio.CancelledError:
         await _done(work)
         if work.exception() is None and undo is not None:
-            # A task can be cancelled again at every await. Work that a thread has not begun would be dropped.
+            # The task can be cancelled at every await, which would drop work that no thread has begun.
             undoing = asyncio.ensure_future(asyncio.to_thread(undo, work.result()))
             await _done(undoing)
-            undoing.exception()  # the caller is told of the cancellation, and of nothing else
+            undoing.exception()  # the caller only gets the cancellation
         raise
 
 
 async def room_for(number: int) -> ReservedRoom:
-    """Reserve room for so many open files, as `FileRoom.reserve`.
+    """Reserve room for this many open files, as `FileRoom.reserve`.
 
-    No thread waits for it: there are few, and those that close sandboxes are needed.
+    It polls instead of blocking a thread: threads are few, and closing sandboxes needs them.
     """
     began = time.monotonic()
     while (reserved := FILE_ROOM.reserve_now(number)) is None:
@@ -118,7 +118,7 @@ async def room_for(number: int) -> ReservedRoom:
 def awaited(
     method: Callable[Concatenate[S, P], T], *, undo: Callable[[T], object] | None = None
 ) -> Callable[Concatenate[Opens[S], P], Coroutine[Any, Any, T]]:
-    """Return `method`, awaited: it is called in a thread, and runs to its end, as `in_thread` says."""
+    """Return an async version of `method` that calls it in a thread, as `in_thread` does."""
 
     @wraps(method)
     async def called(self: Opens[S], /, *args: P.args, **options: P.kwargs) -> T:
@@ -128,7 +128,7 @@ def awaited(
 
 
 async def _done(work: asyncio.Future[T]) -> None:
-    """Wait until it is done, however often the task is cancelled meanwhile."""
+    """Wait until `work` is done, even if the task is cancelled meanwhile."""
     while not work.done():
         try:
             await asyncio.wait({work})
@@ -137,7 +137,7 @@ async def _done(work: asyncio.Future[T]) -> None:
 
 
 class OnTheLoop:
-    """`on_connect` for a thread that asks, awaited on the event loop of the sandbox's owner."""
+    """Calls `on_connect` from a thread, and awaits it on the event loop of the sandbox's owner."""
 
     def __init__(self, on_connect: Callable[[Event], object], seconds: float) -> None:
         self._on_connect, self._seconds = on_connect, seconds
@@ -145,7 +145,7 @@ class OnTheLoop:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, event: Event) -> object:
-        """Return the answer, or raise TimeoutError after its time."""
+        """Return the answer. Raises TimeoutError after `seconds`."""
         answer = self._on_connect(event)
         if self.loop is None or not asyncio.iscoroutine(answer):
             return answer
@@ -162,10 +162,10 @@ class OnTheLoop:
 
 
 async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) -> bool:
-    """One step, and the wait before the next, unless that was `enough`; whether it is over.
+    """Do one step, and wait for the next unless `enough()`. Returns whether it is over.
 
-    When the task is cancelled meanwhile, the command is interrupted and seen through to its end
-    before the cancellation goes on: the next command finds the session usable.
+    If the task is cancelled meanwhile, the command is interrupted and driven to its end before the
+    cancellation propagates, so that the session stays usable.
     """
     if machine.step():
         return True
@@ -179,13 +179,13 @@ async def advance(machine: Machine, enough: Callable[[], bool] = lambda: False) 
             try:
                 await _moment(machine)
             except asyncio.CancelledError:
-                continue  # asked again: the answer is the same, when it is over
+                continue  # cancelled again: still wait for its end
         raise
     return False
 
 
 async def see_through(machine: Machine) -> Outcome:
-    """Drive it to its end."""
+    """Drive `machine` to its end and return its outcome."""
     try:
         while not await advance(machine):
             pass
@@ -197,6 +197,6 @@ async def see_through(machine: Machine) -> Outcome:
 
 async def _moment(machine: Machine) -> None:
     if machine.pending:
-        await asyncio.sleep(0)  # the others have their turn, too
+        await asyncio.sleep(0)  # lets other tasks run
     else:
         await readable(machine.fileno(), machine.deadline)

@@ -1,4 +1,4 @@
-"""Prewarmed sandboxes, awaited.
+"""`AsyncPool`: sandboxes opened in advance, for asyncio.
 
 async with AsyncPool(4, workspace="project") as pool:
     async with pool.sandbox() as sb:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AsyncPool:
-    """At most `size` sandboxes at a time, as `Pool`, for asyncio. The arguments are those of Pool."""
+    """Holds at most `size` sandboxes, as `Pool`, for asyncio. The arguments are those of Pool."""
 
     def __init__(
         self, size: int, *, minimum: int | None = None, idle: float | None = 300.0, **options: Any
@@ -27,29 +27,29 @@ class AsyncPool:
         self._pool = Pool(size, minimum=minimum, idle=idle, **options)
 
     async def acquire(self, timeout: float | None = None) -> AsyncSandbox:
-        """Take an unused sandbox. Waits for one to become free, at most `timeout` seconds."""
+        """Take an unused sandbox. Waits at most `timeout` seconds for one to become free."""
         return _awaited(await in_thread(self._pool.acquire, timeout, undo=self._pool.release))
 
     async def release(self, sandbox: AsyncSandbox) -> None:
-        """Give it back. It is closed, with all that was left in it; a fresh one takes its place."""
+        """Return a sandbox to the pool, which closes it; a fresh one replaces it."""
         await in_thread(self._pool.release, sandbox._there())
 
     def sandbox(self, timeout: float | None = None) -> AsyncBorrowed:
-        """One for an `async with` block: acquired at its beginning, released at its end."""
+        """Return a context manager that acquires a sandbox and releases it at the end of the block."""
         return AsyncBorrowed(self, timeout)
 
     async def close(self) -> None:
-        """Close every sandbox of the pool, those in use too. A second time does nothing."""
+        """Close all sandboxes of the pool, including those in use. A second call does nothing."""
         await in_thread(self._pool.close)
 
     @property
     def warm(self) -> int:
-        """The number of sandboxes that are ready to be taken."""
+        """Number of sandboxes ready to be taken."""
         return self._pool.warm
 
     @property
     def in_use(self) -> int:
-        """The number of sandboxes that are taken."""
+        """Number of sandboxes that are taken."""
         return self._pool.in_use
 
     async def __aenter__(self) -> Self:
@@ -63,7 +63,7 @@ class AsyncPool:
 
 
 class AsyncBorrowed:
-    """A sandbox of a pool for the length of an `async with` block."""
+    """A sandbox of a pool for the duration of an `async with` block."""
 
     def __init__(self, pool: AsyncPool, timeout: float | None) -> None:
         self._pool, self._timeout = pool, timeout

@@ -1,4 +1,4 @@
-"""Processes and terminals of a sandbox, awaited."""
+"""Processes and terminals of a sandbox, for asyncio."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ..processes import Output, Process
     from ..terminal import Terminal
 
-#: Seconds that a thread waits at once.
+#: Seconds that a thread waits at a time.
 _SLICE = 0.2
 
 
 class AsyncProcess:
-    """A program in the background of a sandbox, as `Process`."""
+    """A background program in a sandbox, as `Process`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -35,28 +35,28 @@ class AsyncProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether it is still running."""
         return self._process.running
 
     def poll(self) -> int | None:
-        """Its exit code, 128+N for signal N; None while it runs."""
+        """Return its exit code, 128+N for signal N; None while it runs."""
         return self._process.poll()
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for its end; its exit code, or None when it still runs after `timeout` seconds."""
+        """Wait for its end. Returns its exit code, or None if it still runs after `timeout` seconds."""
         return await _ended(self._process, timeout)
 
     def output(self, offset: int | None = None) -> Output:
-        """Its output until now; see `Process.output`."""
+        """Return its output so far; see `Process.output`."""
         return self._process.output(offset)
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was ended because its time was up."""
+        """Whether its timeout ended it."""
         return self._process.timed_out
 
     async def wait_for_output(self, timeout: float | None = None, *, offset: int = 0) -> Output:
-        """Wait until there is output after `offset`, and return that; see `Process.wait_for_output`."""
+        """Wait for output after `offset` and return it; see `Process.wait_for_output`."""
         until = _until(timeout)
         while True:
             found = await in_thread(lambda: self._process.wait_for_output(_SLICE, offset=offset))
@@ -65,15 +65,15 @@ class AsyncProcess:
                 return found
 
     async def wait_for_text(self, text: str, timeout: float | None = None) -> Output:
-        """Wait until `text` is in its output, and return that. WaitTimeout if it does not come."""
+        """Wait until `text` is in its output, and return the output. Raises WaitTimeout otherwise."""
         return await self._in_slices(lambda left: self._process.wait_for_text(text, left), timeout)
 
     async def wait_for_port(self, port: int, timeout: float | None = None) -> None:
-        """Wait until a server inside listens at `port` of its loopback. WaitTimeout if none does."""
+        """Wait until a server inside listens on `port` of its loopback. Raises WaitTimeout otherwise."""
         await self._in_slices(lambda left: self._process.wait_for_port(port, left), timeout)
 
     async def _in_slices(self, wait: Callable[[float], T], timeout: float | None) -> T:
-        """Wait a little at a time, in a thread: a task that is cancelled does not wait to the end."""
+        """Wait in a thread for short periods, so that a cancelled task ends soon."""
         until = _until(timeout)
         while True:
             left = _SLICE if until is None else max(0.0, min(_SLICE, until - time.monotonic()))
@@ -84,7 +84,7 @@ class AsyncProcess:
                     raise
 
     async def send_stdin(self, data: bytes | str) -> None:
-        """Write to its standard input. Waits while it does not read; BrokenPipeError when it has ended."""
+        """Write to its standard input. Waits while it does not read; raises BrokenPipeError after its end."""
         rest = memoryview(input_bytes(data))
         async with self._stdin:
             while rest:
@@ -94,11 +94,11 @@ class AsyncProcess:
                     await writable(self._process.stdin_fileno())
 
     def close_stdin(self) -> None:
-        """The end of its standard input. A second time does nothing."""
+        """Close its standard input. A second call does nothing."""
         self._process.close_stdin()
 
     def kill(self, signal: int = SIGKILL) -> None:
-        """Send it, and all that it started, a signal."""
+        """Send a signal to it and all processes that it started."""
         self._process.kill(signal)
 
     def __repr__(self) -> str:
@@ -113,7 +113,7 @@ class AsyncTerminal:
         self.pid = terminal.pid
 
     async def read(self, timeout: float | None = None) -> bytes:
-        """Read what was printed since, waiting for some. Empty: none came in time, or it is over."""
+        """Wait for output and return it; empty after the timeout, or when it is `at_end`."""
         limit = patience(timeout)
         until = None if limit is None else time.monotonic() + limit
         while (data := self._terminal.read_some()) is None:
@@ -123,7 +123,7 @@ class AsyncTerminal:
 
     @property
     def at_end(self) -> bool:
-        """Whether `read` came to the end: no program has the terminal any more."""
+        """Whether `read` reached the end: no program has the terminal open."""
         return self._terminal.at_end
 
     async def write(self, data: bytes | str) -> None:
@@ -136,23 +136,23 @@ class AsyncTerminal:
                 await writable(self._terminal.fileno())
 
     def resize(self, rows: int, cols: int) -> None:
-        """Another size; the programs on it are told."""
+        """Set the size; programs in the foreground get SIGWINCH."""
         self._terminal.resize(rows, cols)
 
     def poll(self) -> int | None:
-        """The exit code of the program, 128+N for signal N; None while it runs."""
+        """Return the program's exit code, 128+N for signal N; None while it runs."""
         return self._terminal.poll()
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the program; its exit code, or None when `timeout` seconds were not enough."""
+        """Wait for the program's end. Returns its exit code, or None after `timeout` seconds."""
         return await _ended(self._terminal, timeout)
 
     def kill(self) -> None:
-        """Kill the program, with everything it started."""
+        """Kill the program and all processes that it started."""
         self._terminal.kill()
 
     async def close(self) -> None:
-        """Hang up: the program gets a SIGHUP, and is killed if that does not end it. Twice is as once."""
+        """Send the program SIGHUP, and kill it if it does not exit. A second call does nothing."""
         await asyncio.to_thread(self._terminal.close)
 
     async def __aenter__(self) -> Self:
@@ -173,8 +173,8 @@ async def _ended(what: Process | Terminal, timeout: float | None) -> int | None:
         now = time.monotonic()
         if until is not None and now >= until:
             return None
-        # A copy: two tasks may wait for the same end, and a loop has one reader for a descriptor. A second at
-        # a time: only one of them reads the end, and the agent need not close the socket.
+        # A duplicate: several tasks may wait, and a loop allows one reader per descriptor. One second at a
+        # time: only one task reads the end, and the agent may keep the socket open.
         copy = os.dup(what.end_fileno())
         try:
             await readable(copy, now + 1 if until is None else min(until, now + 1))

@@ -1,12 +1,12 @@
-"""`AsyncSandbox`: the same sandbox, awaited. Commands are driven by the event loop, not by threads.
+"""`AsyncSandbox`: the sandbox for asyncio. The event loop drives its commands, without threads.
 
     async with AsyncSandbox(workspace="project", mode="bind") as sb:
         result = await sb.run("make test")
         async for chunk in sb.stream("make install"):
             print(chunk.text, end="")
 
-Cancelling a task that waits for a command interrupts the command. The cancellation goes on
-when the command is over, and the session is as usable as after any other.
+Cancelling a task that waits for a command interrupts the command. The cancellation propagates after the
+command's end, and the session stays usable.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _close(made: IO[bytes] | socket) -> None:
 
 
 def _refuse_other_loops() -> None:
-    """InvalidCall where no loop of asyncio runs, as in trio."""
+    """Raise InvalidCall unless an asyncio loop runs, as in trio."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -73,7 +73,7 @@ def _refuse_other_loops() -> None:
 
 
 async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
-    """The refusals that no result has reported; hooks are told of them."""
+    """Return the refusals that no result has reported, and pass them to hooks."""
     network, hooks = inside.network, inside.hooks
     found = () if network is None else await in_thread(network.refused, str)
     if hooks is not None:
@@ -84,9 +84,9 @@ async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
 class AsyncSandbox:
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
-    Use it with `async with`, or call `close()` in the end. It is opened on first use. `on_connect`
-    may be a coroutine function; it is awaited on the loop on which the sandbox was opened. So may the
-    hooks be, which the task that runs a command awaits.
+    Use it with `async with`, or call `close()` at the end. The first use opens it. `on_connect` may be a
+    coroutine function, which is awaited on the loop that opened the sandbox. Hooks may be coroutine functions
+    as well; the task that runs the command awaits them.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class AsyncSandbox:
 
     @arguments.with_options_shown
     async def run(self, command: str, *, user: User = None, **options: Unpack[RunOptions]) -> Result:
-        """Run `command` in the sandbox's own session and wait for its end; see `Sandbox.run`."""
+        """Run `command` in the main session and wait for its end; see `Sandbox.run`."""
         main = await self._main()
         other = None if user is None else await in_thread(spawn.account, self._inside, user)
         if other is None:
@@ -173,7 +173,7 @@ class AsyncSandbox:
 
     @arguments.with_options_shown
     def stream(self, command: str, *, user: User = None, **options: Unpack[StreamOptions]) -> AsyncStream:
-        """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
+        """Run `command` when the iteration begins, and iterate over its output as it arrives."""
         inside = self._inside
         if (other := spawn.account(inside, user)) is None:
             return self._session_of(inside.main).stream(command, **options)
@@ -226,7 +226,7 @@ class AsyncSandbox:
         user: User = None,
         **following: Unpack[StartOptions],
     ) -> AsyncProcess:
-        """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
+        """Start `command`, shell text or an argument list, in the background; see `Sandbox.start`."""
         from .processes import AsyncProcess
 
         context = await (await self._main())._exec_context()
@@ -241,7 +241,7 @@ class AsyncSandbox:
         )
 
     async def processes(self) -> list[AsyncProcess | Job]:
-        """List the programs that were started, and the jobs that commands left; see `Sandbox.processes`."""
+        """List started processes and jobs that commands left running; see `Sandbox.processes`."""
         from ..processes import Process
         from .processes import AsyncProcess
 
@@ -260,7 +260,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: User = None,
     ) -> AsyncTerminal:
-        """A terminal of the sandbox with an interactive shell on it, or the program that `argv` says."""
+        """Open a terminal inside with an interactive shell, or with the program `argv`."""
         from .processes import AsyncTerminal
 
         context = await (await self._main())._exec_context()
@@ -272,35 +272,35 @@ class AsyncSandbox:
         return AsyncTerminal(opened)
 
     async def interrupt(self) -> None:
-        """End the commands that run now, in every session; processes in the background go on."""
+        """End the commands that run now, in every session. Background processes continue."""
         self._now().interrupt()
 
     async def set_timeout(self, seconds: float | None) -> None:
-        """Close it so many seconds from now, in place of `limits.max_lifetime`; None is no end."""
+        """Close it `seconds` from now, in place of `limits.max_lifetime`; None removes the limit."""
         (await self._opened()).set_timeout(seconds)
 
     async def extend(self, seconds: float) -> float | None:
-        """Close it so many seconds later; the seconds that are left then, None if it has no end."""
+        """Close it `seconds` later. Returns the seconds left, or None if it has no time limit."""
         return (await self._opened()).extend(seconds)
 
     async def pause(self) -> None:
-        """Stop everything in it where it stands, until `resume()`. The time of commands goes on."""
+        """Freeze all its processes until `resume()`. Timeouts of commands keep running."""
         await in_thread(self._now().pause)
 
     async def resume(self) -> None:
-        """Let everything go on after `pause()`."""
+        """Continue all processes after `pause()`."""
         await in_thread(self._now().resume)
 
     @property
     def usage(self) -> Usage:
-        """The usage of everything in it. Without limits on the whole only the time on the clock is known."""
+        """Resources used by the whole sandbox so far; without cgroups the memory is an estimate."""
         return self._now().usage
 
     # ------------------------------------------------------------ files, network and changes
 
     @property
     def files(self) -> AsyncFiles:
-        """The files inside, as the sandbox's own user sees them."""
+        """Files inside, with the rights of the sandbox's own user."""
         return AsyncFiles(self._opened)
 
     upload_tar = awaited(Sandbox.upload_tar)
@@ -315,7 +315,7 @@ class AsyncSandbox:
         rules: CommandRules | None = None,
         secrets: Iterable[str] = (),
     ) -> AsyncLocalEnvironment:
-        """The tools of an agent in the directory `path`, awaited."""
+        """Return an agent's tools for the directory `path`, for asyncio; see `Sandbox.environment`."""
         from ...environment.aio import AsyncLocalEnvironment
 
         sandbox = await self._opened()
@@ -333,7 +333,7 @@ class AsyncSandbox:
     python, code = awaited(Sandbox.python), awaited(Sandbox.code)
 
     async def refusals(self) -> tuple[Event, ...]:
-        """Return what the network has refused, and no result has reported yet."""
+        """Return the network's refusals that no result has reported yet."""
         await self._main()
         return await _tell_refusals(self._inside)
 
@@ -343,7 +343,7 @@ class AsyncSandbox:
     _reviewed = awaited(Sandbox.review)
 
     async def review(self, paths: Collection[str] | None = None) -> AsyncReview:
-        """Look at what `commit` would do, at one moment; see `Sandbox.review`. Its `commit` is awaited."""
+        """Return what `commit` would do; see `Sandbox.review`. Its `commit` is a coroutine."""
         from .sandbox import AsyncReview
 
         return AsyncReview.of(await self._reviewed(paths), self.commit)
@@ -360,7 +360,7 @@ class AsyncSandbox:
         workspace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> Self:
-        """A new sandbox as at that snapshot, or the one that was saved to that file, with every session."""
+        """Open a new sandbox from a snapshot, or from a saved snapshot file, with all its sessions."""
         found = loaded(snapshot)
         point = await in_thread(found.__enter__)
         try:
@@ -375,7 +375,7 @@ class AsyncSandbox:
             found.__exit__(None, None, None)
 
     async def fork(self, n: int = 1, *, freeze: bool | None = None) -> list[Self]:
-        """`n` sandboxes that continue from here."""
+        """Open `n` sandboxes that continue from here; see `Sandbox.fork`."""
 
         def undo(made: list[Sandbox]) -> None:
             for sandbox in made:
@@ -385,15 +385,15 @@ class AsyncSandbox:
         made = await in_thread(lambda: opened.fork(n, freeze=freeze), undo=undo)
         return [self._around(sandbox) for sandbox in made]
 
-    # ------------------------------------------------------------ the whole
+    # ------------------------------------------------------------ sessions and lifetime
 
     async def session(self, name: str, *, user: User = None) -> AsyncSession:
-        """The session of that name, made when it is first asked for."""
+        """Return the session with this name; the first call creates it."""
         await self._main()
         return self._session_of(await in_thread(lambda: self._now().session(name, user=user)))
 
     async def reset(self) -> None:
-        """Begin anew: a fresh sandbox takes the place of this one; see `Sandbox.reset`."""
+        """Replace the sandbox with a fresh one; see `Sandbox.reset`."""
         await self._main()
         for session in self._sessions.values():
             await session._end_for_good()
@@ -401,7 +401,7 @@ class AsyncSandbox:
         self._sessions.clear()
 
     async def close(self) -> None:
-        """End everything in it. A second time does nothing."""
+        """End the sandbox and all its processes. A second call does nothing."""
         async with self._opening:
             self._closed = True
             for session in self._sessions.values():
@@ -415,7 +415,7 @@ class AsyncSandbox:
 
     @property
     def state(self) -> Coroutine[Any, Any, SessionState]:
-        """The state of the sandbox's own session: `await sb.state`."""
+        """State of the main session: `await sb.state`."""
         return self._state()
 
     async def _state(self) -> SessionState:
@@ -423,46 +423,46 @@ class AsyncSandbox:
 
     @property
     def enforced(self) -> Enforcement:
-        """The protections that are in force, and every gap."""
+        """Protections in force, and every gap (a part of the policy that is not enforced)."""
         return self._there().enforced
 
     @property
     def policy(self) -> Policy:
-        """The policy it was opened with."""
+        """Policy that it was opened with."""
         return self._settings.policy
 
     @property
     def id(self) -> str:
-        """An identifier that no other sandbox has."""
+        """Unique identifier of this sandbox."""
         return self._there().id
 
     @property
     def name(self) -> str:
-        """The name that it was given; else empty."""
+        """Name given when it was opened; empty if none."""
         return self._settings.name
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that it was given."""
+        """Labels given when it was opened."""
         return dict(self._settings.labels)
 
     @property
     def plan(self) -> Plan:
-        """The policy, resolved for this host."""
+        """Policy, resolved for this host."""
         return self._there().plan
 
     @property
     def frozen(self) -> bool:
-        """Whether edits on the host are not seen in its workspace."""
+        """Whether its workspace hides later edits on the host."""
         return self._there().frozen
 
     @property
     def alive(self) -> bool:
-        """Whether commands can be run in it."""
+        """Whether it can run commands."""
         return self._sandbox is not None and self._sandbox.alive
 
     async def violations(self) -> tuple[Event, ...]:
-        """Protected names that appeared in what may be written on the host since it was opened."""
+        """Protected names that appeared in the host's writable directories since it was opened."""
         return await in_thread(self._there().violations)
 
     async def __aenter__(self) -> Self:
@@ -475,7 +475,7 @@ class AsyncSandbox:
     def __repr__(self) -> str:
         return f"<Async{repr(self._sandbox)[1:]}" if self._sandbox else "<AsyncSandbox (not open)>"
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ internals
 
     async def _main(self) -> AsyncSession:
         return self._session_of((await self._opened())._now().main)
@@ -492,7 +492,7 @@ class AsyncSandbox:
         return self._now()
 
     def _around(self, sandbox: Sandbox) -> Self:
-        """The awaited face of a sandbox that is open, as this one was opened."""
+        """Wrap an open sandbox, with this one's settings."""
         made = type(self).__new__(type(self))
         made._begin(self._settings, self._make, self._decider)
         made._sandbox = sandbox
@@ -523,15 +523,15 @@ class AsyncSandbox:
         return self._there()
 
 
-# A review whose commit is awaited.
+# A review with a coroutine for `commit`.
 
 
 class AsyncReview(Review):
-    """The same as `Review`, for an AsyncSandbox."""
+    """As `Review`, for an AsyncSandbox."""
 
     @classmethod
     def of(cls, found: Review, commit: Callable[..., Coroutine[Any, Any, Committed]]) -> Self:
-        """The same review, committed by `commit`."""
+        """Convert a review to one that `commit` writes."""
         made = cls(**{name: getattr(found, name) for name in cls._fields})
         made._set("_commit", commit)
         return made
@@ -539,12 +539,12 @@ class AsyncReview(Review):
     async def commit(  # type: ignore[override]
         self, paths: Collection[str] | None = None, **options: Unpack[ApprovalOptions]
     ) -> Committed:
-        """Write exactly what was reviewed, or what of it is at and below `paths`; see `Review.commit`."""
+        """Write exactly the reviewed changes, or those at and below `paths`; see `Review.commit`."""
         commit: Callable[..., Coroutine[Any, Any, Committed]] = self.__dict__["_commit"]
         return await commit(paths, review=self, **options)
 
 
-# The files of a sandbox, awaited.
+# Files of a sandbox, for asyncio.
 
 
 def _close_files(made: IO[bytes]) -> None:
@@ -552,13 +552,13 @@ def _close_files(made: IO[bytes]) -> None:
 
 
 class AsyncFiles:
-    """The files inside, as the sandbox's own user sees them. Each call is that of `Files`, in a thread."""
+    """Files inside, with the rights of the sandbox's own user. Each call runs `Files` in a thread."""
 
     def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: User = None) -> None:
         self._sandbox, self._user = sandbox, user
 
     def as_user(self, user: User) -> AsyncFiles:
-        """The same files as another user sees them; see `Files.as_user`."""
+        """Return the files as another user sees them; see `Files.as_user`."""
         return AsyncFiles(self._sandbox, user)
 
     async def _opened(self) -> Files:

@@ -1,4 +1,4 @@
-"""A session, awaited: its commands take turns, and are whole after every cancellation."""
+"""`AsyncSession`: a session for asyncio. Commands take turns, and end before a cancellation propagates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class AsyncSession:
-    """A shell in a sandbox, as `Session`. Commands run one at a time: a second one waits for its turn."""
+    """A shell in a sandbox, as `Session`. It runs one command at a time; a second command waits."""
 
     def __init__(self, session: Session, limits: Limits) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class AsyncSession:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the session."""
         return self._session.name
 
     @with_options_shown
@@ -64,7 +64,7 @@ class AsyncSession:
 
     @with_options_shown
     def stream(self, command: str, **options: Unpack[StreamOptions]) -> AsyncStream:
-        """Run `command`, when the iteration begins, and iterate over what it prints as it comes."""
+        """Run `command` when the iteration begins, and iterate over its output as it arrives."""
         spec = CapturedCommand(
             command, self._limits, streamed=True, secrets=self._session._secrets, **options
         )
@@ -72,17 +72,17 @@ class AsyncSession:
         return AsyncStream(self, spec)
 
     async def interrupt(self) -> None:
-        """End the command that runs now, if there is one; its reason is `cancelled`."""
+        """End the running command, if any, with the reason `cancelled`."""
         self._session.interrupt()
 
     async def restart(self) -> None:
-        """A new shell as it was at the beginning; a command that runs is ended."""
+        """Start a new shell in its initial state; a running command is ended."""
         await self._end_stream()
         await asyncio.to_thread(self._session.restart)
 
     @property
     def state(self) -> Coroutine[Any, Any, SessionState]:
-        """The state of the session: `await session.state`."""
+        """State of the session: `await session.state`."""
         return self._state()
 
     async def _exec_context(self) -> SessionState:
@@ -95,12 +95,12 @@ class AsyncSession:
             return self._session._with_history(await in_thread(self._session._shell.state))
 
     async def close(self) -> None:
-        """End the shell and what it started. A second time does nothing."""
+        """End the shell and the processes that it started. A second call does nothing."""
         await self._end_for_good()
         await asyncio.to_thread(self._session.close)
 
     async def _end_for_good(self) -> None:
-        """Refuse further commands, and end a stream that is not read to its end."""
+        """Refuse further commands, and end an unfinished stream."""
         self._session._refuse_from_now()
         await self._end_stream()
 
@@ -119,7 +119,7 @@ class AsyncSession:
 
 
 class _Turn:
-    """The right to use a session's shell, for one task at a time."""
+    """Exclusive use of a session's shell by one task."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -145,16 +145,16 @@ class _Turn:
         self._session._busy.discard(self._task)
 
     def leave(self) -> None:
-        """Let the next one in."""
+        """Release the shell to the next task."""
         self._session._busy.discard(self._task)
         self._session._turn.release()
 
 
 class AsyncStream:
-    """Iterate with `async for` for the chunks; `result` is there when they are over.
+    """Iterates with `async for` over the chunks of a command's output; afterwards `result` is set.
 
-    Who reads slowly slows the command down. Leaving the loop early leaves the command waiting,
-    and the session busy, until `aclose()`; `async with` does that.
+    A slow reader slows the command down. Leaving the loop early leaves the command waiting and the session
+    busy until `aclose()`, which `async with` calls.
     """
 
     def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
@@ -162,7 +162,7 @@ class AsyncStream:
 
     @property
     def result(self) -> Result | None:
-        """The result; None while the command runs."""
+        """Result of the command; None while it runs."""
         return self._streaming.result
 
     def __aiter__(self) -> Self:
@@ -191,20 +191,20 @@ class AsyncStream:
 
 
 class Streaming:
-    """A command that is driven by taking its chunks."""
+    """A command that runs as far as its chunks are taken."""
 
     def __init__(self, session: AsyncSession, spec: CapturedCommand) -> None:
         self._session, self._spec = session, spec
         self._shell, self._hooks = session._session._shell, session._session._hooks
         self._chunks = Chunks(spec)
         self._turn: _Turn | None = None
-        self._driving = asyncio.Lock()  # one task may close the session while another reads
+        self._driving = asyncio.Lock()  # another task may close the session meanwhile
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = False
         self.result: Result | None = None
 
     async def take(self) -> Chunk | None:
-        """The next chunk; None when there are no more."""
+        """Return the next chunk; None at the end."""
         if self._loop is None:
             await self._begin()
         while (chunk := self._chunks.take()) is None and not self._over:
@@ -212,7 +212,7 @@ class Streaming:
         return chunk
 
     async def close(self) -> None:
-        """End it, if it was begun and still runs."""
+        """End the command, if it has begun and still runs."""
         if self._turn is None:
             self._over = True
         if not self._over:
@@ -223,7 +223,7 @@ class Streaming:
                     pass
 
     def forget(self) -> None:
-        """Close it, on its loop: it was left without a reader."""
+        """Close it on its loop, because its reader is gone."""
         if self._loop is not None and not self._over and not self._loop.is_closed():
             if self._turn is not None:
                 self._turn.disown()
@@ -289,7 +289,7 @@ class Streaming:
 
 
 async def _begin(shell: Shell, spec: CapturedCommand) -> None:
-    """Start a command: here, or in a thread when the shell has to be talked to first, or replaced."""
+    """Start a command: here, or in a thread if the shell needs a blocking exchange or is replaced."""
 
     def give_up(_: bool) -> None:
         shell.interrupt()

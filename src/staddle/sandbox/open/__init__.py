@@ -1,1 +1,1 @@
-"""From settings to an open sandbox, and what is held of it on the host: its limits, network, agent."""
+"""Opens a sandbox from its settings, with its limits, network and agent on the host."""

@@ -1,8 +1,7 @@
-"""Commands as root inside a sandbox: the system in layers.
+"""Commands as root inside a sandbox, with the system in layers.
 
-Root inside has no rights outside: see inside.agent.confinement. It may write the whole system; for that
-the sandbox's layers are extended when it is first asked for, or, where the session itself is
-root, when that begins.
+Root inside has no rights outside: see inside.agent.confinement. It may write the whole system. For that the
+sandbox's layers are extended on the first use of root; if the session itself is root, at its start.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from ..workspace.workspace import SandboxWorkspace
     from .decide import Decision
 
-    #: Reads a file inside, of at most so many bytes.
+    #: Reads at most this many bytes of a file inside.
     Reader = Callable[[str, int], bytes]
 
 _BACKEND = "namespaces"
-#: When one of these changes, the system is another one.
+#: If one of these changes, the system has changed.
 _STATE = ("/var/lib/dpkg/status", "/usr", "/usr/lib", "/usr/local", "/opt", "/etc")
 _building = threading.Lock()
 
 
 def prepare_system(decided: Decision, workspace: SandboxWorkspace | None) -> None:
-    """Have the system in layers, in which root writes. RootUnavailable where there is no root."""
+    """Put the system in layers, where root writes. Raises RootUnavailable if there is no root."""
     backend = decided.backend.name
     if backend != _BACKEND:
         raise RootUnavailable(
@@ -56,13 +55,13 @@ def prepare_system(decided: Decision, workspace: SandboxWorkspace | None) -> Non
         extend(workspace, _bases(workspace, decided.plan))
 
 
-# ---------------------------------------------------------------- the system
+# ---------------------------------------------------------------- layers of the system
 
 
 def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
-    """Before a sandbox is opened: a session that is root begins with the system in layers.
+    """Put the system in layers before a sandbox opens whose session is root.
 
-    One that was kept goes on over the system as it is by now, and with the ids of this process.
+    A kept sandbox continues over the current system, with the ids of this process.
     """
     if not workspace.has_system:
         workspace.begin(_bases(workspace, plan))
@@ -72,7 +71,7 @@ def prepare(workspace: OverlayWorkspace, plan: Plan) -> None:
 
 
 def open_root(workspace: OverlayWorkspace, plan: Plan) -> None:
-    """Before a sandbox is opened: `/` is in a layer, and its user may make directories there."""
+    """Put `/` in a layer before a sandbox opens, so that its user may create directories there."""
     from ...mounts.from_plan import layout_of
     from ...mounts.operations import encode_operations
     from ...packages import system_layer
@@ -81,7 +80,7 @@ def open_root(workspace: OverlayWorkspace, plan: Plan) -> None:
 
     def make(half: str) -> None:
         system_layer.build_top(half, view, None if store.owner is None else store.owner[0])
-        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
+        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it must pass
 
     place = made_whole(f"{store.path}/{SYSTEM}{digest((encode_operations(tuple(view)), 'top'))}", make)
     if ROOT_TREE in workspace.trees:
@@ -91,7 +90,7 @@ def open_root(workspace: OverlayWorkspace, plan: Plan) -> None:
 
 
 def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
-    """Refuse layers of the other root: Identity(uid=0) and user='root' are two ids on the host."""
+    """Refuse layers of the other root: Identity(uid=0) and user='root' have different ids on the host."""
     from ...forkserver.client import root_of
 
     owner = root_of(workspace.stack.store.owner, plan.identity.uid)
@@ -105,7 +104,7 @@ def _check_owner(workspace: OverlayWorkspace, plan: Plan) -> None:
 
 
 def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
-    """The lower directories of each directory of the system, topmost first."""
+    """Return the lower directories of each directory of the system, topmost first."""
     from ...forkserver.client import root_of
     from ...mounts.from_plan import layout_of
     from ...packages.system_layer import mounted_below
@@ -117,7 +116,7 @@ def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
         parts = _skeleton(store, owner, view, plan.base, always=plan.identity.uid == 0)
     with open("/proc/self/mountinfo", "rb") as file:
         closed = mounted_below([part.host for part in parts if part.host], file.read())
-    links = {link.path for link in plan.links}  # in the place of a directory of a base
+    links = {link.path for link in plan.links}  # these replace directories of the base
     return {
         part.root: [part.skeleton, *([part.host] if part.host else [])]
         for part in parts
@@ -130,9 +129,9 @@ def _bases(workspace: OverlayWorkspace, plan: Plan) -> dict[str, list[str]]:
 def _skeleton(
     store: Store, owner: int | None, view: Sequence[Operation], host: str, *, always: bool
 ) -> tuple[Part, ...]:
-    """The skeleton of the system as it is now, in `store`; made if it is not there.
+    """Return the skeleton of the current system in `store`; build it if missing.
 
-    `always` tells those of sessions that are root from the others: they have another owner.
+    `always` marks skeletons for sessions that are root, which have another owner.
     """
     from ...layers.persistent_store import give
     from ...mounts.operations import encode_operations
@@ -140,13 +139,13 @@ def _skeleton(
 
     def make(half: str) -> None:
         system_layer.build(half, view, owner, host, whole=bool(host))
-        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it passes through
+        os.chmod(half, 0o711)  # noqa: S103 - the uid that mounts it must pass
 
     state = [_changed(host + path) for path in _STATE]
     name = digest((encode_operations(tuple(view)), always, host, state))
     place = made_whole(f"{store.path}/{SYSTEM}{name}", make)
     if owner is not None and os.stat(f"{place}/etc").st_uid != owner:
-        give(place, (owner, owner))  # an earlier process has made it, with other ids
+        give(place, (owner, owner))  # an earlier process built it, with other ids
     return system_layer.parts(place, host)
 
 
@@ -157,19 +156,19 @@ def _changed(path: str) -> int:
         return 0
 
 
-# The users of a sandbox: who `user=` names, what they may be, and their variables.
+# Users of a sandbox: accounts that `user=` names, their ids and their variables.
 #
-# Run by root, a sandbox has all 65,536 ids of a usual system, and whoever is in its /etc/passwd can run
-# commands. Run by an ordinary user it has one id, which is the session's user and its root.
+# If root runs it, a sandbox has all 65,536 ids of a usual system, and every user in its /etc/passwd can run
+# commands. If an ordinary user runs it, it has one id, which is the session's user and its root.
 
 
-#: What is read of the accounts inside, which are whatever runs there.
+#: Bytes read of the account files, which programs inside may have written.
 _LONGEST = 1 << 20
 _MOST_GROUPS = 1000
 
 
 class Account(Value):
-    """A user inside that is not the session's."""
+    """A user inside other than the session's."""
 
     name: str
     uid: int
@@ -179,14 +178,14 @@ class Account(Value):
 
     @property
     def who(self) -> Who:
-        """As messages to the agent have it."""
+        """Ids in the form that messages to the agent use."""
         return self.uid, self.gid, self.groups
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Its environment: the variables that the session exports, and its own."""
+        """Return its environment: the session's exports with its own variables."""
         own = {"HOME": self.home, "USER": self.name, "LOGNAME": self.name}
         if self.uid == 0:
-            # With the sudo of the session before that of the host, which is of no use here.
+            # The session's sudo comes before the host's, which does not work here.
             place = f"{env.get('HOME', '')}/.local/bin"
             own["PATH"] = f"{place}:{PATH}" if place in env.get("PATH", "").split(":") else PATH
         return {**env, **own}
@@ -196,9 +195,9 @@ ROOT = Account("root", 0, 0, (), ROOT_HOME)
 
 
 def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
-    """The account that `user`, a name or a number, is; None for the session's own user.
+    """Return the account of `user`, a name or a uid; None for the session's own user.
 
-    `ids` are mapped inside. InvalidCall where there is no such user, UserUnavailable where its id is missing.
+    `ids` are mapped inside. Raises InvalidCall if it does not exist, UserUnavailable if its id is not mapped.
     """
     if isinstance(user, bool) or not isinstance(user, str | int) or user == "":
         raise InvalidCall(
@@ -230,7 +229,7 @@ def find(user: object, own: Identity, ids: int, read: Reader) -> Account | None:
 
 
 def _listed(user: str | int, read: Reader) -> Account | None:
-    """The account with this name or number, as the files inside have it; a number needs none."""
+    """Find the account in the files inside; a uid needs no entry."""
     column = 2 if isinstance(user, int) else 0
     for name, _, uid, gid, _, home, *_ in _rows(read("/etc/passwd", _LONGEST), 6):
         if (name, uid)[column // 2] == str(user) and _is_id(uid) and _is_id(gid):

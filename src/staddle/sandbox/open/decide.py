@@ -1,7 +1,7 @@
-"""Decide about a sandbox: its backend, its kind of workspace, its plan, and what that enforces.
+"""Decide the backend, workspace kind and plan of a sandbox, and report what they enforce.
 
-Nothing is started but probes. Whether namespaces can be had, and whether the workspace has to be a copy,
-is asked here and nowhere else.
+It starts nothing but probes. Only this module decides whether namespaces are available, and whether the
+workspace must be a copy.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from .settings import SandboxSettings
 
-    #: Where changes go: to the host's directory or nowhere, or to one of three kinds of workspace.
+    #: Destination of changes: the host's directory or none ("direct"), or one of three kinds of workspace.
     WorkspaceKind = Literal["direct", "overlay", "persistent", "copied"]
 
-#: The backend that mounts layers, and needs no interpreter inside.
+#: Backend that mounts layers, and needs no interpreter inside.
 _LAYERED = "namespaces"
 _MAY_BE_LAYERED = ("auto", _LAYERED)
-#: The backends that show a directory at another path than its own.
+#: Backends that can mount a directory at another path.
 _MOVE = ("namespaces", "bwrap", "systemd")
-#: The backends on which the agent needs no interpreter inside, or has all of the host.
+#: Backends whose agent needs no interpreter inside, or sees the whole host.
 _NO_INTERPRETER = ("namespaces", "native")
-#: Whether a file system can show its files with other owners, by device.
+#: Whether a file system supports idmapped mounts, by device.
 _IDMAPPABLE: dict[int, bool] = {}
-#: The probe of each uid that can mount layers.
+#: Successful probe for layers, by uid.
 _USABLE: dict[int, Probe] = {}
 
 
 class Decision(Value):
-    """The decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it.
+    """Decision about a sandbox. `workspace` is the plan of the workspace alone, as the host sees it.
 
-    `is_filtered`: its network goes through a gateway. `bash` is the path of its shell inside, and further
-    shells start with `environment`: both empty on other backends than namespaces, where everything is
-    started by the agent as that was started.
+    `is_filtered`: its network goes through a gateway. `bash` is the path of its shell inside; further shells
+    start with `environment`. Both are empty except on namespaces: elsewhere the agent starts everything with
+    its own environment.
     """
 
     backend: Backend
@@ -66,12 +66,12 @@ class Decision(Value):
     is_filtered: bool
     bash: str
     environment: Mapping[str, str]
-    #: Values that are hidden in output; None: nothing is hidden.
+    #: Values that are redacted in output; None if there are none.
     secrets: Secrets | None
 
 
 def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
-    """The kind of workspace that a sandbox with these settings has."""
+    """Return the kind of workspace for these settings."""
     if settings.mode not in APART:
         return "direct"
     if settings.mode == "copy" and settings.workspace is not None:
@@ -90,7 +90,7 @@ def workspace_kind(settings: SandboxSettings) -> WorkspaceKind:
 
 
 def _translates() -> bool:
-    """Whether this kernel has layers whose owners are translated, where that is needed: for root."""
+    """Whether this kernel can translate owners in layers, which only root needs."""
     if os.geteuid():
         return True
     from ...linux.overlay import takes_translated
@@ -99,12 +99,12 @@ def _translates() -> bool:
 
 
 def _layers() -> Probe:
-    """Whether layers can be mounted on this host: the probe of the namespaces backend."""
+    """Probe the namespaces backend: whether this host can mount layers."""
     who = os.geteuid()
     if who not in _USABLE:
         found = backends.get(_LAYERED).probe()
         if not found.usable:
-            return found  # that may change
+            return found  # not cached: it may change
         _USABLE[who] = found
     return _USABLE[who]
 
@@ -127,9 +127,8 @@ def decide(
 ) -> Decision:
     """Choose the backend and the plan, and report what they enforce.
 
-    `kind` is that of `workspace_kind`, if it is known. `stand_in` is the directory that is under the
-    layers of a sandbox without a workspace, `copy` the one that takes the place of a workspace where
-    there are no layers.
+    `kind` is the result of `workspace_kind`, if known. `stand_in` is the directory below the layers of a
+    sandbox without a workspace. `copy` replaces the workspace where there are no layers.
     """
     kind = workspace_kind(settings) if kind is None else kind
     name = _backend_name(settings)
@@ -137,12 +136,12 @@ def decide(
         name = _with_layers(name)
     moved = name in _MOVE or (name == "auto" and sys.platform != "darwin")
     found = _decided(settings, settings.policy, name, moved=moved, stand_in=stand_in, copy=copy)
-    if moved and found.backend.name not in _MOVE:  # the best there is shows directories where they are
+    if moved and found.backend.name not in _MOVE:  # the best backend shows directories at their own paths
         moved = False
         found = _decided(settings, settings.policy, found.backend.name, moved=False, copy=copy)
     alone = found.backend.name in _NO_INTERPRETER
     if not alone and not found.plan.shows(os.path.realpath(sys.executable)):
-        # The agent is a program of ours for the interpreter that runs us; a grant of it must do.
+        # The agent runs in the host's interpreter, which must be readable inside.
         policy = settings.policy.with_read(os.path.realpath(sys.base_prefix))
         found = _decided(settings, policy, found.backend.name, moved=moved, copy=copy)
     if found.plan.world == "writable" and kind not in ("overlay", "persistent"):
@@ -175,7 +174,7 @@ def _decided(
     stand_in: str | None = None,
     copy: str | None = None,
 ) -> Decision:
-    # What goes to a layer of its own changes nothing of the host's: there is nothing to protect there.
+    # Changes in a layer do not touch the host: there is nothing to protect.
     access: Literal["read", "write"] = "write" if settings.mode == "bind" else "read"
     seen = settings.workspace if copy is None or moved else None
     plan, workspace = compile_session(
@@ -192,7 +191,7 @@ def _decided(
         plan = seen_at(plan, settings.workspace_at)
     if copy is not None:
         plan, workspace = with_copy(plan, copy, moved=moved), None
-    # A layer shows no socket of the host's.
+    # A layer shows no sockets of the host.
     plan = mask_host_sockets(plan, but=WORKSPACE_PATH if settings.mode in APART else "")
     asking = name, settings.backend, settings.mode, settings.best_effort, os.environ.get(backends.NESTED)
     if (known := plan.derived.get(asking)) is not None:
@@ -204,7 +203,7 @@ def _decided(
     if chosen in _MAY_BE_LAYERED and is_limited and _layers().usable:
         limits, gaps = _enforced_limits(plan.limits, settings.mode)
         if not gaps or settings.best_effort or chosen == _LAYERED:  # else another backend may do better
-            # A session enforces more than one command alone: its agent watches.
+            # A session enforces more than a single command: its agent watches.
             mine = {item.limit: None for item in limits if item.limit in NEED_MORE}
             planned, chosen = planned.replace(limits=planned.limits.replace(**mine)), _LAYERED
     backend, enforced = _chosen(planned, chosen, settings)
@@ -224,7 +223,7 @@ def _decided(
 
 
 def _chosen(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, Enforcement]:
-    """The backend of a session. On landlock the host program limits what goes to directories of ours."""
+    """Choose the backend of a session. On landlock the host program limits writes to our directories."""
     if plan.limits.disk is not None and settings.mode in APART and name != _LAYERED:
         without = plan.replace(limits=plan.limits.replace(disk=None))
         found = _by_gaps(without, name, settings)
@@ -234,7 +233,7 @@ def _chosen(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, 
 
 
 def _by_gaps(plan: Plan, name: str, settings: SandboxSettings) -> tuple[Backend, Enforcement]:
-    """The backend called `name`. Its gaps count as accepted only if it was the caller who named it."""
+    """Choose the backend `name`. Its gaps count as accepted only if the caller named it."""
     if settings.backend == "auto" and name != "auto":
         return backends.choose(plan, "auto", best_effort=settings.best_effort, only=name)
     return backends.choose(plan, name, best_effort=settings.best_effort)
@@ -250,7 +249,7 @@ def _enforced_limits(limits: Limits, mode: str) -> tuple[tuple[EnforcedLimit, ..
 
 
 def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcement:
-    """Add what holds the limits that the policy leaves to this host, and which of them nothing does."""
+    """Add the enforcement of limits that the policy leaves to this host, and their gaps."""
     from ...limits.cgroup_layout import CgroupSupport
     from ...limits.enforced import OF_SESSION, enforced_defaults, of_landlock, session_cgroups
 
@@ -266,7 +265,7 @@ def _with_defaults(enforced: Enforcement, limits: Limits, mode: str) -> Enforcem
 
 
 def _backend_name(settings: SandboxSettings) -> str:
-    """The backend that is asked for. A session on a base needs ours: the others need an interpreter in it."""
+    """Return the requested backend. A base needs ours: the others need an interpreter in it."""
     if settings.policy.base is None:
         return settings.backend
     if settings.backend not in _MAY_BE_LAYERED:
@@ -300,13 +299,13 @@ def _no_layer(why: str) -> PolicyNotEnforceable:
 
 
 def _untracked_gap(backend: str) -> Gap:
-    """The gap that `enforced` lists for a sandbox without a workspace, where nothing is in layers."""
+    """Return the gap of a sandbox without a workspace and without layers."""
     why = f"{backend} has no layers: without a workspace no change is recorded, and no snapshot can be taken"
     return Gap("layers", why, f"use the {_LAYERED} backend, or give a workspace", documented=True)
 
 
 def _copy_gap(backend: str) -> Gap:
-    """The gap that `enforced` lists for a workspace that is a copy."""
+    """Return the gap of a workspace that is a copy."""
     why, fix = f"{backend} has no layers", f"use the {_LAYERED} backend"
     if backend == _LAYERED:
         why = "the file system of the workspace cannot show root's files as those of another user in layers"

@@ -1,7 +1,7 @@
-"""`limits.disk` of a sandbox whose changes are in directories of ours, on a file system that we cannot size.
+"""`limits.disk` for a sandbox whose changes are in our directories, on a file system without quotas.
 
-How much of that is used is asked for often, which costs nothing; what the sandbox takes is counted only when
-that could be too much. One thread for all sandboxes with such a limit, started with the first of them.
+It polls the used space of the file system, which is cheap, and counts the sandbox's own files only if that
+space could exceed the limit. One thread serves all sandboxes with such a limit; the first one starts it.
 """
 
 from __future__ import annotations
@@ -23,73 +23,73 @@ if TYPE_CHECKING:
     from ...ipc.agent_client import AgentClient
     from ..workspace.workspace import SandboxWorkspace
 
-#: Between two looks, in seconds; longer while nothing changes. Counting may take this part of the time, and
-#: between two counts that are needed are no more than so many seconds, however long one takes.
+#: Seconds between two checks; the longer while nothing changes. Counting pauses for this multiple of the time
+#: that it took, but at most this many seconds.
 _OFTEN, _SELDOM, _SHARE, _LONGEST_BLIND = 0.03, 0.25, 10, 1.0
-#: Bytes and files that can be written in a second.
+#: The most bytes and files that can be written in a second.
 _FASTEST, _MOST_FILES = 4 << 30, 400_000
 
 
 class DiskQuota:
-    """The disk quota of one sandbox: counts what it writes, and ends its processes when that is too much."""
+    """Disk quota of one sandbox: counts its writes, and ends its processes if they exceed the limit."""
 
     def __init__(
         self, workspace: SandboxWorkspace | None, most: int, *, default: bool = False, beside: str = ""
     ) -> None:
-        """A `default` is first measured when as much was written on that file system.
+        """Set the quota. A `default` is first counted after as much was written on that file system.
 
-        What is `beside` the workspace counts as well. Of a copy counts what it is larger than at first.
+        Files in `beside` count as well. For a copy, only its growth counts.
         """
         self._workspace, self._most, self.default = workspace, most, default
         self._beside = (beside,) if beside else ()
         copy = None if workspace is None else workspace.copy
-        self._is_apart = workspace is None or copy is not None  # from layers, on file systems of the host
+        self._is_apart = workspace is None or copy is not None  # not layers, but file systems of the host
         self._at_first = disk.DiskUsage(0, 0) if copy is None else disk.occupied(copy)
         self._agent: AgentClient | None = None
         self._first: Callable[[], int] = int
-        self._used: tuple[int, int] | None = None  # of the file system, when it was last counted
+        self._used: tuple[int, int] | None = None  # of the file system, at the last count
         self._taken = disk.DiskUsage(0, 0)
         self._not_before = 0.0
-        self._at_end: disk.DiskUsage | None = None  # what was there when everything was ended for it
-        self._frozen: dict[str, disk.DiskUsage] = {}  # of layers that only snapshots have: they never change
-        #: How often everything was ended for it.
+        self._at_end: disk.DiskUsage | None = None  # usage when its processes were ended
+        self._frozen: dict[str, disk.DiskUsage] = {}  # of layers that only snapshots use, which never change
+        #: The number of times that its processes were ended.
         self.ended = 0
 
     def attach(self, agent: AgentClient, first: Callable[[], int] = int) -> None:
-        """The sandbox is there; `first` gives its first process, as the host counts."""
+        """Start watching the sandbox; `first` returns its first process's pid on the host."""
         self._agent, self._first = agent, first
         self.begin_now()
         _WATCH.add(self)
 
     def begin_now(self) -> None:
-        """Measure from now on: what others delete before the sandbox writes does not make up for that."""
-        self._not_before = time.monotonic() + _OFTEN  # its first command is not to wait for a first count
+        """Measure from now on: earlier deletions by others must not offset the sandbox's writes."""
+        self._not_before = time.monotonic() + _OFTEN  # the first command need not wait for a first count
         self._used = _used(self.places) if self.default else None
 
     def close(self) -> None:
-        """The sandbox has ended."""
+        """Stop watching: the sandbox has ended."""
         _WATCH.remove(self)
         self._agent = None
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The directories that tell how much of the file systems is used."""
+        """Directories on the file systems whose used space is polled."""
         return self._beside if self._workspace is None else (self._workspace.stack.store.path, *self._beside)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is too much, as far as it was counted."""
+        """Whether the limit was exceeded at the last count."""
         return disk.is_over(self._taken, self._most)
 
     def look(self, used: tuple[int, int]) -> float:
-        """Look once, and do what must be done; how many seconds until the next look.
+        """Check once and act. Returns the seconds until the next check.
 
-        `used` is what is in use on the file system now.
+        `used` is the space in use on the file system now.
         """
         agent, now = self._agent, time.monotonic()
         if agent is None or used == self._used:
             return _SELDOM
-        if self._used is not None:  # what is deleted elsewhere must not make up for what is written here
+        if self._used is not None:  # deletions elsewhere must not offset writes here
             self._used = min(used[0], self._used[0]), min(used[1], self._used[1])
         if not self._may_be_over(used):
             return self._patience(used)
@@ -105,14 +105,14 @@ class DiskQuota:
                 agent.end_everything()
             except StaddleError:
                 pass  # it has ended by itself
-            # What is there stays, so that a command can remove some of it: only more ends it again.
+            # The files stay, so that a command can remove some; only growth ends it again.
             self._at_end = self._taken = self._count(None)
         ended = time.monotonic()
         self._not_before = ended + min((ended - now) * _SHARE, _LONGEST_BLIND)
         return _OFTEN
 
     def _may_be_over(self, used: tuple[int, int]) -> bool:
-        """Whether what came to the file system since the last count, from any process, would be too much."""
+        """Whether all growth of the file system since the last count would exceed the limit."""
         if self._used is None or self.is_over:
             return True
         more = disk.DiskUsage(
@@ -122,7 +122,7 @@ class DiskQuota:
         return disk.is_over(more, self._most)
 
     def _patience(self, used: tuple[int, int]) -> float:
-        """Seconds until so much could have been written that it has to be counted, at least."""
+        """Return the seconds until a count can become necessary."""
         if self._used is None:
             return _OFTEN
         left = self._most - self._taken.bytes - (used[0] - self._used[0])
@@ -130,12 +130,12 @@ class DiskQuota:
         return min(max(min(left / _FASTEST, files / _MOST_FILES), _OFTEN), _SELDOM)
 
     def _counted(self, most: int | None) -> disk.DiskUsage:
-        """As `_count`; too much is counted once more: layers may have been merged during the first count."""
+        """As `_count`, but repeats a count that exceeds: layers may have been merged meanwhile."""
         taken = self._count(most)
         return self._count(most) if disk.is_over(taken, self._most) else taken
 
     def _count(self, most: int | None) -> disk.DiskUsage:
-        """Count what is taken; stops as soon as it is over `most`."""
+        """Count the space used; stops when it exceeds `most`."""
         total, count = deleted = self._deleted()
         for path in (*(() if self._workspace is None else self._workspace.written()), *self._beside):
             found = disk.occupied(path, None if self._is_apart else most)
@@ -148,7 +148,7 @@ class DiskQuota:
         if self._workspace is None or self._is_apart:
             return taken
         self._workspace.is_crowded = disk.is_over(taken, self._most)
-        # Files in frozen layers that were removed since take room until the next snapshot merges them.
+        # Removed files in frozen layers take space until the next snapshot merges them.
         if self._workspace.is_crowded and any(tree.stack.frozen for tree in self._workspace.trees.values()):
             shown = self._workspace.shown(self._most if most is not None else LARGEST)
             size, files = shown.bytes + deleted[0] + kept.bytes, shown.inodes + deleted[1] + kept.inodes
@@ -156,7 +156,7 @@ class DiskQuota:
         return taken
 
     def _of_snapshots(self) -> disk.DiskUsage:
-        """The space of layers that only open snapshots of the sandbox have."""
+        """Space of layers that only open snapshots of the sandbox use."""
         workspace = self._workspace
         if workspace is None:
             return disk.DiskUsage(0, 0)
@@ -168,7 +168,7 @@ class DiskQuota:
         return disk.DiskUsage(sum(size.bytes for size in sizes), sum(size.inodes for size in sizes))
 
     def _deleted(self) -> tuple[int, int]:
-        """Bytes and number of files in layers that were deleted, and are still open or in flight."""
+        """Return the bytes and number of deleted files in layers that are still open or in flight."""
         first = self._first()
         if not first:
             return 0, 0
@@ -185,7 +185,7 @@ def _is_more(now: disk.DiskUsage, before: disk.DiskUsage) -> bool:
 
 
 def _used(places: tuple[str, ...]) -> tuple[int, int]:
-    """Bytes and inodes that are in use on the file systems of these directories."""
+    """Return the bytes and inodes in use on the file systems of these directories."""
     size = count = 0
     seen = set()
     for path in places:
@@ -204,21 +204,21 @@ class _QuotaWatch:
     """All sandboxes of this process with such a limit."""
 
     def __init__(self) -> None:
-        self._several: list[DiskQuota] = []  # without a lock: it is only appended to and removed from
+        self._several: list[DiskQuota] = []  # no lock: only append and remove
         self._worker = Worker(self._look, self._several.clear)
 
     def add(self, quota: DiskQuota) -> None:
         self._several.append(quota)
         if not quota.default:
             self._worker.wake()
-        elif len(self._several) == 1:  # else the next look is soon enough
+        elif len(self._several) == 1:  # else the next check is soon enough
             do_later(self._worker.wake)
 
     def remove(self, quota: DiskQuota) -> None:
         try:
             self._several.remove(quota)
         except ValueError:
-            pass  # it was added in the process that this one is a fork of
+            pass  # added in the parent of this forked process
 
     def _look(self) -> float | None:
         wait = _SELDOM
@@ -229,7 +229,7 @@ class _QuotaWatch:
                 if places not in used:
                     used[places] = _used(places)
                 wait = min(wait, quota.look(used[places]))
-            except Exception:  # noqa: S112 - its layers have gone under it
+            except Exception:  # noqa: S112 - its layers were deleted meanwhile
                 continue
         return wait if self._several else None
 

@@ -1,4 +1,4 @@
-"""The handle of a sandbox that is open: what its opener holds of it."""
+"""Handle of an open sandbox, which its opener returns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class SandboxHandle(Value):
-    """A sandbox that is open, with one shell in it.
+    """An open sandbox with one shell in it.
 
-    Further shells start in `directory`; empty: where the agent was started.
-    `uid` is that of its processes on the host, if it is not ours. `workspace` takes its changes, if they
-    do not go to the host.
+    Further shells start in `directory`; empty: the agent's directory. `uid` is the id of its processes on the
+    host, if not ours. `workspace` stores its changes, unless they go to the host.
     """
 
     agent: AgentClient
@@ -31,6 +30,6 @@ class SandboxHandle(Value):
     workspace: SandboxWorkspace | None = None
     network: SandboxNetwork | None = None
     limits: SandboxLimits | None = None
-    #: How many ids are mapped inside, and what the first of them is on the host.
+    #: The number of ids mapped inside, and the first of them on the host.
     ids: int = 1
     base: int = -1

@@ -1,6 +1,6 @@
-"""Sandboxes whose time is up are closed: after `limits.max_lifetime`, or `limits.idle` without a command.
+"""Close sandboxes after `limits.max_lifetime`, or after `limits.idle` without a command.
 
-One thread for all that have such a limit, started with the first of them.
+One thread serves all sandboxes with such a limit; the first one starts it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...policy.limits import Limits
 
     class TimedSandbox(Protocol):
-        """A sandbox, as far as the clock needs it."""
+        """Part of a sandbox that its timer uses."""
 
         @property
         def _last_asked(self) -> float: ...
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
         def _end(self, why: str) -> None: ...
 
 
-#: How often a sandbox that is in use is looked at again, in seconds, at most.
+#: The most seconds between two checks of a sandbox in use.
 _OFTEN = 1.0
 
 
 class _Life:
-    """One sandbox, and when it was last seen to be in use."""
+    """One sandbox, and the last time it was seen in use."""
 
     def __init__(self, sandbox: TimedSandbox, limits: Limits) -> None:
         self.sandbox: ReferenceType[TimedSandbox] = ref(sandbox)
@@ -43,7 +43,7 @@ class _Life:
         self.used = self.began
 
     def due(self, sandbox: TimedSandbox, now: float) -> tuple[float, str]:
-        """Time at which it ends or is checked again, and the limit that ends it if that is now."""
+        """Return when it ends or is checked again, and the limit that ends it if that is now."""
         limits = self.limits
         whole = float("inf") if limits.max_lifetime is None else self.began + limits.max_lifetime
         if whole <= now:
@@ -58,26 +58,26 @@ class _Life:
 
 
 class Lifetimes:
-    """All sandboxes of this process that end by the clock."""
+    """All sandboxes of this process with a time limit."""
 
     def __init__(self) -> None:
-        self._lives: list[_Life] = []  # without a lock: it is only appended to and removed from
+        self._lives: list[_Life] = []  # no lock: only append and remove
         self._worker = Worker(self._end_due, self._lives.clear)
 
     def watch(self, sandbox: TimedSandbox, limits: Limits) -> None:
-        """Close `sandbox` when `limits` say so."""
+        """Close `sandbox` according to `limits`."""
         self._lives.append(_Life(sandbox, limits))
         self._worker.wake()
 
     def set_end(self, sandbox: TimedSandbox, limits: Limits) -> None:
-        """As `watch` from now on, in place of what was said before."""
+        """Replace the limits of `sandbox`."""
         for life in [life for life in self._lives if life.sandbox() is sandbox]:
             self._lives.remove(life)
         if limits.max_lifetime is not None or limits.idle is not None:
             self.watch(sandbox, limits)
 
     def extend(self, sandbox: TimedSandbox, seconds: float) -> float | None:
-        """Let it live so much longer; the seconds that it has from now on, None for no end."""
+        """Extend its lifetime. Returns the seconds left, or None if it has no limit."""
         for life in [life for life in self._lives if life.sandbox() is sandbox]:
             if life.limits.max_lifetime is not None:
                 longer = life.limits.max_lifetime + seconds
@@ -87,7 +87,7 @@ class Lifetimes:
         return None
 
     def _end_due(self) -> float | None:
-        """End those whose time is up; return how long until the next one's is."""
+        """End sandboxes whose time is up. Returns the seconds until the next one."""
         over, wait = self._look()
         if not over:
             return wait
@@ -98,7 +98,7 @@ class Lifetimes:
         return 0.0
 
     def _look(self) -> tuple[list[tuple[TimedSandbox, str]], float | None]:
-        """The sandboxes whose time is up, and the seconds until the next one's is."""
+        """Return the sandboxes whose time is up, and the seconds until the next one."""
         now = time.monotonic()
         over: list[tuple[TimedSandbox, str]] = []
         soonest = float("inf")

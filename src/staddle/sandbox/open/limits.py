@@ -1,11 +1,10 @@
-"""The limits on everything in one sandbox: set, measured and removed by the host program.
+"""Limits on one whole sandbox, which the host program sets, measures and removes.
 
-Where this host has control groups for us, the sandbox has some of its own. Every process that
-its agent starts enters them, by cgroup descriptors that the agent has; the agent itself stays outside, or
-it would be the kernel's choice when they are full. Where there are none, the agent watches, and
-tells what it did in a file that we give it.
+If this host delegates cgroups to us, the sandbox has its own. Every process that its agent starts enters
+them, by cgroup descriptors that the agent holds. The agent stays outside, else the kernel could kill it when
+memory is full. Without cgroups the agent watches, and reports in a file that we give it.
 
-`limits.disk` of a sandbox whose changes are in directories of ours is held by a `DiskQuota`.
+A `DiskQuota` enforces `limits.disk` if the sandbox's changes are in our directories.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
     from ...policy.limits import Limits
     from ..workspace.workspace import SandboxWorkspace
 
-#: What there is beside the limit on memory when files have used that up, to remove some.
+#: Additional memory for removing files when they have used up the limit.
 _ROOM = 32 << 20
-#: So many processes of a sandbox may be its shell's, or ours, when another one could not be started.
+#: Processes of a sandbox that may be its shell's or ours when a start failed.
 _OWN = 4
 
 
 class SandboxLimits:
-    """The groups of one sandbox, or the tally of its agent, or both. Thread-safe."""
+    """Cgroups of one sandbox, the tally of its agent, or both. Thread-safe."""
 
     def __init__(self, limits: Limits, workspace: SandboxWorkspace | None) -> None:
-        """Make what holds `limits`. LaunchFailed when the host refuses. `workspace` takes the changes."""
+        """Prepare to enforce `limits`; `workspace` stores the changes. LaunchFailed if the host refuses."""
         held_by = enforced.session_limits(limits, "" if workspace is None else workspace.stack.store.path)
         tally = -1
         if held_by.watched_memory or held_by.watched_processes:
@@ -57,7 +56,7 @@ class SandboxLimits:
         self._disk_quota = None
         if workspace is not None and held_by.quota:
             self._disk_quota = DiskQuota(workspace, held_by.quota, default="disk" in self.limits.defaults)
-        #: The cgroups that it is to be in: also without limits, to be stopped there.
+        #: Cgroups for it, even without limits, so that it can be frozen there.
         self.cgroups = held_by.cgroups
         self._memory_watch: MemoryWatch | None = None
         self._first: Callable[[], int] = int
@@ -65,30 +64,30 @@ class SandboxLimits:
         self._group: SandboxCgroups | None = None
         self._whole: GroupMeter | None = None
         self._peak = 0
-        #: Whether there is more memory for a while than there should be.
+        #: Whether it has additional memory for a while.
         self.roomy = False
 
     @property
     def extra_fds(self) -> tuple[int, ...]:
-        """The descriptors that the agent needs: see ipc.forkserver_messages.SandboxRequest."""
+        """Descriptors that the agent needs: see ipc.forkserver_messages.SandboxRequest."""
         return (self._tally,) if self._tally >= 0 else ()
 
     def _hold(self, group: SandboxCgroups) -> None:
-        """These are its groups, and everything in it is there: put the limits on. LaunchFailed if not."""
+        """Put the limits on the groups that hold the sandbox. Raises LaunchFailed if that fails."""
         self._group, self._whole = group, GroupMeter(group)
         group.limit(self.limits)
         if "memory" in self.limits.defaults:
-            return  # no default is so little
-        if too_little := self.too_little():  # for the shell that is there
+            return  # no default is that small
+        if too_little := self.too_little():  # for the running shell
             raise LaunchFailed("a shell could not be started", why=too_little, fix="give limits.memory more")
 
     def attach(
         self, agent: AgentClient, first: Callable[[], int], shell: int, cgroups: PrewarmedCgroups | None
     ) -> None:
-        """The sandbox is there, at the other end of `agent`. LaunchFailed when a limit cannot be put on.
+        """Limit the open sandbox behind `agent`. Raises LaunchFailed if a limit cannot be set.
 
-        `first` gives its first process, as the host counts; `shell` is the pid of its first shell there,
-        which is in groups of `cgroups`.
+        `first` returns its first process's pid on the host; `shell` is its first shell's, which is in groups
+        of `cgroups`.
         """
         if cgroups is not None:
             self._hold(cgroups.taken(shell, self.limits))
@@ -102,12 +101,12 @@ class SandboxLimits:
             self._memory_watch.start()
 
     def begin_now(self) -> None:
-        """The sandbox, which waited for a caller, is used from now on."""
+        """Start measuring: a caller now uses the prewarmed sandbox."""
         if self._disk_quota is not None:
             self._disk_quota.begin_now()
 
     def meter(self) -> GroupMeter | None:
-        """A meter of the cgroups for one shell's commands; None where there are no cgroups."""
+        """Return a meter of the cgroups for one shell's commands; None without cgroups."""
         if self._group is None:
             return None
         made, self._group.prewarmed_meter = self._group.prewarmed_meter, None
@@ -115,28 +114,28 @@ class SandboxLimits:
 
     @property
     def watched(self) -> bool:
-        """Whether the agent holds some of the limits."""
+        """Whether the agent enforces some of the limits."""
         return self._tally >= 0
 
     @property
     def filled(self) -> int:
-        """The number of times that everything was ended because too much was written."""
+        """Number of times that all processes were ended for exceeding the disk limit."""
         return 0 if self._disk_quota is None else self._disk_quota.ended
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether the sandbox and its snapshots take more than limits.disk, as far as that was counted."""
+        """Whether the sandbox and its snapshots exceeded limits.disk at the last count."""
         return self._disk_quota is not None and self._disk_quota.is_over
 
     def tally(self) -> tuple[int, int]:
-        """Processes that were ended for their memory, times that as many were seen as there may be."""
+        """Return how many processes were ended for memory, and how often the process limit was reached."""
         ended, full, _ = _read_tally(self._tally)
         return ended + (0 if self._memory_watch is None else self._memory_watch.ended), full + self._full
 
     def count_processes(self, started: int) -> bool:
-        """A command has failed after `started` processes in all: whether there are as many as there may be.
+        """Whether the process limit is reached, after a failed command with `started` processes in all.
 
-        Where the kernel holds a default by a resource limit, and tells nobody.
+        For a default that the kernel enforces by a resource limit, which it does not report.
         """
         most = self.limits.processes
         if (
@@ -154,7 +153,7 @@ class SandboxLimits:
         return True
 
     def seen(self) -> int | None:
-        """The most memory that the agent saw since this was last asked, if it saw any."""
+        """Return the peak memory that the agent saw since the last call, if any."""
         memory = _read_tally(self._tally)[2]
         if memory:
             try:
@@ -162,17 +161,17 @@ class SandboxLimits:
             except OSError as error:
                 if error.errno != errno.EFBIG:
                     raise
-                # This process may write no files: it cannot hand a command over either, and is told so there.
+                # This process may write no files. Starting a command fails as well, and reports it.
         self._note(memory)
         return memory or None
 
     def _note(self, memory: int | None) -> None:
-        """Note the peak of memory during a command: the kernel's own is reset with each."""
+        """Record the peak memory during a command, because the kernel's own is reset with each."""
         if memory is not None and memory > self._peak:
             self._peak = memory
 
     def total(self, wall: float) -> Usage:
-        """The usage since the sandbox was made, as far as the cgroups, or the agent, count it."""
+        """Return the usage since the sandbox was opened, as far as the cgroups or the agent count it."""
         if self._whole is None:
             self._note(_read_tally(self._tally)[2])
             return Usage(wall, memory=self._peak or None)
@@ -182,15 +181,15 @@ class SandboxLimits:
         return used.replace(memory=self._peak or None)
 
     def too_little(self) -> str:
-        """Reason why nothing can be run for lack of memory; else empty."""
+        """Reason why nothing can run for lack of memory; else empty."""
         ended = 0 if self._whole is None else self._whole.events().out_of_memory
         found = usage.ran_into(self.limits, 1, Events(), Events(ended, 0))
         return "" if found is None else found.sentence
 
     def make_room(self, agent: AgentClient) -> None:
-        """Memory was used up. If it still is, that is by files, which no process takes along when it ends.
+        """End processes if files still use up the memory: ending processes does not free files.
 
-        So the processes that could write more are ended, and a command that removes files gets some memory.
+        Then no process writes more, and a command that removes files gets additional memory.
         """
         if self._group is None or self._whole is None or self.limits.memory is None or self.roomy:
             return
@@ -203,7 +202,7 @@ class SandboxLimits:
             self.roomy = True
 
     def take_room_back(self) -> None:
-        """Take the additional memory back, as soon as it is not needed any more."""
+        """Take back the additional memory as soon as files need it no longer."""
         if self._group is None or self._whole is None:
             return
         if self._whole.files() < (self.limits.memory or 0) // 2:
@@ -211,16 +210,16 @@ class SandboxLimits:
             self.roomy = False
 
     def freeze(self) -> bool:
-        """Stop everything where it stands, if there is a way to do that from here; whether it did."""
+        """Freeze all processes if the cgroups allow it. Returns whether it did."""
         return self._group is not None and self._group.freezes and self._group.freeze()
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Thaw frozen processes."""
         if self._group is not None:
             self._group.thaw()
 
     def close(self) -> None:
-        """The sandbox has ended: what is left in its groups ends, and they are removed."""
+        """Remove the groups with all processes left in them: the sandbox has ended."""
         if self._disk_quota is not None:
             self._disk_quota.close()
         if self._memory_watch is not None:
@@ -241,10 +240,10 @@ class SandboxLimits:
 
 
 class LaunchedLimits(SandboxLimits):
-    """The limits of a sandbox whose launcher holds them, and tells what it did in a file."""
+    """Limits of a sandbox that its launcher enforces and reports in a file."""
 
     def __init__(self, limits: Limits, launched: CommandLimits | None, scratch: str = "") -> None:
-        """`scratch` is the directory with its private directories, if it has no file system for them."""
+        """Prepare. `scratch` holds the private directories if they are not file systems of their own."""
         self._scratch = scratch
         held_by = enforced.SessionLimits(
             limits=limits if launched is None else launched.limits,
@@ -260,8 +259,8 @@ class LaunchedLimits(SandboxLimits):
         self._begin(held_by, None, os.dup(launched.tally) if launched is not None and told else -1)
 
     def hold_disk(self, agent: AgentClient, workspace: SandboxWorkspace | None) -> None:
-        """Limit what is written to the copy of the workspace, if there is one, and to private directories."""
-        scratch = self._scratch if os.path.isdir(self._scratch) else ""  # else file systems, with a size
+        """Limit writes to the workspace's copy, if there is one, and to private directories."""
+        scratch = self._scratch if os.path.isdir(self._scratch) else ""  # else file systems with a size
         store = scratch if workspace is None else workspace.stack.store.path
         default = "disk" in self.limits.defaults
         most = enforced.default_disk(store) if default and store else self.limits.disk
@@ -272,13 +271,13 @@ class LaunchedLimits(SandboxLimits):
         self._disk_quota.attach(agent, self._first)
 
     def launched_by(self, pid: int) -> None:
-        """Its processes are those below this one."""
+        """Set the process below which all its processes run."""
         self._first = lambda: pid
 
     def count_processes(self, started: int) -> bool:
-        """A command has failed: whether there are as many processes as there may be.
+        """Whether the process limit is reached, after a command failed.
 
-        How many were started is not known here. The launcher looks now and then, which may be too late.
+        The number of started processes is unknown here. The launcher checks only now and then.
         """
         most, first = self.limits.processes, self._first()
         if most is None or not first:
@@ -290,7 +289,7 @@ class LaunchedLimits(SandboxLimits):
         pids = below(first)
         is_full = threads(pids) >= most - _OWN
         if not is_full and os.geteuid() != 0:
-            # The kernel counts all processes of the user, of other sandboxes, too: they come and go.
+            # The kernel counts all processes of the user, including other sandboxes': they come and go.
             bound = max((_most_processes(pid) for pid in pids[-2:]), default=0)
             is_full = 0 < bound - 3 * _OWN <= threads_of_user(os.geteuid())
         self._full += is_full
@@ -298,7 +297,7 @@ class LaunchedLimits(SandboxLimits):
 
 
 def _most_processes(pid: int) -> int:
-    """The resource limit on processes that a process has; 0 if it has none, or is gone."""
+    """Return the resource limit on processes of `pid`; 0 if it has none, or is gone."""
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:
             row = next((line for line in file if line.startswith(b"Max processes")), b"").split()
@@ -308,7 +307,7 @@ def _most_processes(pid: int) -> int:
 
 
 def _read_tally(tally: int) -> tuple[int, int, int]:
-    """Read the agent's tally."""
+    """Read the agent's tally: processes ended for memory, times full, peak memory."""
     if tally < 0:
         return 0, 0, 0
     try:

@@ -1,4 +1,4 @@
-"""The network of a sandbox on the host's side: its gateway, its events, connections and ports into it."""
+"""A sandbox's network on the host's side: its gateway, its events, and connections and ports into it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16
-#: What is told when the gateway gets into another state.
+#: Event text for each state of the gateway.
 _STATES = {
     "ended": "it was killed: nothing goes out of this sandbox any more; reset() or fork() start another one",
     "replaced": "it was killed, and another one was started: connections of that moment are cut",
     "silent": "it does not answer: it is stopped, or has too much to do",
     "usual": "it answers again",
 }
-#: Events that are kept until `events` is called.
+#: The number of events kept until `events` is called.
 _KEPT = 1000
-#: Milliseconds between two checks of the thread that attends a gateway whether the sandbox is open.
+#: Milliseconds between two checks by the gateway's thread whether the sandbox is open.
 _POLL = 500
-#: A gateway is started again so many times in so many seconds: one that ends each time is of no use.
+#: A gateway is restarted at most this many times in this many seconds: else it is useless.
 _MOST_RESTARTS, _RESTARTS_WITHIN = 5, 60.0
 
 
 class SocketCopies:
-    """Copies of the sockets that a launcher gave its gateway, for another one in its place.
+    """Duplicates of the sockets that a launcher gave its gateway, for a replacement.
 
-    They wait in a socket of ours until they are needed.
+    They are queued in a socket of ours until they are needed.
     """
 
     def __init__(self, socket: _socket.socket) -> None:
@@ -57,12 +57,12 @@ class SocketCopies:
         self._all: list[tuple[bytes, list[int]]] = []
 
     def give(self, gateway: gateway_process.GatewayProcess) -> None:
-        """Give them to a gateway. LaunchFailed if that has ended; OSError if there are none."""
+        """Pass them to a gateway. Raises LaunchFailed if it has ended, OSError if there are none."""
         try:
             while (found := receive(self._socket, _LONGEST, most=MOST_DESCRIPTORS))[0]:
                 self._all.append(found)
         except BlockingIOError:
-            pass  # the launcher has them open all the same
+            pass  # the launcher keeps it open
         if not self._all:
             raise OSError(errno.ENOENT, "there is no copy of its sockets")
         for message, descriptors in self._all:
@@ -78,9 +78,9 @@ class SocketCopies:
 
 
 class SandboxNetwork:
-    """The network of one sandbox on this side. Thread-safe.
+    """Network of one sandbox on the host's side. Thread-safe.
 
-    `on_connect` is asked about what the plan's network leaves open, in threads of its own.
+    `on_connect` decides, in separate threads, about destinations that the plan's network leaves open.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class SandboxNetwork:
         copies: _socket.socket | None = None,
         filtered: bool = False,
     ) -> None:
-        """If it is `filtered`, the gateway is started at once: it takes a moment to be there.
+        """Prepare the network. If it is `filtered`, the gateway starts at once, because that takes a moment.
 
-        `gateway_socket` leads to one that the launcher starts and gives its sockets to; on `copies` it sends
-        them once more.
+        `gateway_socket` connects to a gateway that the launcher starts and gives its sockets to; on `copies`
+        the launcher sends duplicates.
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
         self._gateway: gateway_process.GatewayProcess | None = None
-        #: The socket on which the agent hands over sockets of the sandbox's network.
+        #: Socket on which the agent passes sockets of the sandbox's network.
         self._handoff: _socket.socket | None = None
         self._events: deque[Event] = deque(maxlen=_KEPT)
-        self._unclaimed = 0  # of the events, the last ones
+        self._unclaimed = 0  # number of events at the end without an author
         self._refused: dict[tuple[str, str], Event] = {}
         self._attending: threading.Thread | None = None
         self._closed = False
         self._state = "usual"  # of the gateway
         self._restarts: deque[float] = deque(maxlen=_MOST_RESTARTS)
         self._has_failed = False  # to start another one
-        #: The network of the gateway, and how many seconds it asks, for another one in its place.
+        #: Network and approval seconds of the gateway, for its replacement.
         self._settings = plan.network, plan.asks
         self._exposed: list[forward.ExposedPort] = []
         #: Called with every event, while the lock is held.
@@ -126,24 +126,24 @@ class SandboxNetwork:
 
     @uninterruptible
     def attach(self, agent: AgentClient) -> None:
-        """Give the gateway the sockets that it is to serve; nothing goes out before."""
+        """Give the gateway the sockets to serve; before that nothing goes out."""
         if self._gateway is not None and not self._given:
             with self._lock:
                 self._attached(agent, self._gateway)
 
     @uninterruptible
     def connect(self, agent: AgentClient, port: int) -> int:
-        """The descriptor of a connection to a server inside, at `port` of its 127.0.0.1."""
+        """Return the descriptor of a connection to `port` of the sandbox's 127.0.0.1."""
         with self._lock:
             return forward.connect(self._attached(agent, self._gateway).fileno(), port)
 
     @uninterruptible
     def expose(self, agent: AgentClient, port: int, host_port: int) -> int:
-        """A port of our 127.0.0.1 that leads to `port` inside, until the sandbox is closed."""
+        """Forward a port of our 127.0.0.1 to `port` inside until the sandbox is closed."""
         with self._lock:
             for known in self._exposed:
                 if host_port and (known.port, known.host_port) == (port, host_port):
-                    return host_port  # its caller may have been interrupted, and asks again
+                    return host_port  # an interrupted caller asks again
             gateway = self._gateway
             if gateway is None:
                 self._settings = Network.deny(), 0
@@ -161,20 +161,20 @@ class SandboxNetwork:
 
     @uninterruptible
     def change(self, network: Network, asks: int) -> None:
-        """Go by the rules of another policy; they hold when this returns."""
+        """Apply another policy; its rules are in force when this returns."""
         with self._lock:
             if self._gateway is None:
                 return
-            # First: one that is started again must not go by the rules of before.
+            # First: a restarted gateway must not apply the old rules.
             self._settings = network, asks
             try:
                 self._gateway.change(network, gateway_process.GatewayBounds(asks=asks))
             except LaunchFailed:
-                pass  # it was killed; the next one is started with them
+                pass  # it was killed; the next one starts with them
             self._collect(everything=True)
 
     def events(self) -> tuple[Event, ...]:
-        """The events since the last call: allowed, refused, failed."""
+        """Return the events since the last call: allowed, refused, failed."""
         with self._lock:
             self._collect(everything=True)
             found = tuple(self._events)
@@ -184,7 +184,7 @@ class SandboxNetwork:
 
     @property
     def alive(self) -> bool:
-        """Whether its gateway is there, if it has one; one that was killed is started again."""
+        """Whether its gateway runs, if it has one; a killed one is restarted."""
         with self._lock:
             gateway = self._gateway
             if gateway is not None and gateway.ended():
@@ -194,11 +194,11 @@ class SandboxNetwork:
 
     @property
     def has_gateway(self) -> bool:
-        """Whether anything is reached through a gateway."""
+        """Whether the sandbox has a gateway."""
         return self._gateway is not None
 
     def refused(self, who: Callable[[], str]) -> tuple[Event, ...]:
-        """The destinations refused since the last call, each once; `events` lists them, too.
+        """Return the destinations refused since the last call, each once; `events` also lists them.
 
         Events without an author are attributed to `who()`, the command that has just ended.
         """
@@ -213,7 +213,7 @@ class SandboxNetwork:
             return found
 
     def close(self) -> None:
-        """Close the gateway: nothing goes out or in any more, and `on_connect` is not asked again."""
+        """Close the gateway: no traffic passes any more, and `on_connect` is not called again."""
         if self._deciding is not None:
             self._deciding.close()
         with self._lock:
@@ -239,7 +239,7 @@ class SandboxNetwork:
                 try:
                     message, descriptors = receive(self._handoff, _LONGEST)
                 except BlockingIOError:
-                    break  # all of it came before the socket itself
+                    break  # all messages arrive before the socket itself
                 if not message:
                     break
                 try:
@@ -251,21 +251,21 @@ class SandboxNetwork:
             self._handoff.setblocking(True)
         return self._handoff
 
-    # ------------------------------------------------------------ the end of the gateway
+    # ------------------------------------------------------------ end of the gateway
 
     def _watch(self, gateway: gateway_process.GatewayProcess) -> gateway_process.GatewayProcess:
-        """Have `gateway` serve this sandbox, and notice its end."""
+        """Make `gateway` serve this sandbox, and watch for its end."""
         self._gateway = gateway
         GATEWAY_WATCH.add(gateway.fileno(), self._notice_end)
         return gateway
 
     def _notice_end(self) -> None:
-        """The gateway may have ended. In the thread of `GATEWAY_WATCH`."""
+        """Handle the possible end of the gateway. Runs in the thread of `GATEWAY_WATCH`."""
         with self._lock:
             self._collect()
 
     def _restart(self, ended: gateway_process.GatewayProcess) -> bool:
-        """Have another gateway with the same sockets and ports in place of this one; whether there is."""
+        """Replace the ended gateway, with the same sockets and ports. Returns whether it did."""
         while (started := self._another()) is None:
             if self._has_failed:
                 self._tell("ended")
@@ -280,7 +280,7 @@ class SandboxNetwork:
         return True
 
     def _another(self) -> gateway_process.GatewayProcess | None:
-        """Start a gateway as the first one was. None when it was killed, too, or none may be started."""
+        """Start a replacement gateway. Returns None if it was killed as well, or none may be started."""
         now = time.monotonic()
         is_often = len(self._restarts) == _MOST_RESTARTS and now - self._restarts[0] < _RESTARTS_WITHIN
         self._has_failed = self._closed or is_often or (self._given and not self._copies)
@@ -307,7 +307,7 @@ class SandboxNetwork:
     # ------------------------------------------------------------ messages of the gateway
 
     def _collect(self, everything: bool = False) -> None:
-        """Read the gateway's messages. The thread that reads one that another waits for passes it on."""
+        """Read the gateway's messages. A thread that reads another's answer passes it on."""
         gateway = self._gateway
         if gateway is None:
             return
@@ -319,14 +319,14 @@ class SandboxNetwork:
                 self._deciding.ask(question, self._answer, self._note)
 
     def _tell_state(self, gateway: gateway_process.GatewayProcess) -> None:
-        """Add an event when the gateway has ended, or does not answer any more; and when it answers again."""
+        """Add an event when the gateway has ended, stops answering, or answers again."""
         if gateway.ended():
             self._restart(gateway)
         else:
             self._tell("silent" if gateway.is_silent else "usual")
 
     def _tell(self, state: str) -> None:
-        """Add an event when the gateway is in another state than before."""
+        """Add an event if the gateway's state has changed."""
         if state != self._state:
             self._state = state
             event = Event("note", "the network gateway", _STATES[state])
@@ -360,17 +360,17 @@ class SandboxNetwork:
             self._keep(event)
 
     def _attend(self) -> None:
-        """Have a thread read what the gateway asks for, until it or the sandbox ends."""
+        """Start a thread that serves the gateway's requests until it or the sandbox ends."""
         if self._attending is None:
             self._attending = start_thread(self._feed, "staddle-network")
 
     def _feed(self) -> None:
-        """Give the gateway the decisions that it asks for, and sockets that lead inside."""
+        """Give the gateway the decisions that it requests, and sockets that lead inside."""
         while True:
             with self._lock:
                 gateway = self._gateway
                 if self._closed or gateway is None or gateway.ended():
-                    self._attending = None  # another gateway has another thread
+                    self._attending = None  # a new gateway gets a new thread
                     return
                 poll = select.poll()
                 poll.register(gateway.fileno(), select.POLLIN)

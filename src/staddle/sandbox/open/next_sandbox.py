@@ -1,9 +1,9 @@
-"""The next sandbox for the same directory, opened before it is asked for.
+"""Open the next sandbox for the same directory in advance.
 
-A program that has opened two sandboxes of one plan for one directory will open a third, so one is opened in
-advance while no caller waits. Nothing has run in it. It is used only while the directory is the same one in
-the same state, and only where nothing in the workspace is hidden: a file that is to be hidden may have come
-since. One that fits nobody is ended soon.
+A program that has opened two sandboxes with one plan for one directory will probably open a third. That one
+is opened while no caller waits, and nothing runs in it. It is used only while the directory is the same one
+in the same state, and only if the plan hides nothing in the workspace: a file to hide may have appeared
+since. A sandbox that nobody takes is soon ended.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     #: Opens a sandbox as decided, with a new workspace.
     Open = Callable[[Decision], SandboxHandle]
 
-#: How long one waits for a caller, in seconds.
+#: Seconds for which a sandbox waits for a caller.
 _OLDEST = 10.0
-#: Open files that others can have, at least, while one waits.
+#: The least number of free descriptors while a sandbox waits.
 _FREE = 256
 
 
 class NextSandbox(Value):
-    """A sandbox that waits, for a directory in the state that it had when this was opened."""
+    """A waiting sandbox, with the state of its directory when it was opened."""
 
     handle: SandboxHandle
     directory: str | None
@@ -49,13 +49,13 @@ class NextSandbox(Value):
     since: float
 
     def end(self) -> None:
-        """End a sandbox that is not wanted."""
+        """End the sandbox: nobody wants it."""
         self.handle.agent.close()
         self.handle.shell.close()
 
 
 class NextSandboxes:
-    """At most one that waits, of the kind that was opened last. Thread-safe."""
+    """Holds at most one waiting sandbox, of the kind opened last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class NextSandboxes:
         self._expiry = Worker(self._expire, self.forsake)
 
     def take(self, settings: SandboxSettings) -> SandboxHandle | None:
-        """Take the one that waits, if it is as a new one with these settings would be; else it is ended."""
+        """Take the waiting sandbox if it equals a new one with these settings; otherwise end it."""
         if self._waiting is None:
             return None
         with self._lock:
@@ -82,7 +82,7 @@ class NextSandboxes:
         return taken
 
     def opened(self, settings: SandboxSettings, handle: SandboxHandle, make: Open) -> None:
-        """Note a sandbox that was opened with new layers; have the next one made after two of a kind."""
+        """Record a sandbox with new layers; after two of a kind, open the next in the background."""
         self._count += 1
         kind = settings.workspace, handle.decided.plan
         is_usual, self._last = self._last == kind, kind
@@ -92,14 +92,14 @@ class NextSandboxes:
 
     def _make(self, directory: str | None, decided: Decision, make: Open, number: int) -> None:
         if self._waiting is not None or self._is_over or number != self._count:
-            return  # who opens them one after the other is not to wait for this
+            return  # a caller that opens one after the other must not wait for this
         if open_files.count() + _FREE > open_files.limit():
             return
         try:
             state = _state(directory)
             made = NextSandbox(make(decided), directory, state, time.monotonic())
         except (OSError, StaddleError):
-            return  # the caller that needs one gets the error
+            return  # the next caller gets the error
         with self._lock:
             left_over, self._waiting = self._waiting, made
         self._expiry.wake()
@@ -119,19 +119,19 @@ class NextSandboxes:
         return None
 
     def close(self) -> None:
-        """End the one that waits."""
+        """End the waiting sandbox."""
         with self._lock:
             found, self._waiting = self._waiting, None
         if found is not None:
             found.end()
 
     def end(self) -> None:
-        """The program ends: there is no next sandbox."""
+        """Stop for good: the program ends."""
         self._is_over = True
         self.close()
 
     def forsake(self) -> None:
-        """In a fork of the program: the one that waits is the parent's."""
+        """Drop the waiting sandbox in a forked child: it belongs to the parent."""
         found, self._waiting, self._last = self._waiting, None, ()
         self._lock = threading.Lock()
         if found is not None:
@@ -147,7 +147,7 @@ def _as_asked(found: NextSandbox, settings: SandboxSettings) -> SandboxHandle | 
         or settings.workspace != found.directory
         or _state(settings.workspace) != found.state
         or not handle.agent.alive
-        or has_ended(handle.shell.host_pid)  # killed, as when memory is needed
+        or has_ended(handle.shell.host_pid)  # killed, as when memory is short
     ):
         return None
     decided = decide(settings, "overlay", workspace.stand_in)
@@ -161,7 +161,7 @@ def _as_asked(found: NextSandbox, settings: SandboxSettings) -> SandboxHandle | 
 
 
 def _state(directory: str | None) -> tuple[int, ...]:
-    """The identity of the directory, and what a layer above it has taken over from it."""
+    """Return the directory's identity, and the attributes that a layer above it has copied."""
     if directory is None:
         return ()
     found = os.stat(directory)
@@ -178,7 +178,7 @@ def _fits(decided: Decision, before: Decision) -> bool:
 
 
 def _is_simple(handle: SandboxHandle) -> bool:
-    """Whether one like this can be made without a caller, and nothing in its workspace is hidden."""
+    """Whether such a sandbox can be opened without a caller, and hides nothing in its workspace."""
     decided, workspace = handle.decided, handle.workspace
     return (
         isinstance(workspace, OverlayWorkspace)

@@ -1,6 +1,6 @@
 """Open a sandbox: from its settings to the client of its agent, with one shell.
 
-On the namespaces backend the fork server hands out a sandbox. On any other, the agent is the command that
+On the namespaces backend the fork server provides a sandbox. On other backends the agent is the command that
 the backend confines, and it starts everything else inside.
 """
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
-    """Open a sandbox, or raise why there is none. Nothing is left of one that failed.
+    """Open a sandbox. If that fails, nothing of it is left.
 
-    `workspace` is the one to continue with, if it does not begin with a new one. `SandboxWorkspace` says
-    which of its methods are called here, in which order.
+    `workspace` is the one to continue with, if any. `SandboxWorkspace` documents which of its methods are
+    called here, and in which order.
     """
     try:
         kind = workspace_kind(settings)
@@ -61,7 +61,7 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
 
 
 def _open_over_directory(settings: SandboxSettings) -> SandboxHandle:
-    """A sandbox with new layers: one that was opened in advance, or another one."""
+    """Open a sandbox with new layers: the one opened in advance, or another one."""
     from .next_sandbox import NEXT
 
     is_live = settings.workspace is None or settings.freeze is False
@@ -130,7 +130,7 @@ def _open_with(
     bash = find_program(plan, "bash")
     after = None if workspace is None else workspace.close
     if settings.workspace is None and decided.backend.name == "native":
-        # Nothing is private there by itself, and the caller's directory is not for the sandbox.
+        # Nothing is private there, and the caller's directory is not for the sandbox.
         plan, after = _in_private_directory(plan)
         decided = decided.replace(plan=plan)
 
@@ -143,7 +143,7 @@ def _open_with(
         return opened or launch_agent(decided.backend, plan, bash, settings.on_connect, after)
 
     try:
-        # Not interrupted while it waits: what a backend has prepared has no owner until its agent answers.
+        # Uninterrupted: until its agent answers, nobody owns what a backend has prepared.
         agent, shell, uid, network, limits = uninterrupted(launched)
     except BaseException:
         if workspace is None and after is not None:
@@ -168,7 +168,7 @@ def _hold_disk(agent: AgentClient, limits: SandboxLimits | None, workspace: Sand
 def _with_spare(
     decided: Decision, bash: str, workspace: SandboxWorkspace | None, after: Callable[[], None] | None
 ) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None]:
-    """An agent on landlock: one that waits, or a new one; and have another started."""
+    """Return an agent on landlock, a waiting one or a new one, and start the next spare."""
     from .spare_agents import SPARES
     from .via_backend import launch_agent
 
@@ -198,7 +198,7 @@ def _call(endings: list[Callable[[], None]]) -> None:
 
 
 def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:
-    """The plan of a sandbox that starts in a new directory, and what removes that."""
+    """Return the plan of a sandbox that starts in a new directory, and the function to remove it."""
     from tempfile import gettempdir
 
     from ..workspace.stores import copy_store_for
@@ -210,7 +210,7 @@ def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:
 def _spawn(
     decided: Decision, workspace: SandboxWorkspace | None, on_connect: OnConnect | None
 ) -> SandboxHandle:
-    """A sandbox of the fork server."""
+    """Open a sandbox from the fork server."""
     from ...forkserver import client
     from ...ipc.agent_client import AgentClient
     from ..workspace.overlay import OverlayWorkspace
@@ -218,7 +218,7 @@ def _spawn(
     from .network import SandboxNetwork
 
     plan, bash = decided.plan, decided.bash
-    # A copy is bound as any directory is.
+    # A copy is bind-mounted like any directory.
     layers = workspace if isinstance(workspace, OverlayWorkspace) else None
     if layers and layers.stack.store.small:
         decided = _with_little_room(decided, layers.stack.store.small)
@@ -248,7 +248,7 @@ def _spawn(
     has_ended = False
 
     def identify() -> None:
-        """Note which process the agent is, while no caller waits: its socket is closed to end it, mostly."""
+        """Identify the agent's process while no caller waits: usually closing its socket ends it."""
         if not has_ended and shell is not None and (pid := parent_of(shell.host_pid)):
             first.append(process_tree.ProcessIdentity(pid))
 
@@ -259,14 +259,14 @@ def _spawn(
     def ended() -> None:
         nonlocal has_ended
         has_ended = True
-        kill()  # its socket is closed: it ends by itself, unless it was stopped
+        kill()  # the closed socket ends it, unless it was stopped
         network.close()
         limits.close()
         taken.close()
         if workspace:
             workspace.close()
 
-    # Nothing may write to persistent layers when another process may go on with them.
+    # Persistent layers must have no writers when another process may continue with them.
     stays = layers is not None and layers.stack.store.is_persistent
     agent = AgentClient(taken.agent_socket, ended, kill=kill, stop_first=stays)
     shell = None
@@ -275,7 +275,7 @@ def _spawn(
             shell = agent.announced()
             do_later(identify)
         finally:
-            if layers and taken.layer:  # not sooner: it may have been in the making
+            if layers and taken.layer:  # not earlier: it may still have been in preparation
                 layers.adopt_home(taken.layer)
         alive = lambda: first[0].pid if first and not has_ended else 0  # noqa: E731
         limits.attach(agent, alive, shell.host_pid, taken.cgroups)

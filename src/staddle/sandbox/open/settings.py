@@ -1,4 +1,4 @@
-"""Check the arguments of a sandbox, before anything is looked up."""
+"""Check the arguments of a sandbox, before probing the host."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ...observe.audit import AuditTarget
 
 MODES = ("overlay", "copy", "bind", "readonly")
-#: Those in which changes stay in the sandbox until a commit.
+#: Modes in which changes stay in the sandbox until a commit.
 APART = ("overlay", "copy")
 
-_USUAL: list[Policy] = []  # what a sandbox has that is not given a policy, once it was needed
+_USUAL: list[Policy] = []  # default policy, once it was needed
 
 
 class SandboxSettings(Value):
-    """The settings of a sandbox, checked."""
+    """Validated settings of a sandbox."""
 
     workspace: str | None
     policy: Policy
@@ -41,20 +41,20 @@ class SandboxSettings(Value):
     best_effort: bool
     env: Mapping[str, str]
     keep: str | None = None
-    #: The callback that decides about destinations that the policy leaves open, and its seconds.
+    #: Callback for destinations that the policy leaves open, and its timeout in seconds.
     on_connect: OnConnect | None = None
     asks: int = 0
     hooks: HookSettings | None = None
-    #: Another path at which the workspace is seen, a name for it, and what its owner says of it.
+    #: Additional path of the workspace inside, and the owner's name and labels.
     workspace_at: str | None = None
     name: str = ""
     labels: Mapping[str, str] = {}
     workdir: str | None = None
-    #: Whether a copy of the workspace lies below its layers; None: if it is small.
+    #: Whether a copy of the workspace is below its layers; None: if it is small.
     freeze: bool | None = False
 
 
-def settings(  # noqa: PLR0917 - as Sandbox takes them
+def settings(  # noqa: PLR0917 - Sandbox's parameters
     workspace: object = None,
     policy: object = None,
     backend: object = "auto",
@@ -75,10 +75,10 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
     awaited: bool = False,
     **overrides: Any,
 ) -> SandboxSettings:
-    """The arguments of a Sandbox, checked as far as that needs no look at the host's backends.
+    """Check the arguments of a Sandbox, without probing the host's backends.
 
-    With `awaited`, there is an event loop on which callbacks can be awaited. `overrides` are the fields of a
-    policy that a sandbox takes as arguments (identity, environment, base), `workdir` and `freeze`.
+    With `awaited`, an event loop can await callbacks. `overrides` are the policy's fields that a sandbox
+    takes as arguments (identity, environment, base), `workdir` and `freeze`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
@@ -147,7 +147,7 @@ def settings(  # noqa: PLR0917 - as Sandbox takes them
 
 
 def _real(path: str) -> str:
-    """The path without links: mostly there are none in it, and the kernel says so at once."""
+    """Resolve links in a path; usually there are none, and one system call tells."""
     if sys.platform == "linux" and path.startswith("/"):
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -191,11 +191,11 @@ def _kept_name(keep: object, mode: str) -> str:
     return checked_name(keep)
 
 
-# The hooks of a sandbox as its caller gives them, checked; `sandbox.hooks` calls them.
+# Hooks of a sandbox, checked as the caller gives them; `sandbox.hooks` calls them.
 
 
 class CommandStart(Value):
-    """A command that is about to start: its number in the sandbox, and what the caller asked for."""
+    """A command about to start: its number in the sandbox, and the caller's arguments."""
 
     number: int
     command: str | tuple[str, ...]
@@ -210,7 +210,7 @@ class CommandStart(Value):
 
 
 class HookSettings(Value):
-    """The hooks that a sandbox was opened with, checked."""
+    """Validated hooks of a sandbox."""
 
     on_command: Callable[[CommandStart], Any] | None = None
     on_result: Callable[[Any], Any] | None = None
@@ -221,13 +221,13 @@ class HookSettings(Value):
 def checked_hooks(
     on_command: object, on_result: object, on_violation: object, audit: Any, *, awaited: bool
 ) -> HookSettings | None:
-    """The hooks, or None when there is none. With `awaited`, they may be coroutine functions."""
+    """Check the hooks; returns None if there are none. With `awaited` they may be coroutine functions."""
     given: dict[str, Any] = {"on_command": on_command, "on_result": on_result, "on_violation": on_violation}
     for name, hook in given.items():
         if hook is None:
             continue
         check.function(name, hook, "give a function")
-        import inspect  # it takes milliseconds
+        import inspect  # takes milliseconds
 
         if not awaited and inspect.iscoroutinefunction(hook):
             raise InvalidCall(
@@ -238,12 +238,12 @@ def checked_hooks(
     return HookSettings(**given, audit=audit)
 
 
-# Rarer arguments of a sandbox: where the workspace is, its name and labels; and what a wrong one meant.
+# Rarer arguments of a sandbox: path of the workspace, name, labels; suggestions for unknown ones.
 
 
 _LONGEST_NAME, _MOST_LABELS, _LONGEST_LABEL = 128, 64, 1024
 
-#: Options of other programs, and of a policy, and where they belong here.
+#: Options of other programs and of a policy, with their equivalents here.
 _ELSEWHERE = {
     "timeout": "a command, sb.run(..., timeout=60), or to a policy: Policy.agent().with_limits(timeout=60)",
     "network": "a policy: policy=Policy.agent().with_network(Network.allow('pypi.org'))",
@@ -264,18 +264,18 @@ _ELSEWHERE = {
     "cwd": "workspace=, workdir=, or of a command: sb.run(..., cwd=...)",
     "user": "identity=Identity(user=...), or of a command: sb.run(..., user=...)",
 }
-#: All that a sandbox takes.
+#: All options of a sandbox.
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
     *("labels", "identity", "environment", "base", "workdir", "freeze"),
 )
-#: All that a command takes, `user` besides.
+#: All options of a command.
 _COMMAND_OPTIONS = (
     *("timeout", "cwd", "env", "stdin", "on_stdout", "on_stderr", "check", "spill", "merge", "output_limit"),
     *("cancel", "user"),
 )
-#: Options of commands elsewhere.
+#: Options of commands in other libraries.
 _OF_OTHERS = {
     "background": "another method: sb.start(...)",
     "shell": "another method: sb.run('TEXT') has a shell, sb.exec([...]) has none",
@@ -289,7 +289,7 @@ _OF_OTHERS = {
 
 
 def unknown_option(name: str) -> str:
-    """The sentence for an option that a sandbox does not have."""
+    """Return the message for an option that a sandbox does not have."""
     if name in _ELSEWHERE:
         return f"a sandbox has no {name!r}; it belongs to {_ELSEWHERE[name]}"
     from difflib import get_close_matches
@@ -301,11 +301,11 @@ def unknown_option(name: str) -> str:
 
 
 def unknown_command_option(name: str) -> str:
-    """The sentence for an option that `run`, `exec`, `stream` or `start` does not have."""
+    """Return the message for an option that `run`, `exec`, `stream` or `start` does not have."""
     from difflib import get_close_matches
 
     known = {**_ELSEWHERE, **_OF_OTHERS}
-    if name in _COMMAND_OPTIONS:  # of another one of these
+    if name in _COMMAND_OPTIONS:  # of another method
         return f"this kind of command has no {name!r}; it belongs to sb.run() and sb.exec()"
     if name not in known:
         near = get_close_matches(name, (*_COMMAND_OPTIONS, *known), 1)
@@ -316,7 +316,7 @@ def unknown_command_option(name: str) -> str:
 
 
 def checked_place(place: object, workspace: object) -> str | None:
-    """Another path for the workspace inside; None if it is the usual one."""
+    """Check an additional path for the workspace inside; None for the usual one."""
     path = check.path("workspace_at", place, "give an absolute path inside")
     normal = os.path.normpath(path)
     if not path.startswith("/") or "\0" in path or normal.startswith("//") or ".." in path.split("/"):
@@ -336,7 +336,7 @@ def checked_place(place: object, workspace: object) -> str | None:
 
 
 def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | None) -> bool | None:
-    """Whether a copy of the workspace is to lie below the layers. InvalidCall where there can be none."""
+    """Check `freeze`. Raises InvalidCall if a copy cannot be below the layers."""
     freeze = None if freeze is None else check.flag("freeze", freeze)
     if workspace is not None and mode == "overlay" and keep is None:
         return freeze
@@ -353,7 +353,7 @@ def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | Non
 
 
 def checked_title(name: object) -> str:
-    """A name for people to know it by."""
+    """Check the display name of a sandbox."""
     if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME or not name.isprintable():
         raise InvalidCall(
             f"name is {name!r}",
@@ -364,7 +364,7 @@ def checked_title(name: object) -> str:
 
 
 def checked_labels(labels: object) -> Mapping[str, str]:
-    """Check the labels that the owner of a sandbox gives it."""
+    """Check the labels of a sandbox."""
     from collections.abc import Mapping
 
     if not isinstance(labels, Mapping) or len(labels) > _MOST_LABELS:

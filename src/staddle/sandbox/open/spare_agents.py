@@ -1,9 +1,8 @@
-"""A spare agent on landlock: the next sandbox of the same plan finds one that waits, with a shell.
+"""A spare agent on landlock: it waits, with a shell, for the next sandbox with the same plan.
 
-Two interpreters have to start before an agent answers, one after the other. A program that has opened two
-sandboxes of one kind will open a third, so one is started in advance while no caller waits. It is a
-sandbox like any other, in which nothing has run. One that fits nobody within a minute is ended by the next
-that looks, or by the end of the program.
+Two interpreters must start, one after the other, before an agent answers. A program that has opened two
+sandboxes of one kind will probably open a third. That agent is started while no caller waits; nothing runs in
+it. If nobody takes it within a minute, the next lookup or the end of the program ends it.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
     from ...policy.plan import Plan
 
-#: A directory that was granted may be another one after a while.
+#: Seconds after which a spare is too old: a granted directory may have been replaced.
 _OLDEST = 60.0
-#: How long one that is being started is waited for, in seconds: longer than it takes on a busy machine.
+#: Seconds to wait for a spare that is starting: longer than a start takes on a busy machine.
 _PATIENCE = 30.0
 
 
 class SpareAgent(Value):
-    """Agent that `launch_agent` returned for `plan`, with the functions to call when it has ended."""
+    """Agent that `launch_agent` returned for `plan`, with the functions to call after its end."""
 
     plan: Plan
     bash: str
@@ -42,27 +41,27 @@ class SpareAgent(Value):
     endings: list[Callable[[], None]]
 
     def end(self) -> None:
-        """End an agent that is not wanted."""
+        """End the agent: nobody wants it."""
         self.opened[0].close()
         self.opened[1].close()
 
 
 class SpareAgents:
-    """At most one spare, of the kind that was opened last. Thread-safe."""
+    """Holds at most one spare, of the kind opened last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spare: SpareAgent | None = None
-        #: The plan of the one that is being started, and whether it is there.
+        #: Plan of the spare that is starting, and an event for its readiness.
         self._making: Plan | None = None
         self._made = threading.Event()
         self._opened = 0
         self._is_over = False
 
     def take(self, plan: Plan, bash: str) -> SpareAgent | None:
-        """Take the spare for this plan, if there is one; one that does not fit any more is ended."""
+        """Take the spare for this plan, if there is one; a spare that no longer fits is ended."""
         if self._making == plan:
-            self._made.wait(_PATIENCE)  # it is further than one that would be begun now
+            self._made.wait(_PATIENCE)  # it is ahead of one that would start now
         with self._lock:
             found, self._spare = self._spare, None
         if found is None:
@@ -84,9 +83,9 @@ class SpareAgents:
         copy: Callable[[], str] | None,
         launch: Callable[[Plan, list[Callable[[], None]]], tuple[Any, ...]],
     ) -> None:
-        """A sandbox of `plan` was opened: have a spare started, if it is not the first one.
+        """Start a spare after a sandbox with `plan` was opened, except after the first one.
 
-        `copy` makes the directory that the next copy of the workspace will be in.
+        `copy` creates the directory for the next copy of the workspace.
         """
         self._opened += 1
         has_copy = any(grant.origin == COPY for grant in plan.grants)
@@ -105,7 +104,7 @@ class SpareAgents:
                 made = SpareAgent(next_plan, bash, _parent(), time.monotonic(), opened, endings)
                 with self._lock:
                     left_over, self._spare = self._spare, made
-            except Exception:  # the caller that needs one gets the error
+            except Exception:  # the next caller gets the error
                 return
             finally:
                 self._making = None
@@ -123,12 +122,12 @@ class SpareAgents:
             found.end()
 
     def end(self) -> None:
-        """The program ends: there is no next sandbox."""
+        """Stop for good: the program ends."""
         self._is_over = True
         self.close()
 
     def forsake(self) -> None:
-        """In a fork of the program: the spare is the parent's."""
+        """Drop the spare in a forked child: it belongs to the parent."""
         found, self._spare, self._opened = self._spare, None, 0
         self._lock, self._making = threading.Lock(), None
         if found is not None:
@@ -137,7 +136,7 @@ class SpareAgents:
 
 
 def _parent() -> str:
-    """The setting that decides where private directories are made."""
+    """Return the setting that decides where private directories are created."""
     return os.environ.get("TMPDIR", "")
 
 

@@ -1,7 +1,7 @@
-"""Start the agent as a backend's command, confined, and end it with all that it started.
+"""Start the agent as a backend's confined command, and end it with all its processes.
 
-A backend asks the kernel to end its command with the *thread* that started it. A sandbox lives
-as long as the program, so one thread that never ends starts them all.
+The kernel ends a backend's command with the *thread* that started it. A sandbox lives as long as the program,
+so one thread that never ends starts all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     Process = subprocess.Popen[bytes]
 
-#: How long an agent gets to end everything, in seconds, before its launcher is killed.
+#: Seconds for an agent to end everything before its launcher is killed.
 _PATIENCE = 5.0
-#: Those that give a sandbox a network of its own, with a gateway where something can be reached.
+#: Backends with a network namespace per sandbox, and a gateway if anything is reachable.
 _OWN_NETWORK = ("bwrap", "systemd")
 
 
@@ -47,11 +47,10 @@ def launch_agent(
     on_connect: OnConnect | None = None,
     after: Callable[[], None] | None = None,
 ) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None]:
-    """An agent in a new sandbox of `backend`, and a shell in it.
+    """Start an agent in a new sandbox of `backend`, with a shell.
 
-    Then the id that its processes have on the host, if that is not ours; what it reaches, if
-    the backend started a network gateway for it; and the limits that its launcher holds. `after` is called
-    when it has ended.
+    Also returns the uid of its processes on the host, if not ours; its network, if the backend has one; and
+    the limits that its launcher enforces. `after` is called when it has ended.
     """
     launch = backend.prepare(plan, standalone.command())
     try:
@@ -61,7 +60,7 @@ def launch_agent(
         launch.close()
         raise
     try:
-        # A launcher that relays signals looks after its own end, and so does a bare agent.
+        # A launcher that relays signals ends by itself, and so does a bare agent.
         alone = launch.relays or backend.name == "native"
         started = _thread_that_stays().start(lambda: _LaunchedAgent(launch, alone, theirs, saying))
     except BaseException:
@@ -83,7 +82,7 @@ def launch_agent(
         standalone.send_code(ours)
         network = _network(backend, launch, plan, on_connect)
         agent = AgentClient(ours.detach(), lambda: _end(started, network, limits, after), kill=started.kill)
-        # As the agent was started: only the backend knows where home and /tmp ended up.
+        # With the agent's own environment: only the backend knows the paths of home and /tmp.
         return agent, agent.shell({}, "", bash), launch.uid, network, limits
     except BaseException as error:
         if limits is not None and agent is None:
@@ -131,14 +130,14 @@ def _end(
 
 
 class _LaunchedAgent:
-    """The launcher of an agent, from its start to its end."""
+    """Launcher of an agent, from its start to its end."""
 
     def __init__(self, launch: Launch, alone: bool, agent_socket: _socket.socket, errors: int) -> None:
         self._lifeline = None if alone else Lifeline(launch.status)
         try:
             self.process: Process = running.start(
                 launch,
-                group=0 if self._lifeline is None else self._lifeline.group,  # Ctrl-C is not for it
+                group=0 if self._lifeline is None else self._lifeline.group,  # without Ctrl-C
                 stdin=agent_socket,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
@@ -149,7 +148,7 @@ class _LaunchedAgent:
             raise
 
     def end(self) -> None:
-        """The socket is closed: wait until everything inside has ended, and see to it that it does."""
+        """Wait until everything inside has ended after the socket was closed; kill it if it does not."""
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -158,9 +157,9 @@ class _LaunchedAgent:
             self._lifeline.close()
 
     def kill(self) -> None:
-        """End the launcher, and with it everything inside, without the agent's help.
+        """End the launcher, and everything inside with it, without the agent's help.
 
-        On native nothing but the agent ties what it started to its end.
+        On native, only the agent would end the processes that it started.
         """
         started = [process_tree.ProcessIdentity(pid) for pid in process_tree.descendants(self.process.pid)]
         running.end(self.process)
@@ -169,7 +168,7 @@ class _LaunchedAgent:
 
 
 def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFailed:
-    """Reason why there is no agent: the launcher's status, and its last output."""
+    """Return why there is no agent: the launcher's status, and its last output."""
     words = b""
     os.set_blocking(said, False)
     try:
@@ -182,11 +181,11 @@ def _diagnosis(launch: Launch, started: _LaunchedAgent, said: int) -> LaunchFail
     return LaunchFailed("the sandbox could not be started", why=why, fix="see `staddle doctor`")
 
 
-# ---------------------------------------------------------------- one thread for all
+# ---------------------------------------------------------------- one thread for all launches
 
 
 class _Thread:
-    """The thread that starts launchers, and their queue."""
+    """Thread that starts launchers, and their queue."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -195,11 +194,11 @@ class _Thread:
 
     @property
     def ours(self) -> bool:
-        """Whether it is of this process, and not of the one that we are a fork of."""
+        """Whether it belongs to this process, not to the parent of a fork."""
         return self._process == os.getpid()
 
     def start(self, make: Callable[[], _LaunchedAgent]) -> _LaunchedAgent:
-        """Start a launcher there, and wait for that."""
+        """Start a launcher in the thread, and wait for it."""
         answer: queue.SimpleQueue[_LaunchedAgent | BaseException] = queue.SimpleQueue()
 
         def job() -> None:

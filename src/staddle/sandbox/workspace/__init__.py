@@ -1,1 +1,1 @@
-"""The files of a sandbox: in layers on the workspace, in a copy of it, kept by name; and snapshots."""
+"""Files of a sandbox: in layers over the workspace, in a copy, or kept by name; and snapshots."""

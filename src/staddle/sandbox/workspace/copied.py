@@ -1,12 +1,11 @@
-"""A workspace that is a copy of the host's directory, where layers cannot be mounted.
+"""A workspace that is a copy of the host's directory, for hosts that cannot mount layers.
 
-It keeps the same promises: the host's directory is not changed until a commit; diff, discard, snapshot,
-restore and fork work. Each costs as much as there are files. The copy is by reference (FICLONE) where the
-file system can do that.
+It makes the same promises: the host's directory changes only on commit; diff, discard, snapshot, restore and
+fork work. Each costs time in proportion to the files. The copy uses FICLONE if the file system has it.
 
-Layers tell what the sandbox changed from what the host has; a copy does not. So the baseline holds what
-every file was when it was copied: a file that is still that is no change, also when the host has changed
-it, added it or deleted it since.
+Unlike layers, a copy does not show which files the sandbox changed. So the baseline records every file as it
+was copied. A file that still equals its record is unchanged, even if the host has since changed, added or
+deleted it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class CopySnapshot(LayerSnapshot):
-    """A copy at one moment. `unchanged` are the paths that are as the host had them: None for all."""
+    """A copy at one moment. `unchanged` are the paths that equal the host's; None means all."""
 
     is_copy = True
 
@@ -53,7 +52,7 @@ class CopySnapshot(LayerSnapshot):
         self._of, self._unchanged = of, unchanged
 
     def condensed(self, baseline: Baseline) -> LayerSnapshot:
-        """The same changes as a layer, for an archive. `baseline` is that of the snapshot."""
+        """Convert the changes to a layer, for an archive. `baseline` is that of the snapshot."""
         view = LayerView((self.layers[0].upper,), self.bases, True, self._of.hidden)
         layer = self.store.layer(like=self.bases[0]).hold()
         try:
@@ -74,11 +73,11 @@ class CopySnapshot(LayerSnapshot):
             layer.drop()
 
     def stack(self) -> WorkingCopy:
-        """Another copy of it, to be put into the directory that is worked in."""
+        """Copy it again, for the working directory."""
         return self.copied_to(self.store.layer())
 
     def copied_to(self, empty: Layer) -> WorkingCopy:
-        """Another copy of it, in this layer."""
+        """Copy it into this layer."""
         layer = empty.hold()
         try:
             copy_of(self.layers[0].upper, layer.upper, ours=True)
@@ -87,12 +86,12 @@ class CopySnapshot(LayerSnapshot):
             layer.drop()
 
     def new_workspace(self, baseline: Baseline) -> CopiedWorkspace:
-        """A workspace for another sandbox that continues from here."""
+        """Return a workspace for another sandbox that continues from here."""
         return CopiedWorkspace(self._of.directory, self._of.hidden, self, baseline)
 
 
 class WorkingCopy(Stack):
-    """A copy that is worked in, or is about to be; see `CopySnapshot`. `baseline` goes with it."""
+    """A copy to work in; see `CopySnapshot`. `baseline` belongs to it."""
 
     def __init__(
         self,
@@ -105,11 +104,11 @@ class WorkingCopy(Stack):
         self._of, self.unchanged, self.baseline = of, unchanged, baseline
 
     def view(self) -> LayerView:
-        """The view that compares the copy with the host's directory."""
+        """Return the view that compares the copy with the host's directory."""
         return LayerView((self.top.upper,), self.bases, True, self._of.hidden)
 
     def copy(self) -> CopySnapshot:
-        """A copy of what is there now."""
+        """Copy the present files."""
         layer = self.store.layer().hold()
         try:
             copy_of(self.top.upper, layer.upper, ours=True)
@@ -130,13 +129,13 @@ class CopiedWorkspace(SandboxWorkspace):
         snapshot: CopySnapshot | None = None,
         baseline: Baseline | None = None,
     ) -> None:
-        """Copy `directory` but for what is `hidden`; or begin at `snapshot`, with its `baseline`."""
+        """Copy `directory` except `hidden` paths, or begin at `snapshot`, with its `baseline`."""
         self.directory, self.hidden = HostDirectory.of(directory), tuple(hidden)
         self.store = copy_store_for(directory) if snapshot is None else snapshot.store
         like = self.directory if snapshot is None else None
         layer = self.store.layer(like=like, reserved=True)
         working = self._anew(layer) if snapshot is None else snapshot.copied_to(layer)
-        #: Who works in the copy, if not us. A commit gives everything to the owner of the directory.
+        #: Owner of the copy, if not us. A commit gives the files to the directory's owner.
         self._owner = owner_of_copy(self.store, working.top.upper)
         self._working = begun = self._given(working)
         begun._of = self
@@ -146,22 +145,22 @@ class CopiedWorkspace(SandboxWorkspace):
 
     @property
     def copy(self) -> str:
-        """The copy on the host, in which the sandbox works."""
+        """Path of the copy on the host, in which the sandbox works."""
         return self._working.top.upper
 
     @property
     def is_frozen(self) -> bool:
-        """It is a copy."""
+        """Always True: it is a copy."""
         return True
 
     def attach(self, mounted: MountedTrees, at: str) -> None:
-        """The sandbox is open. Changes are named by the path that is seen inside."""
+        """Set the path of the workspace inside, by which changes are named."""
         self.mounted_at = at
         super().attach(mounted, at)
 
     @property
     def baseline(self) -> Baseline:
-        """The baseline; setting it marks the files of the copy that are as the host had them."""
+        """Baseline; setting it marks the files of the copy that equal the host's."""
         return self._baseline
 
     @baseline.setter
@@ -174,21 +173,21 @@ class CopiedWorkspace(SandboxWorkspace):
                     baseline.resettle(path, status)
 
     def untouched(self) -> frozenset[str]:
-        """The paths that are as the host had them."""
+        """Return the paths that equal the host's."""
         with Tree(self.copy, ours=True) as tree:
             return frozenset(path for path, status in walk(tree) if self._baseline.is_settled(path, status))
 
     # ------------------------------------------------------------ copies
 
     def _given(self, working: WorkingCopy) -> WorkingCopy:
-        """The same, given to the owner, if there is one. Its marks are taken afterwards."""
+        """Give the copy to the sandbox's owner, if there is one. Marks are taken afterwards."""
         if self._owner is not None:
-            os.chmod(working.top.path, 0o711)  # noqa: S103 - only what lies in `upper` is for the sandbox
+            os.chmod(working.top.path, 0o711)  # noqa: S103 - the sandbox may use only `upper`
             give(working.top.upper, self._owner)
         return working
 
     def _anew(self, empty: Layer) -> WorkingCopy:
-        """The directory as it is from now on, in this layer."""
+        """Copy the directory as it is now into this layer."""
         baseline = CopyBaseline()
         layer = empty.hold()
         try:
@@ -205,7 +204,7 @@ class CopiedWorkspace(SandboxWorkspace):
             layer.drop()
 
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
-        """A copy of the copy, while everything is stopped. Nothing is mounted, so `then` is not called."""
+        """Copy the copy while everything is stopped. Nothing is mounted, so `then` is not called."""
         taken: list[LayerSnapshot] = []
 
         def copy() -> None:
@@ -222,12 +221,12 @@ class CopiedWorkspace(SandboxWorkspace):
         return "copy", {WORKSPACE_PATH: taken[0]}
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
-        """A copy of the snapshot's."""
+        """Copy the snapshot's files."""
         found = trees[WORKSPACE_PATH].stack()
         return {WORKSPACE_PATH: self._given(found) if isinstance(found, WorkingCopy) else found}
 
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
-        """The copy without the changes at and below the paths: there it is as the host is now."""
+        """Copy without the changes at and below the paths, which become as on the host now."""
         chosen = Selection(None if paths is None else paths[WORKSPACE_PATH])
         if paths is None or chosen.is_everything:
             return {WORKSPACE_PATH: self._given(self._anew(self.store.layer(like=self.directory)))}
@@ -245,7 +244,7 @@ class CopiedWorkspace(SandboxWorkspace):
             layer.drop()
 
     def _note(self, baseline: Baseline, copy: str, chosen: Selection) -> list[str]:
-        """Note what the host has at the paths that the copy has now; these paths."""
+        """Record the host's files at the chosen paths of the copy. Returns these paths."""
         root = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with Tree(copy, ours=True) as tree:
@@ -256,7 +255,7 @@ class CopiedWorkspace(SandboxWorkspace):
             os.close(root)
 
     def flattened(self, point: LayerSnapshot) -> tuple[CopySnapshot, Baseline]:
-        """The layers of `point` over the directory as it is now, as a copy; and the baseline of that."""
+        """Copy the layers of `point` over the directory as it is now. Returns it with its baseline."""
         baseline = CopyBaseline()
         layer = self.store.layer(like=self.directory).hold()
         try:
@@ -269,16 +268,16 @@ class CopiedWorkspace(SandboxWorkspace):
                 with Tree(one.upper, ours=True) as tree:
                     for path, status in walk(tree):
                         there.discard(path)
-                        if stat.S_ISCHR(status.st_mode):  # a whiteout: it was there to be deleted
+                        if stat.S_ISCHR(status.st_mode):  # a whiteout: the sandbox deleted the file
                             self._forgo(baseline, path)
             made = CopySnapshot(self, layer, frozenset(there))
-            made.mounted_at = (WORKSPACE_PATH,)  # where it is seen in layers
+            made.mounted_at = (WORKSPACE_PATH,)  # its path in layers
             return made, baseline
         finally:
             layer.drop()
 
     def _forgo(self, baseline: Baseline, path: str) -> None:
-        """The sandbox has deleted what the host has at `path`, and below."""
+        """Record that the sandbox deleted the host's files at and below `path`."""
         gone = [path]
         with Tree(self.directory, ours=False) as tree:
             if (status := tree.status(path)) is not None and stat.S_ISDIR(status.st_mode):
@@ -286,9 +285,9 @@ class CopiedWorkspace(SandboxWorkspace):
         baseline.expect(gone)
 
     def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess]:
-        """Exchange the content of the copy for that of another one, while everything is stopped.
+        """Exchange the copy's contents for another's while everything is stopped.
 
-        Nobody is in the way of that.
+        Running processes do not prevent it.
         """
         ended = self.mounts.end_others() if others == "end" else []
         with self.mounts.stopped():
@@ -296,7 +295,7 @@ class CopiedWorkspace(SandboxWorkspace):
         return ended
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
-        """Go on with the content that was exchanged; what was there before goes."""
+        """Continue with the exchanged contents, and delete the previous ones."""
         given = stacks[WORKSPACE_PATH]
         if isinstance(given, WorkingCopy):
             self._working.unchanged = given.unchanged
@@ -309,24 +308,24 @@ class CopiedWorkspace(SandboxWorkspace):
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
     ) -> list[Change]:
-        """Every change by the sandbox, by the path that is seen inside. There is only the workspace."""
+        """Return every change by the sandbox, with paths as seen inside. There is only the workspace."""
         from ...layers.changes import diff
 
         chosen = None if paths is None else paths[WORKSPACE_PATH]
         return diff(self.stack.view(), chosen, at=self.mounted_at, baseline=self._baseline)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as they are seen inside, from `directory`; see `trees.by_tree`."""
+        """Map paths as seen inside, relative to `directory`; see `trees.by_tree`."""
         found = by_tree(paths, directory, {self.mounted_at: (self.mounted_at,)})
         return {WORKSPACE_PATH: [path for several in found.values() for path in several]}
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Delete the copy."""
         self._working.close()
 
 
 def _give(directory: str, uid: int, to: os.stat_result) -> None:
-    """Give what belongs to `uid`, in a directory in which no sandbox works yet, another owner."""
+    """Change the owner of `uid`'s files in a directory that no sandbox uses yet."""
     with Tree(directory, ours=True) as tree:
         found = [path for path, status in walk(tree) if status.st_uid == uid]
         last = LastDirectory(tree.root)
@@ -340,7 +339,7 @@ def _give(directory: str, uid: int, to: os.stat_result) -> None:
 
 
 def denied_paths(policy: Policy, workspace: str) -> tuple[str, ...]:
-    """The paths below a workspace that are denied: those are not even copied."""
+    """Return the denied paths below a workspace, which are not copied."""
     _, alone = compile_session(policy, workspace, access="read", moved=True)
     found = () if alone is None else alone.hidden
     return tuple(item.path[len(workspace) :].lstrip("/") for item in found if covers(workspace, item.path))

@@ -1,4 +1,4 @@
-"""A copy of the host's directory below the layers of a sandbox, in place of the directory itself."""
+"""A copy of the host's directory below the layers of a sandbox, in place of the directory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ...policy import Policy
     from ...policy.plan import Plan
 
-#: With so many denied files in one directory the view shows its entries one by one, from the host.
+#: With more denied files in one directory, the view shows its entries one by one, from the host.
 _MOST_DENIED_FILES = 7
 
 
 class BaseFreezer(Value):
-    """Makes copies of the workspace of one sandbox, without what its policy denies.
+    """Copies the workspace of one sandbox, without the paths that its policy denies.
 
-    `env` and `asks` are those that the sandbox's plan is compiled with: then that is done once.
+    `env` and `asks` are those of the sandbox's plan, so that it is compiled only once.
     """
 
     policy: Policy
@@ -32,13 +32,13 @@ class BaseFreezer(Value):
     asks: int
 
     def freeze(self, store: Store, directory: str, *, asked: bool) -> FrozenBase | None:
-        """The copy of `directory`, held once for the caller; None where there is none.
+        """Copy `directory`, acquired once for the caller; None if it cannot be copied.
 
-        If it was `asked` for, it may be larger, and LayerError says why there is none.
+        If it was `asked` for, it may be larger, and a failure raises LayerError.
         """
         try:
             if not HostDirectory.of(directory).is_there():
-                raise NotFrozen("it was moved or deleted")  # what is denied is known by its path
+                raise NotFrozen("it was moved or deleted")  # denied paths are known by its path
             hidden = _denied(directory, self.policy, self.env, self.asks)
             return freeze_base(store, directory, hidden, ASKED if asked else UNASKED)
         except NotFrozen as error:
@@ -53,14 +53,14 @@ class BaseFreezer(Value):
 
 
 def covered_in_workspace(plan: Plan) -> bool:
-    """Whether something is mounted in the workspace, as over what is denied: a saved copy may not have it."""
+    """Whether something is mounted in the workspace, as over denied paths that a saved copy may lack."""
     from ...mounts.from_plan import layout_of
 
     return any(item.path.startswith(f"{WORKSPACE_PATH}/") for item in layout_of(plan).operations)
 
 
 def _denied(directory: str, policy: Policy, env: Mapping[str, str], asks: int) -> tuple[str, ...]:
-    """The denied paths in `directory`. NotFrozen if these are not simply covered in the view."""
+    """Return the denied paths in `directory`. Raises NotFrozen if the view does not simply cover them."""
     _, alone = compile_session(policy, str(directory), access="read", moved=True, env=env, asks=asks)
     hidden = [item for item in (alone.hidden if alone else ()) if covers(directory, item.path)]
     if any(item.kind == "missing" for item in hidden):

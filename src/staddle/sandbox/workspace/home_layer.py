@@ -1,6 +1,6 @@
-"""The home layer: what a sandbox's home and /tmp contain before anything is written there.
+"""The home layer: initial contents of a sandbox's home and /tmp.
 
-It lies in the store, as the lowest layer of the home tree, and is shared by all sandboxes of a plan.
+It is in the store, as the lowest layer of the home tree. All sandboxes with the same plan share it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from ...mounts.operations import Operation
 
 _NAME = "skeleton-"
-#: What is in the directories of the system at first, where those can be written: see `as_root`.
+#: Prefix of the initial contents of writable system directories: see `as_root`.
 SYSTEM = "system-"
-#: The mode of directories in between, and of those that something is mounted on.
+#: Mode of intermediate directories and mount points.
 _WAY = 0o755
 
 
 def home_layer(store: Store, operations: Sequence[Operation], root: int | None = None) -> str:
-    """The skeleton with exactly these, in `store`; made if it is not there.
+    """Return the skeleton with exactly these operations in `store`; build it if missing.
 
-    `root` is the uid on the host of the sandbox's root, if that is not its user: it has /tmp.
+    `root` is the host uid of the sandbox's root, if that is not its user: it owns /tmp.
     """
     apart = 0 if store.owner is None or root is None else root - store.owner[0]
     path = f"{store.path}/{_NAME}{_name(tuple(operations), apart)}"
@@ -39,7 +39,7 @@ def home_layer(store: Store, operations: Sequence[Operation], root: int | None =
 
 
 def made_whole(path: str, make: Callable[[str], object]) -> str:
-    """`path`, a directory that is not there before it is whole: `make` is given the place of a new one."""
+    """Return the directory `path`; if missing, `make` builds it elsewhere and a rename publishes it."""
     if not os.path.isdir(path):
         half = f"{path}.{os.urandom(4).hex()}"
         try:
@@ -50,13 +50,13 @@ def made_whole(path: str, make: Callable[[str], object]) -> str:
             raise
         try:
             os.rename(half, path)
-        except OSError:  # another thread was quicker
+        except OSError:  # another thread was faster
             _remove(half)
     return path
 
 
 def sweep(store: Store, used: Collection[str]) -> None:
-    """Remove the home layers of `store` that are not in `used`, which are paths in it, or elsewhere."""
+    """Remove the home layers of `store` that are not in `used`, a list of paths in it or elsewhere."""
     needed = {path.partition("/")[0] for path in used}
     for name in os.listdir(store.path):
         if name.startswith((_NAME, SYSTEM)) and name not in needed:
@@ -70,7 +70,7 @@ def _name(operations: tuple[Operation, ...], apart: int) -> str:
 
 def digest(what: object) -> str:
     """Digest of a value's repr, as a file name."""
-    from _blake2 import blake2b  # hashlib's, without the rest of it
+    from _blake2 import blake2b  # hashlib's, without importing the rest
 
     return str(blake2b(repr(what).encode(), digest_size=12).hexdigest())
 
@@ -80,7 +80,7 @@ def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | N
     for operation in operations:
         above, _, name = operation.path.rpartition("/")
         _put(operation, f"{_directories(path, above, modes)}/{name}", modes)
-    for place, mode in reversed(modes.items()):  # at last: some may not be written then, by us either
+    for place, mode in reversed(modes.items()):  # last: some become read-only, even for us
         if owner is not None:
             uid, gid = (number + (apart if mode & stat.S_ISVTX else 0) for number in owner)
             os.chown(place, uid, gid, follow_symlinks=False)
@@ -89,7 +89,7 @@ def _make(path: str, operations: Sequence[Operation], owner: tuple[int, int] | N
 
 
 def _directories(root: str, path: str, modes: dict[str, int]) -> str:
-    """The directory at `path` in the skeleton, made with all above it that are missing."""
+    """Return the directory `path` in the skeleton; create it and its missing parents."""
     here = root
     for name in path.split("/")[1:]:
         here = f"{here}/{name}"
@@ -126,7 +126,7 @@ def _is_directory(operation: Bind) -> bool:
 
 
 def _is_missing(operation: Bind) -> bool:
-    """Whether what is to be shown is optional and gone; the same question that is asked when it is shown."""
+    """Whether an optional source is gone, tested in the same way as when it is mounted."""
     try:
         os.close(open_named(operation.outside))
     except LaunchFailed:

@@ -1,4 +1,4 @@
-"""A workspace of layers that are mounted over the host's directory, and the trees beside it."""
+"""A workspace of layers that are mounted over the host's directory, and the other trees."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from .workspace import Method
 
 
-#: With so many layers a freeze squashes them where room is short.
+#: The number of layers at which a freeze squashes them if space is short.
 _FEW = 3
 
 
 class OverlayWorkspace(SandboxWorkspace):
-    """OverlayDirs over the host's directory. One store of this process holds those of all its sandboxes."""
+    """Overlay layers over the host's directory. One store of this process holds all its sandboxes' layers."""
 
-    #: The uid on the host of the sandbox's root, if that is not its user.
+    #: Host uid of the sandbox's root, if that is not its user.
     root_uid: int | None = None
-    #: The copy of the directory that it began with, if it is frozen.
+    #: Copy of the directory that it began with, if it is frozen.
     _own_base: FrozenBase | None = None
-    #: The newest copy that its forks began with: the next ones take it, if the directory is still so.
+    #: Newest copy for its forks, reused while the directory is unchanged.
     _fork_base: FrozenBase | None = None
 
     def __init__(
@@ -55,9 +55,9 @@ class OverlayWorkspace(SandboxWorkspace):
         freezer: BaseFreezer | None = None,
         freeze: bool | None = False,
     ) -> None:
-        """Begin with `directory` as it is (None: empty), or with the `trees` and `baseline` of a snapshot.
+        """Begin with `directory` (None: empty), or with the `trees` and `baseline` of a snapshot.
 
-        `freezer` makes copies of the directory. With `freeze` it begins with one, with None if it is small.
+        `freezer` copies the directory. `freeze` begins with a copy; None does so if the directory is small.
         """
         self.freezer = freezer
         directory = None if directory is None else HostDirectory.of(directory)
@@ -71,7 +71,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 stack = Stack.new(store, [place if base is None else base])
             finally:
                 if base is not None:
-                    base.drop()  # the stack has it
+                    base.drop()  # the stack holds it
             self._start(place, stack, baseline)
             return
         if directory is not None:
@@ -95,7 +95,7 @@ class OverlayWorkspace(SandboxWorkspace):
         self.baseline = baseline or Baseline(None if self._own_base is None else self._own_base.taken)
 
     def _is_there(self) -> bool:
-        """Whether the path of the directory still leads to it: the fork server mounts by that."""
+        """Whether the directory is still at its path, by which the fork server mounts it."""
         return not isinstance(self.directory, HostDirectory) or self.directory.is_there()
 
     def _check_directory(self) -> None:
@@ -104,12 +104,12 @@ class OverlayWorkspace(SandboxWorkspace):
 
     @property
     def stand_in(self) -> str | None:
-        """The empty directory below the layers, if there is no directory of the host to commit to."""
+        """Empty directory below the layers, if there is no host directory to commit to."""
         return self.directory if self.directory == f"{self.stack.store.path}/{EMPTY}" else None
 
     @property
     def is_frozen(self) -> bool:
-        """Whether a copy of the directory lies below the layers. An empty one of ours changes never."""
+        """Whether a copy of the directory, or an empty directory of ours, is below the layers."""
         return self._base is not None or self.stand_in is not None
 
     @property
@@ -119,30 +119,30 @@ class OverlayWorkspace(SandboxWorkspace):
 
     @property
     def is_current(self) -> bool:
-        """Whether the host's directory is as the copy below the layers, if there is one. Walks it."""
+        """Whether the host's directory equals the copy below the layers, if any. Walks it."""
         return self._base is None or self._base.is_current
 
     def keep_for_forks(self, base: FrozenBase) -> None:
-        """Hold the copy that forks began with until it is closed, or they begin with another one."""
+        """Hold the copy that forks began with until it is closed or replaced by a newer one."""
         before, self._fork_base = self._fork_base, base.hold()
         if before is not None:
             before.drop()
 
     @property
     def has_system(self) -> bool:
-        """Whether directories of the system are in layers, too: root inside can write them."""
+        """Whether system directories are in layers as well, so that root inside can write them."""
         return "/usr" in self.trees
 
     # ------------------------------------------------------------ opening
 
     def begin(self, bases: Mapping[str, Sequence[str]]) -> None:
-        """Have these directories of the system in layers, too. Before they are mounted."""
+        """Add layers for these system directories, before they are mounted."""
         for root, below in bases.items():
             stack = Stack.new(self.stack.store, below)
             self.trees[root] = LayeredTree(root, (path_of(root),), stack)
 
     def rebase(self, bases: Mapping[str, Sequence[str]], mounted_at: tuple[str, ...] = ()) -> None:
-        """Put other lower directories below trees that are begun. Before they are mounted."""
+        """Replace the lower directories of existing trees, before they are mounted."""
         for root, below in bases.items():
             if (tree := self.trees.get(root)) is not None:
                 before = tree.stack
@@ -153,9 +153,9 @@ class OverlayWorkspace(SandboxWorkspace):
     def to_mount(
         self, mount_points: tuple[str, ...], operations: Sequence[Operation]
     ) -> tuple[OverlayDirs, HomeTree | None, dict[str, OverlayDirs]]:
-        """The directories to be mounted: of the workspace, of the home tree, of directories of the system.
+        """Return the directories to mount: for the workspace, the home tree and system directories.
 
-        The home tree is as it is, or a fresh one over the home layer with `operations`.
+        The home tree is the existing one, or a fresh one over the home layer with `operations`.
         """
         system = {
             root: tree.dirs for root, tree in self.trees.items() if root not in (WORKSPACE_PATH, HOME_TREE)
@@ -180,12 +180,12 @@ class OverlayWorkspace(SandboxWorkspace):
         store = self.stack.store
         fresh = Stack(store, [skeleton or ""], (), Layer(store, f"{store.path}/{layer}"))
         if HOME_TREE in self.trees:
-            fresh.close()  # it goes on with another one
+            fresh.close()  # it continues with an existing one
         else:
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, fresh)
 
     def begin_now(self) -> None:
-        """Begin with the directory as it is now, in a sandbox that was opened in advance and not used yet."""
+        """Begin with the directory as it is now, in an unused sandbox that was opened in advance."""
         self.baseline = Baseline()
         self._begin_watch()
 
@@ -194,9 +194,9 @@ class OverlayWorkspace(SandboxWorkspace):
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
     ) -> list[Change]:
-        """Every change against the workspace as it is on the host, by the path that is seen inside.
+        """Return every change against the workspace on the host, with paths as seen inside.
 
-        With `everything` also those to the other trees; with `paths`, by root, at and below these only.
+        `everything` adds the changes to the other trees; `paths`, by root, limits them to these paths.
         """
         found: list[Change] = []
         for root, tree in self.trees.items():
@@ -206,7 +206,7 @@ class OverlayWorkspace(SandboxWorkspace):
         return found
 
     def drift(self, limit: int) -> Drift:
-        """The changes of the host since the sandbox began with the directory, or with a copy of it."""
+        """Return the host's changes since the sandbox began with the directory, or with its copy."""
         if self.stand_in is not None:
             return Drift()
         layers, since = self.stack.view().layers, self.baseline.taken
@@ -215,16 +215,16 @@ class OverlayWorkspace(SandboxWorkspace):
         return drift(self.directory, since / 1e9, layers, at=self.mounted_at, limit=limit)
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
+        """Map paths as seen inside, relative to `directory`, to their trees; see `trees.by_tree`."""
         return by_tree(paths, directory, {root: tree.mounted_at for root, tree in self.trees.items()})
 
     # ------------------------------------------------------------ snapshots
 
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
-        """Every tree as it is now: frozen, with a new layer mounted on top of each that was written to.
+        """Freeze every tree, and mount a new layer on top of each that was written to.
 
-        While a program runs, that would go on with the old layers. Then everything is stopped for as long
-        as it takes to copy them; also when the host's directory has been moved: nothing could be mounted.
+        A running program would continue with the old layers. So if one runs, or if the host's directory was
+        moved and nothing can be mounted, everything is stopped and the layers are copied.
         """
         frozen: dict[str, LayerSnapshot] = {}
         following: dict[str, Stack] = {}
@@ -241,7 +241,7 @@ class OverlayWorkspace(SandboxWorkspace):
             if not following or (self._is_there() and self.swap(following, then, "refuse") is not None):
                 for tree in self.trees.values():
                     tree.squash_deep()
-                let_catch_up()  # each snapshot leaves something to delete
+                let_catch_up()  # each snapshot leaves files to delete
                 return "swap", frozen
             close_all(following)
 
@@ -259,14 +259,14 @@ class OverlayWorkspace(SandboxWorkspace):
             raise
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
-        """Stacks for the trees to be as in a snapshot; one that the snapshot does not have begins anew."""
+        """Return stacks that restore a snapshot's trees; a tree that it lacks begins anew."""
         following: dict[str, Stack] = {}
         try:
             for root, tree in self.trees.items():
                 known = trees.get(root)
                 layers = () if known is None else known.layers
                 if root != WORKSPACE_PATH and tree.stack.frozen == layers and tree.stack.is_untouched():
-                    continue  # it is so
+                    continue  # unchanged
                 following[root] = tree.fresh() if known is None else self._continued(root, known)
             for root, known in trees.items():
                 if root not in (HOME_TREE, *self.trees):
@@ -277,7 +277,7 @@ class OverlayWorkspace(SandboxWorkspace):
             raise
 
     def _continued(self, root: str, known: LayerSnapshot) -> Stack:
-        """A stack that continues from `known`. Of a frozen workspace over its own copy, if that has none."""
+        """Return a stack that continues `known`; a frozen workspace keeps its copy if `known` has none."""
         if root != WORKSPACE_PATH or self._own_base is None or isinstance(known.bases[-1], FrozenBase):
             return known.stack()
         frozen = LayerSnapshot(known.store, [self._own_base], known.layers)
@@ -287,7 +287,7 @@ class OverlayWorkspace(SandboxWorkspace):
             frozen.close()
 
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
-        """Stacks without the changes at and below the paths in each tree; None: to the workspace."""
+        """Return stacks without the changes at and below the paths in each tree; None: the workspace."""
         if paths is None:
             return {WORKSPACE_PATH: self._anew()}
         found: dict[str, Stack] = {}
@@ -300,18 +300,18 @@ class OverlayWorkspace(SandboxWorkspace):
         return found
 
     def _anew(self) -> Stack:
-        """A stack in which nothing has been changed: the workspace as it is from now on, or its copy."""
+        """Return a stack without changes: the workspace as it is from now on, or its copy."""
         self.baseline = Baseline(None if self._base is None else self._base.taken)
         return self.trees[WORKSPACE_PATH].fresh()
 
     def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess] | None:
-        """Mount `stacks` in place of what is there."""
+        """Mount `stacks` in place of the present ones."""
         self._check_directory()
         layers = {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
         return self.mounts.swap(layers, others)
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
-        """Go on with `stacks`, which are mounted now."""
+        """Continue with `stacks`, which are mounted now."""
         before = []
         for root, stack in stacks.items():
             if root in self.trees:
@@ -321,16 +321,16 @@ class OverlayWorkspace(SandboxWorkspace):
         self._replaced()
         close = partial(_close, before, self.stack.store)
         if self.stack.store.is_persistent:
-            close()  # the next process that opens it must not wait for that
+            close()  # the next process that opens it must not wait
         else:
             do_later(close)
         self._follow(stacks)
 
     def _replaced(self) -> None:
-        """Called before the layers that are not needed any more go."""
+        """Do what must precede deleting unused layers."""
 
     def close(self) -> None:
-        """Let the layers go."""
+        """Release the layers."""
         for tree in self.trees.values():
             tree.squash.close()
         own, self._own_base, of_forks, self._fork_base = self._own_base, None, self._fork_base, None
@@ -341,7 +341,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
 
 def _close(stacks: Iterable[Stack], store: Store) -> None:
-    """Close stacks that were replaced, and have a layer ready for the next."""
+    """Close replaced stacks, and prewarm a layer for the next."""
     for stack in stacks:
         stack.close()
     if not store.is_persistent:

@@ -1,7 +1,7 @@
-"""A workspace of layers with a name, to go on with in another process: `Sandbox(keep="NAME")`.
+"""A named workspace of layers that another process can continue: `Sandbox(keep="NAME")`.
 
-It has the same layers as any sandbox, in a store that outlives the process. Processes end with the
-sandbox; the workspace, the home and /tmp are there again, and the state of its shells (see `kept_shells`).
+It has the same layers as any sandbox, in a store that outlives the process. Processes end with the sandbox;
+the workspace, the home, /tmp and the state of its shells are restored (see `kept_shells`).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
     from ...mounts.operations import Operation
     from ...policy import Policy
 
-#: More changes than this are not compared at every start; changes of the host are then found by the
-#: time of the first start.
+#: More changes than this are not compared at every start. The time of the first start then decides which
+#: changes are the host's.
 _MOST_TOUCHED = 20_000
 
 
 class PersistentWorkspace(OverlayWorkspace):
-    """The layers of a kept sandbox, claimed by this process until `close`."""
+    """Layers of a kept sandbox, locked by this process until `close`."""
 
     def __init__(self, name: str, *, make: bool = False, workspace: str | None = None) -> None:
-        """Claim the kept sandbox; `make` it for `workspace` if it is not there."""
+        """Open and lock the kept sandbox; with `make`, create it for `workspace` if missing."""
         session_record.checked_name(name)
         if make:
             session_record.make_home(workspace)
@@ -85,7 +85,7 @@ class PersistentWorkspace(OverlayWorkspace):
         inode = os.stat(self.directory).st_ino
         self.record = session_record.SessionRecord(name, workspace, inode, now, now, {}, (), self.baseline)
         self.save()
-        self._store.sweep()  # a process was killed while it made it
+        self._store.sweep()  # another process may have been killed while it created this
 
     def _continue(self, record: SessionRecord) -> None:
         check_workspace(record)
@@ -111,7 +111,7 @@ class PersistentWorkspace(OverlayWorkspace):
     # ------------------------------------------------------------ for a sandbox
 
     def prepare(self, policy: Policy) -> None:
-        """Make everything ready to be mounted, for a sandbox with this policy."""
+        """Prepare everything for mounting, for a sandbox with this policy."""
         owner = self._store.owner
         if not self.is_new:
             every = [layer for tree in self.trees.values() for layer in (tree.stack.top, *tree.stack.frozen)]
@@ -127,7 +127,7 @@ class PersistentWorkspace(OverlayWorkspace):
                 persistent_store.prepare(layer, owner, self.record.mounter)
             if owner is not None:
                 for base in self.record.every_base:
-                    if "/" not in base:  # what is in it is the sandbox's own
+                    if "/" not in base:  # its contents belong to the sandbox
                         persistent_store.give(f"{self._store.path}/{base}", owner, self.record.mounter)
             for path in settled:
                 if (status := self._in_the_layers(path)) is not None:
@@ -142,7 +142,7 @@ class PersistentWorkspace(OverlayWorkspace):
         self.save()
 
     def _settled_paths(self) -> list[str]:
-        """The paths that are in the layers as they were committed."""
+        """Return the paths whose entries in the layers are as they were committed."""
         found = [(path, self._in_the_layers(path)) for path in self.baseline.settled()]
         return [path for path, status in found if status and self.baseline.is_settled(path, status)]
 
@@ -154,7 +154,7 @@ class PersistentWorkspace(OverlayWorkspace):
         return None
 
     def _begin_again(self) -> None:
-        """The sandbox will see the host's files as they are now, but for those that it has changed."""
+        """Rebase on the host's present files, except for the paths that the sandbox has changed."""
         try:
             with OpenLayers(self.stack.view()) as opened:
                 touched = []
@@ -164,7 +164,7 @@ class PersistentWorkspace(OverlayWorkspace):
                         return
                 self.baseline.begin_again(opened.bases[0].root, touched)
         except OSError:
-            return  # a file of the host that we may not look at: the older time is the stricter one
+            return  # an unreadable host file: the older time is the stricter one
 
     def _replaced(self) -> None:
         if self._next is not None and self._next[0] is self.stack:
@@ -173,7 +173,7 @@ class PersistentWorkspace(OverlayWorkspace):
         self.save()  # before anything is deleted
 
     def _home(self, mount_points: tuple[str, ...], operations: Sequence[Operation]) -> HomeTree | None:
-        """The home tree to be mounted: as it was left, over the home layer of the present plan."""
+        """Return the home tree to mount: as it was left, over the present plan's home layer."""
         if HOME_TREE in self.trees:
             below = home_layer.home_layer(self._store, operations, self.root_uid)
             self.rebase({HOME_TREE: [below]}, mount_points)
@@ -183,9 +183,9 @@ class PersistentWorkspace(OverlayWorkspace):
         return found
 
     def _anew(self) -> Stack:
-        """A stack in which nothing has been changed; the workspace as it is from now on."""
+        """Return a stack without changes: the workspace as it is from now on."""
         made = Stack.new(self._store, self.stack.bases)
-        self._next = (made, Baseline())  # when it is mounted, and not before
+        self._next = (made, Baseline())  # applies when it is mounted
         return made
 
     def commit(
@@ -194,7 +194,7 @@ class PersistentWorkspace(OverlayWorkspace):
         to: str | None = None,
         **options: Unpack[CommitOptions],
     ) -> Committed:
-        """Take changes over to the host; see layers.commit."""
+        """Write changes to the host; see layers.commit."""
         done = super().commit(paths, to, **options)
         self.save()
         return done
@@ -202,16 +202,16 @@ class PersistentWorkspace(OverlayWorkspace):
     keeps_shells = True
 
     def kept_shells(self, environment: Mapping[str, str]) -> Mapping[str, SavedShell]:
-        """The shells as they were at the end, by session."""
+        """Return the shells saved at the end of the last sandbox, by session."""
         return {name: kept.with_environment(environment) for name, kept in self._shells.now.items()}
 
     def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
-        """Keep the shells of a sandbox at its end."""
+        """Save the shells of a sandbox at its end."""
         self._shells.now = {name: KeptShell.of(shell, environment) for name, shell in shells.items()}
         self._shells.write()
 
     def abandon(self) -> None:
-        """No sandbox came to be: a kept sandbox that was made for it goes again."""
+        """Close it after a failed open; delete it if it was created for that sandbox."""
         if self.is_new and not self._closed:
             self._closed = True
             self._store.remove()
@@ -219,7 +219,7 @@ class PersistentWorkspace(OverlayWorkspace):
             self.close()
 
     def close(self) -> None:
-        """Write the record, and let other processes use the kept sandbox. A second time does nothing."""
+        """Write the record, and unlock the kept sandbox. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -228,7 +228,7 @@ class PersistentWorkspace(OverlayWorkspace):
         except OSError as error:
             if error.errno not in trash.FULL:
                 raise
-            # The last record stays, which is as good: every change of layers was recorded.
+            # The last record remains valid: every change of layers was recorded.
             warnings.warn(f"{self.record.name}: {no_room(error, self._store.home)}", stacklevel=2)
         finally:
             for tree in self.trees.values():
@@ -239,7 +239,7 @@ class PersistentWorkspace(OverlayWorkspace):
             self._store.end()
 
     def save(self) -> None:
-        """Write the record as everything is now."""
+        """Write the record of the present state."""
         others = [tree for root, tree in self.trees.items() if root != WORKSPACE_PATH]
         self.record = self.record.replace(
             used=time.time(),
@@ -251,28 +251,28 @@ class PersistentWorkspace(OverlayWorkspace):
         session_record.write(self._store.home, self.record)
         self._store.recorded = self.record.every_layer
 
-    # ------------------------------------------------------------ without a sandbox
+    # ------------------------------------------------------------ without an open sandbox
 
     def review(self, paths: Collection[str] | None) -> Review:
-        """Review a commit: what it would do, and the objections to it."""
+        """Review a commit: its changes, and the objections to it."""
         from ...layers.review import review
 
         with OpenLayers(self.stack.view()) as opened:
             return review(opened, paths, self.baseline, at=WORKSPACE_PATH)
 
     def take_over(self, paths: Collection[str] | None = None, **options: Unpack[CommitOptions]) -> Committed:
-        """Commit while no sandbox has it. After a whole commit it begins anew, with the host as it is."""
+        """Commit while no sandbox uses it. After a complete commit it begins anew, with the host's files."""
         done = self.commit(paths, **options)
         if paths is None and not done.kept and not done.left_out:
             self.replace(self.without(None))
         return done
 
     def drop(self, paths: Mapping[str, Collection[str]] | None = None) -> None:
-        """Discard changes to the workspace, or at `paths`, by tree, while no sandbox has it."""
+        """Discard changes to the workspace, or at `paths`, by tree, while no sandbox uses it."""
         self.replace(self.without(paths))
 
     def snapshot(self, label: str) -> None:
-        """Keep this moment under a label, while no sandbox has it."""
+        """Save a snapshot under a label, while no sandbox uses it."""
         try:
             session_record.checked_label(label)
         except ValueError as error:
@@ -302,16 +302,16 @@ class PersistentWorkspace(OverlayWorkspace):
             self.save()
 
     def restore(self, label: str) -> Drift:
-        """Be as at that snapshot, while no sandbox has it; see `become`."""
+        """Return to a snapshot, while no sandbox uses it; see `become`."""
         drift = self.become(self._snapshot(label))
         self._shells.now = dict(self._shells.points.get(label, {}))
         self._shells.write()
         return drift
 
     def become(self, snapshot: Snapshot) -> Drift:
-        """Be as at a snapshot of it, or one that was loaded, while no sandbox has it.
+        """Return to one of its snapshots, or to a loaded one, while no sandbox uses it.
 
-        Returns what the host has changed since.
+        Returns the host's changes since the snapshot.
         """
         fitting = snapshot.fitted_to(self)
         following = self.restored(fitting._trees)
@@ -326,7 +326,7 @@ class PersistentWorkspace(OverlayWorkspace):
         return drift_after(self, snapshot, fitting)
 
     def saved(self, label: str | None) -> Snapshot:
-        """A snapshot of it, or it as it is now, to be saved to a file, while no sandbox has it."""
+        """Return a snapshot of it, or its present state, for saving to a file, while no sandbox uses it."""
         if label is None:
             trees, baseline = {root: tree.freeze() for root, tree in self.trees.items()}, self.baseline
             kept = self._shells.now
@@ -338,7 +338,7 @@ class PersistentWorkspace(OverlayWorkspace):
         return Snapshot(label or "", "swap", trees, baseline.copy(), shells)
 
     def forget(self, label: str) -> None:
-        """Delete a snapshot; layers that others need stay."""
+        """Delete a snapshot; layers in use elsewhere remain."""
         taken = self._snapshot(label)
         del self.snapshots[label]
         self.save()
@@ -358,7 +358,7 @@ class PersistentWorkspace(OverlayWorkspace):
 
 
 def claim_workspace(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
-    """The kept sandbox `name` for a sandbox, made if it is not there."""
+    """Open and lock the kept sandbox `name`; create it if missing."""
     made = PersistentWorkspace(name, make=True, workspace=workspace)
     try:
         if made.record.workspace != workspace:
@@ -375,13 +375,13 @@ def claim_workspace(name: str, workspace: str | None, policy: Policy) -> Persist
 
 
 def workspace_of(name: str) -> str | None:
-    """The workspace of a kept sandbox that is there already; None when it has none, or is not there."""
+    """Return the workspace of an existing kept sandbox; None if it has none, or does not exist."""
     record = session_record.read(session_record.directory_of(name))
     return None if record is None else record.workspace
 
 
 def find(name: str) -> SessionRecord:
-    """The record of a kept sandbox, also while it is in use. LayerError when it is not there."""
+    """Return the record of a kept sandbox, even while it is in use. Raises LayerError if it is missing."""
     record = session_record.read(session_record.directory_of(name))
     if record is None:
         raise persistent_store.unknown(name)
@@ -389,7 +389,7 @@ def find(name: str) -> SessionRecord:
 
 
 def policy_facts(policy: Policy) -> dict[str, object]:
-    """A policy for people to look at, without the values of variables: those may be secrets."""
+    """Describe a policy for people, without the values of variables, which may be secrets."""
     return {
         "preset": policy.preset,
         **{name: list(getattr(policy, name)) for name in ("read", "write", "deny", "sockets", "pass_env")},
@@ -399,11 +399,11 @@ def policy_facts(policy: Policy) -> dict[str, object]:
     }
 
 
-# The shells of a kept sandbox: the state of each session as it was at the end, and at each snapshot.
+# Shells of a kept sandbox: the state of each session at its end, and at each snapshot.
 #
-# It is text of the sandbox, which only a shell of the sandbox reads again. The file lies beside the record,
-# for its owner only: a shell's variables may hold secrets. Variables that the sandbox was opened with, and
-# that no command has changed, are not in it: the next sandbox has its own.
+# The sandbox produced this text, and only a shell in the sandbox reads it again. The file is beside the
+# record, readable by its owner only: variables may hold secrets. It omits variables that the sandbox was
+# opened with and no command changed: the next sandbox has its own.
 
 
 FILE = "shells.json"
@@ -412,21 +412,21 @@ _MOST_BYTES = 128 << 20
 
 
 class KeptShell:
-    """The state of one shell, and the names of the variables that it had from the sandbox."""
+    """State of one shell, and the names of the variables that it got from the sandbox."""
 
     def __init__(self, shell: SavedShell, given: tuple[str, ...] = ()) -> None:
         self.shell, self.given = shell, given
 
     @classmethod
     def of(cls, shell: SavedShell, environment: Mapping[str, str]) -> KeptShell:
-        """Keep a shell of a sandbox that was opened with `environment`."""
+        """Save a shell of a sandbox that was opened with `environment`."""
         if shell.dump is None:
             return cls(shell)
         dump, given = shell.dump.without_variables(environment)
         return cls(SavedShell(dump, shell.status, shell.cwd), given)
 
     def with_environment(self, environment: Mapping[str, str]) -> SavedShell:
-        """The shell for a sandbox that is opened with `environment`."""
+        """Return the shell for a sandbox opened with `environment`."""
         if self.shell.dump is None:
             return self.shell
         now = {name: environment[name] for name in self.given if name in environment}
@@ -434,7 +434,7 @@ class KeptShell:
 
 
 class KeptShells:
-    """The shells of a kept sandbox by session: `now`, and those of its snapshots by label."""
+    """Shells of a kept sandbox by session: `now`, and those of its snapshots by label."""
 
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{FILE}"
@@ -443,7 +443,7 @@ class KeptShells:
         self._read()
 
     def _read(self) -> None:
-        """Read the file; no shells if it cannot be read: the layers are worth more than a shell's state."""
+        """Read the file. If that fails there are no shells: the layers matter more."""
         import json
 
         try:
@@ -457,7 +457,7 @@ class KeptShells:
             return
 
     def write(self) -> None:
-        """Replace the file, whole or not at all."""
+        """Replace the file atomically."""
         import json
 
         facts = {
@@ -484,13 +484,13 @@ def _shells(facts: Any) -> dict[str, KeptShell]:
     return {name: KeptShell(shell, tuple(map(str, facts[name]["given"]))) for name, shell in shells.items()}
 
 
-# The record of a kept sandbox: trees and snapshots to and from it, and the changes and size that it tells.
+# Record of a kept sandbox: converts trees and snapshots, and computes changes and size.
 #
-# The latter by the record alone, also while the sandbox is in use.
+# Changes and size need only the record, so they work while the sandbox is in use.
 
 
 def tree(store: Store, recorded: session_record.TreeRecord, layers: Mapping[str, Layer]) -> LayeredTree:
-    """A recorded tree, to go on with."""
+    """Return a recorded tree, to continue with."""
     top, *frozen = (layers[name] for name in recorded.layers)
     stack = Stack(store, base_paths(store.path, recorded.bases), frozen, top)
     return LayeredTree(recorded.root, recorded.places, stack)
@@ -499,7 +499,7 @@ def tree(store: Store, recorded: session_record.TreeRecord, layers: Mapping[str,
 def snapshot(
     store: Store, base: str, recorded: session_record.SnapshotRecord, layers: Mapping[str, Layer]
 ) -> Snapshot:
-    """A recorded snapshot; `base` is what the layers of its workspace are over. It has no shells."""
+    """Return a recorded snapshot, without shells; `base` is below the layers of its workspace."""
 
     def frozen(names: Collection[str], below: Sequence[str], mounted_at: tuple[str, ...]) -> LayerSnapshot:
         return LayerSnapshot(store, below, [layers[name] for name in names], mounted_at)
@@ -511,13 +511,13 @@ def snapshot(
 
 
 def tree_record(one: LayeredTree) -> session_record.TreeRecord:
-    """The record of a tree."""
+    """Return the record of a tree."""
     layers = (one.stack.top, *one.stack.frozen)
     return session_record.TreeRecord(one.root, one.mounted_at, _bases(one.stack), layer_names(layers))
 
 
 def snapshot_record(taken: Snapshot) -> session_record.SnapshotRecord:
-    """The record of a snapshot."""
+    """Return the record of a snapshot."""
     others = tuple(
         session_record.TreeRecord(root, one.mounted_at, _bases(one), layer_names(one.layers))
         for root, one in taken._trees.items()
@@ -528,7 +528,7 @@ def snapshot_record(taken: Snapshot) -> session_record.SnapshotRecord:
 
 
 def base_paths(store: str, bases: Sequence[str]) -> list[str]:
-    """The directories below a tree. One that is in the store is recorded by its name there."""
+    """Return the directories below a tree. Those in the store are recorded by name."""
     return [base if base.startswith("/") else f"{store}/{base}" for base in bases]
 
 
@@ -538,17 +538,17 @@ def _bases(stack: Stack | LayerSnapshot) -> tuple[str, ...]:
 
 
 def layer_names(layers: Collection[Layer]) -> tuple[str, ...]:
-    """The names of layers in a record."""
+    """Return the names of layers in a record."""
     return tuple(os.path.basename(layer.path) for layer in layers)
 
 
 def changes(
     record: SessionRecord, paths: Collection[str] | None = None, *, everything: bool = False
 ) -> list[Change]:
-    """The changes of a kept sandbox, also while it is in use; with `everything`, also outside the workspace.
+    """Return the changes of a kept sandbox, even while in use; `everything` adds those outside the workspace.
 
-    Only at and below `paths` when given, as they are seen inside, from the workspace; ValueError for
-    one that cannot be told about.
+    `paths`, as seen inside and relative to the workspace, limits them. Raises ValueError for a path in no
+    tree.
     """
     from ...layers.changes import diff
 
@@ -581,7 +581,7 @@ def changes(
 
 
 def size(record: SessionRecord) -> int:
-    """The bytes that its layers take."""
+    """Return the bytes that its layers occupy."""
     from ...layers.store import usage
 
     directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
@@ -589,7 +589,7 @@ def size(record: SessionRecord) -> int:
 
 
 def check_workspace(record: SessionRecord) -> None:
-    """LayerError when the directory that a kept sandbox is of is not the one that is there now."""
+    """Raise LayerError if the kept sandbox's directory is missing or is another one now."""
     if record.workspace is None:
         return
     try:

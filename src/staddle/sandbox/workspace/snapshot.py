@@ -1,9 +1,9 @@
-"""`Snapshot`: the files of a sandbox and the state of every shell, at one moment; to take, and to go back to.
+"""`Snapshot`: files of a sandbox and the state of every shell at one moment; take and restore it.
 
-A snapshot freezes the layers and mounts new ones on top; nothing is copied, so it takes as long after one
-file as after ten thousand. Only while nothing but idle shells is in the sandbox: a program that works on
-files would go on with the old ones. Then everything is stopped for as long as it takes to copy the layers.
-The workspace, the home and /tmp are taken together; a tree that was not written to is not mounted anew.
+A snapshot freezes the layers and mounts new ones on top. It copies nothing, so its time does not depend on
+the number of files. This needs a sandbox with only idle shells: a running program would continue with the old
+files. If one runs, everything is stopped while the layers are copied. The workspace, the home and /tmp are
+taken together; a tree without writes is not remounted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .workspace import SandboxWorkspace
 
     class NamedShell(Protocol):
-        """A session, as far as a snapshot needs it."""
+        """Part of a session that a snapshot uses."""
 
         @property
         def name(self) -> str: ...
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @unmistakable(own=("close",))
 class Snapshot:
-    """A moment of a sandbox. It holds its layers until `close()`, or until it is garbage collected.
+    """A moment of a sandbox. It keeps its layers until `close()`, or until it is garbage collected.
 
-    `method` says how the files were taken: "swap", or "copy" because something ran.
+    `method` tells how the files were taken: "swap", or "copy" because a program ran.
     """
 
     closed = True  # until there is something to close
-    #: Makes copies of the directory; None where there is no need.
+    #: Copies the directory; None if there is no need.
     freezer: BaseFreezer | None = None
     _parent: ReferenceType[Snapshot] | None = None
 
@@ -69,7 +69,7 @@ class Snapshot:
         *,
         created: float | None = None,
     ) -> None:
-        """`trees` are those of the sandbox, by their roots inside; that of the workspace is among them."""
+        """Hold the layers `trees` of the sandbox, by their roots inside, including the workspace's."""
         self.label, self.method = label, method
         self.created = now() if created is None else created
         self.sessions = tuple(shells)
@@ -78,26 +78,26 @@ class Snapshot:
 
     @property
     def parent(self) -> Snapshot | None:
-        """The snapshot that it went on from; None for a first one, or when that does not exist any more."""
+        """Snapshot that it continued from; None for the first one, or if that is gone."""
         found = None if self._parent is None else self._parent()
         return None if found is None or found.closed else found
 
     @property
     def workspace(self) -> str:
-        """The directory of the host whose snapshot this is."""
+        """Host directory whose snapshot this is."""
         return origin(self._trees[WORKSPACE_PATH].bases[-1])
 
     @property
     def frozen(self) -> bool:
-        """Whether later edits on the host are not seen after a restore: it has a copy of the directory."""
+        """Whether it has a copy of the directory, so that a restore hides later edits on the host."""
         tree = self._trees[WORKSPACE_PATH]
         return tree.is_copy or isinstance(tree.bases[-1], FrozenBase)
 
     def drift(self, *, limit: int = MOST_PATHS, most: int | None = None) -> Drift:
-        """The changes of the host to the workspace since then, where they would be seen after a restore.
+        """Return the host's changes to the workspace since then that a restore would show.
 
-        The workspace's lowest layer is the directory of the host; if a copy of it is there instead, none are.
-        Walks it, up to `most` entries; `limit` bounds the paths, which are those inside.
+        There are none if the lowest layer is a copy of the host's directory. It walks at most `most` entries
+        and returns at most `limit` paths, as seen inside.
         """
         tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy or isinstance(tree.bases[-1], FrozenBase) or not self._is_of(self.workspace):
@@ -115,9 +115,9 @@ class Snapshot:
     ) -> None:
         """Write it to the file `path`, whole or not at all.
 
-        With a copy of the workspace's directory, if it is small: the one below its layers, else as the
-        directory is now. With `freeze` also of a larger one, or LayerError; with `freeze=False` without it.
-        `progress` is called with the number of entries written, and how many there are at most.
+        By default it includes a copy of a small workspace directory: the copy below its layers, or else the
+        directory as it is now. `freeze=True` also includes a large one, or raises LayerError; `freeze=False`
+        includes none. `progress` is called with the number of entries written and the maximum.
         """
         from .snapshot_file import save
 
@@ -130,11 +130,11 @@ class Snapshot:
 
     @staticmethod
     def load(path: str | PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Snapshot:
-        """The snapshot that was saved so, to be restored in a sandbox, or for `Sandbox.from_snapshot`.
+        """Load a saved snapshot, to restore it in a sandbox or for `Sandbox.from_snapshot`.
 
-        `progress` is called with the number of bytes read, and of all. ArchiveRefused, with nothing
-        changed, for anything that `save` does not write. LayerError, with nothing changed, when it needs
-        more than a quarter of the free space where layers are stored.
+        `progress` is called with the bytes read and the total. Raises ArchiveRefused for a file that `save`
+        does not write, and LayerError if it needs more than a quarter of the free space where layers are
+        stored. Both change nothing.
         """
         from .snapshot_file import load
 
@@ -154,22 +154,22 @@ class Snapshot:
         )
 
     def _origin_facts(self) -> Mapping[str, object]:
-        """The directory that it is of, for another process to know; empty where there is none."""
+        """Return facts that identify its directory for another process; empty if there is none."""
         from .stores import empty_directory
 
         directory = self.workspace
         return {} if directory == empty_directory(self._trees[WORKSPACE_PATH].store) else _identity(directory)
 
     def _is_of(self, directory: str) -> bool:
-        """Whether `directory` is the one of the host that it was taken of."""
+        """Whether `directory` is the host directory that it was taken of."""
         from .stores import empty_directory
 
         return directory == self.workspace != empty_directory(self._trees[WORKSPACE_PATH].store)
 
-    # ------------------------------------------------------------ for the room
+    # ------------------------------------------------------------ for this package
 
     def freeze(self, *, asked: bool) -> FrozenBase | None:
-        """Have a copy of the host's directory as it is now below its layers; the copy, if there is one."""
+        """Put a copy of the host's directory, as it is now, below its layers. Returns the copy, if any."""
         tree = self._trees[WORKSPACE_PATH]
         base = None if self.frozen else self._copied(asked=asked)
         if base is None:
@@ -182,9 +182,9 @@ class Snapshot:
         return base
 
     def _copied(self, *, asked: bool) -> FrozenBase | None:
-        """The copy below its layers, or one of the host's directory as it is now, held for the caller.
+        """Return the copy below its layers, or a new copy of the host's directory, acquired for the caller.
 
-        LayerError if it was `asked` for and cannot be; else None.
+        If it cannot be copied: LayerError if it was `asked` for, else None.
         """
         tree = self._trees[WORKSPACE_PATH]
         if isinstance(tree.bases[-1], FrozenBase):
@@ -201,14 +201,14 @@ class Snapshot:
         return None
 
     def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
-        """The same for a sandbox with `workspace`. InvalidCall when it is of another directory."""
+        """Adapt it to a sandbox with `workspace`. Raises InvalidCall if it is of another directory."""
         if self.workspace != workspace.directory:
             raise InvalidCall(
                 f"{self!r} is of another workspace", why=f"it is of {self.workspace!r}", fix="open that"
             )
         if self._trees[WORKSPACE_PATH].is_copy == (workspace.copy is not None):
             return self
-        # One of layers for a copy, or the other way round: as if it had been saved and loaded.
+        # Layers for a copy or the reverse: convert as if it had been saved and loaded.
         from .snapshot_file import portable
 
         content = portable(self._content())
@@ -222,7 +222,7 @@ class Snapshot:
         return LoadedSnapshot(content).fitted_to(workspace)
 
     def new_workspace(self) -> SandboxWorkspace:
-        """A workspace for another sandbox that continues from here."""
+        """Return a workspace for another sandbox that continues from here."""
         tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy:
             from .copied import CopySnapshot
@@ -236,12 +236,12 @@ class Snapshot:
         return made
 
     def continue_in(self, session: NamedShell, workspace: SandboxWorkspace | None) -> None:
-        """Have a session be as that of its name was, in a sandbox with `workspace`."""
+        """Restore the session of that name, in a sandbox with `workspace`."""
         with session._shell.lock():
             session._shell.become(self.shell_state(session.name, workspace))
 
     def shell_state(self, name: str, workspace: SandboxWorkspace | None) -> SavedShell | None:
-        """The state of the shell of that session, for a sandbox with `workspace`."""
+        """Return the shell state of that session, for a sandbox with `workspace`."""
         shell = self._shells.get(name)
         before = self._trees[WORKSPACE_PATH].mounted_at
         if shell is None or workspace is None or before == (workspace.mounted_at,):
@@ -251,7 +251,7 @@ class Snapshot:
         return relocated(shell, before[0], workspace.mounted_at)
 
     def close(self) -> None:
-        """Let its files go; those that a sandbox still works on stay as long as that does."""
+        """Release its files; files that a sandbox uses remain as long as it does."""
         self.closed = True
         for tree in self._trees.values():
             tree.close()
@@ -265,7 +265,7 @@ class Snapshot:
 
 
 class LoadedSnapshot(Snapshot):
-    """A snapshot that was read from a file: to be restored in any sandbox."""
+    """A snapshot read from a file, which any sandbox can restore."""
 
     def __init__(self, saved: SavedSnapshot) -> None:
         super().__init__(
@@ -276,7 +276,7 @@ class LoadedSnapshot(Snapshot):
 
     @property
     def frozen(self) -> bool:
-        """Whether a copy of the directory is in the file."""
+        """Whether the file contains a copy of the directory."""
         return self._base is not None
 
     def _copied(self, *, asked: bool) -> FrozenBase | None:
@@ -288,7 +288,7 @@ class LoadedSnapshot(Snapshot):
         return LoadedBase.of(self._base, place, self._base_taken)
 
     def close(self) -> None:
-        """Let its files go; those that a sandbox still works on stay as long as that does."""
+        """Release its files; files that a sandbox uses remain as long as it does."""
         base, self._base = self._base, None
         super().close()
         if base is not None:
@@ -296,7 +296,7 @@ class LoadedSnapshot(Snapshot):
 
     @property
     def workspace(self) -> str:
-        """The directory whose snapshot it is, on the machine where it was taken; empty when it had none."""
+        """Directory that it was taken of, on the original machine; empty if it had none."""
         return str(self._origin.get("path", ""))
 
     def _origin_facts(self) -> Mapping[str, object]:
@@ -306,7 +306,7 @@ class LoadedSnapshot(Snapshot):
         return os.path.isdir(directory) and self._origin == _identity(directory)
 
     def fitted_to(self, workspace: SandboxWorkspace) -> Snapshot:
-        """The same for the trees of a sandbox: with whiteouts only for what is there to be hidden."""
+        """Adapt it to the trees of a sandbox, with whiteouts only where a file must be hidden."""
         from .copied import CopiedWorkspace
 
         if isinstance(workspace, CopiedWorkspace):
@@ -329,7 +329,7 @@ class LoadedSnapshot(Snapshot):
         return Snapshot(self.label, self.method, made, baseline, self._shells, created=self.created)
 
     def _over(self, copy: Layer, directory: str, empty: LayerSnapshot) -> LayerSnapshot:
-        """The point `empty`, which is closed, over a saved copy in place of `directory` itself."""
+        """Put `empty`, which is closed, over a saved copy in place of `directory` itself."""
         base = LoadedBase.of(copy, directory, self._base_taken if self._is_of(directory) else now_ns())
         try:
             return LayerSnapshot(empty.store, [base], (), empty.mounted_at)
@@ -341,7 +341,7 @@ class LoadedSnapshot(Snapshot):
         from .snapshot_file import in_layers
 
         if workspace.stand_in is not None or self._origin != _identity(workspace.directory):
-            return Baseline(workspace.baseline.taken)  # only what this sandbox began with
+            return Baseline(workspace.baseline.taken)  # only the state that this sandbox began with
         baseline = self._baseline.copy()
         for path in baseline.settled():
             if status := in_layers(point.layers, path):
@@ -350,7 +350,7 @@ class LoadedSnapshot(Snapshot):
 
 
 def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
-    """The layers of `known` over the bases of `empty`, which is closed, as one layer."""
+    """Merge the layers of `known` into one over the bases of `empty`, which is closed."""
     from ...layers.merge import merge, prune
 
     layer = empty.store.layer(like=empty.bases[0]).hold()
@@ -364,7 +364,7 @@ def _rebased(known: LayerSnapshot, empty: LayerSnapshot) -> LayerSnapshot:
 
 
 def _identity(directory: str) -> dict[str, object]:
-    """Facts that tell a directory from all others, also on other machines."""
+    """Facts that identify a directory, even across machines."""
     found = os.stat(reach(directory))
     return {
         "path": directory,
@@ -384,7 +384,7 @@ def _machine() -> str:
 
 @contextmanager
 def loaded(snapshot: Snapshot | str | PathLike[str]) -> Iterator[Snapshot]:
-    """The snapshot, or the one in that file for as long as this takes."""
+    """Yield the snapshot, or load it from a file for the duration of the block."""
     if isinstance(snapshot, Snapshot):
         yield snapshot
         return
@@ -395,18 +395,18 @@ def loaded(snapshot: Snapshot | str | PathLike[str]) -> Iterator[Snapshot]:
         found.close()
 
 
-# ---------------------------------------------------------------- the snapshots of one sandbox
+# ---------------------------------------------------------------- snapshots of one sandbox
 
 
 class History:
-    """The snapshots of a workspace that still exist, and the one that it went on from."""
+    """Existing snapshots of a workspace, and the one that it continued from."""
 
     def __init__(self) -> None:
         self.at: ReferenceType[Snapshot] | None = None
         self._taken: dict[ReferenceType[Snapshot], None] = {}
 
     def add(self, snapshot: Snapshot) -> None:
-        """Add a snapshot that was taken now."""
+        """Add a snapshot that was just taken."""
         snapshot._parent, self.at = self.at, ref(snapshot)
         self._taken[ref(snapshot, self._forget)] = None
 
@@ -414,7 +414,7 @@ class History:
         self._taken.pop(gone, None)
 
     def listed(self) -> list[Snapshot]:
-        """The snapshots that are not closed, the oldest first."""
+        """Return the snapshots that are not closed, oldest first."""
         found = [one() for one in list(self._taken)]
         return [snapshot for snapshot in found if snapshot is not None and not snapshot.closed]
 
@@ -423,12 +423,12 @@ _histories: WeakKeyDictionary[SandboxWorkspace, History] = WeakKeyDictionary()
 
 
 def history(workspace: SandboxWorkspace) -> History:
-    """The history of a workspace."""
+    """Return the history of a workspace."""
     return _histories.setdefault(workspace, History())
 
 
 def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
-    """The directories of the layers that the open snapshots of a workspace have."""
+    """Return the layer directories of a workspace's open snapshots."""
     known = _histories.get(workspace)
     found = () if known is None else known.listed()
     trees = [tree for snapshot in found for tree in list(snapshot._trees.values())]
@@ -436,10 +436,10 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
 
 
 def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
-    """A snapshot of a sandbox whose `sessions` are at rest."""
+    """Take a snapshot of a sandbox whose `sessions` are idle."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
-    # Root's sessions are not continued: who goes on with a snapshot may not have a root.
+    # Root's sessions are not included: a sandbox that continues from it may have no root.
     continued = [session for session in sessions if not session._user]
     shells = {session.name: saved for session in continued if (saved := _saved(session)) is not None}
     created = now()
@@ -451,7 +451,7 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
 
 
 def _saved(session: NamedShell) -> SavedShell | None:
-    """The state of a session's shell; None if the sandbox has ended by itself, and its shells with it."""
+    """Return the state of a session's shell; None if the sandbox has died with its shells."""
     try:
         return session._shell.saved()
     except SandboxLost:
@@ -464,10 +464,10 @@ def restore(
     snapshot: Snapshot,
     others: Literal["keep", "end"],
 ) -> tuple[list[NamedProcess], Drift]:
-    """Be as at the snapshot: its files, its shells; a session that was not there begins anew.
+    """Restore the files and shells of a snapshot; a session that it lacks begins anew.
 
-    Returns the processes but idle shells that were ended, before the files were exchanged, and what the host
-    has changed since, as far as a look at some entries tells.
+    Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
+    since the snapshot, judged by a sample of entries.
     """
     fitting = snapshot.fitted_to(workspace)
 
@@ -482,13 +482,13 @@ def restore(
 
 
 def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:
-    """The changes of the host since a snapshot that was restored, as far as a look at some entries tells."""
+    """Return the host's changes since a restored snapshot, judged by a sample of entries."""
     if workspace.stand_in is not None or not snapshot._is_of(workspace.directory):
         return Drift()
     return fitting.drift(most=MOST_ENTRIES)
 
 
-# Exchange the layers of an open sandbox for others, also beside programs that run.
+# Exchange the layers of an open sandbox, even while programs run.
 
 
 def change(
@@ -497,7 +497,7 @@ def change(
     then: Callable[[], object] = tuple,
     others: Literal["keep", "end"] = "keep",
 ) -> list[NamedProcess]:
-    """Go on with other layers, whatever runs, and call `then`; the processes that were ended for it.
+    """Continue with other layers, even while programs run, and call `then`. Returns the ended processes.
 
     `following` is closed if that fails.
     """
@@ -509,12 +509,11 @@ def change(
 
 
 def extend(workspace: SandboxWorkspace, bases: Mapping[str, Sequence[str]]) -> None:
-    """Have directories of the system in layers of their own, so that they can be written, from now on.
+    """Put system directories in layers, so that they can be written from now on.
 
-    `bases` has for each, by its path inside, the directories of the host that lie below, topmost first. The
-    owners in the topmost one decide which user may write where. Trees that have layers already stay as
-    they are. The new ones are part of everything then: snapshots, forks, `diff(everything=True)`,
-    kept sandboxes. Programs that run go on with what they have open.
+    `bases` maps each path inside to the host directories below it, topmost first. The owners in the topmost
+    one decide which user may write. Trees that already have layers stay. Snapshots, forks,
+    `diff(everything=True)` and kept sandboxes include the new ones. Running programs keep their open files.
     """
     from .overlay import OverlayWorkspace
 

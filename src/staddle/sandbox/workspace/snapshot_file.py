@@ -1,11 +1,11 @@
 """Snapshots as one file: written whole or not at all, and read as untrusted input.
 
-The file holds the layers of every tree, the state of every shell, and the baseline of the host's files
-(see layers.archive). It may come from another process or another machine: where the workspace is another
-directory than the one it was of, its baseline says nothing.
+The file holds the layers of every tree, the state of every shell, and the baseline of the host's files (see
+layers.archive). It may come from another process or machine. Its baseline applies only to the directory that
+it was taken of.
 
-The state of a shell is text that bash printed. A bash in a sandbox reads it again, as when a shell is
-replaced; nothing else ever interprets it.
+The state of a shell is text that bash printed. Only a bash in a sandbox reads it again, as when a shell is
+replaced; nothing else interprets it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], object]
 
 _KIND = "sandbox"
-#: The name of the copy of the directory, and the places of denied paths that it may have besides.
+#: Name of the directory's copy, and the most additional entries for denied paths in it.
 _BASE, _MOST_PLACES = "base", 1000
 _MOST_SESSIONS, _LONGEST_NAME, _MOST_STATE, _LONGEST_PATH = 1000, 1000, 32 << 20, 1 << 16
 
 
 class SavedSnapshot(Value):
-    """The content of such a file. `origin` identifies its directory; empty when there is none."""
+    """Contents of such a file. `origin` identifies its directory; empty if there is none."""
 
     label: str
     method: Literal["swap", "copy"]
@@ -52,13 +52,13 @@ class SavedSnapshot(Value):
     baseline: Baseline
     shells: Mapping[str, SavedShell]
     origin: Mapping[str, object]
-    #: A copy of its directory, held for whoever takes this.
+    #: Copy of its directory, acquired for the receiver.
     base: Layer | None = None
-    #: When that was made, in nanoseconds.
+    #: Time of the copy in nanoseconds.
     base_taken: int = 0
 
 
-# ---------------------------------------------------------------- out
+# ---------------------------------------------------------------- save
 
 
 def save(
@@ -66,7 +66,7 @@ def save(
 ) -> None:
     """Write `saved` to the file `path`, with the copy `base` of its directory.
 
-    `progress` is called with the entries written and all entries.
+    `progress` is called with the number of entries written and the total.
     """
     workspace = saved.trees[WORKSPACE_PATH]
     given, saved = saved, portable(saved)
@@ -103,7 +103,7 @@ def save(
 
 
 def portable(saved: SavedSnapshot) -> SavedSnapshot:
-    """The same with layers: a copy is condensed to a layer, which is the caller's to close."""
+    """Convert to layers: a copy is condensed to a layer, which the caller closes."""
     workspace = saved.trees[WORKSPACE_PATH]
     if not workspace.is_copy:
         return saved
@@ -123,7 +123,7 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], object] |
 
 
 def _entries(layers: Iterable[Layer]) -> int:
-    """The number of entries, at most: what a layer hides of another one is counted, too."""
+    """Count the entries; entries hidden by a higher layer count as well."""
     count = 0
     for layer in layers:
         with Tree(layer.upper, ours=True) as tree:
@@ -132,13 +132,13 @@ def _entries(layers: Iterable[Layer]) -> int:
 
 
 def shell_facts(shell: SavedShell) -> dict[str, object]:
-    """The state of a shell as JSON; `read_shells` reads it."""
+    """Convert the state of a shell to JSON, for `read_shells`."""
     dump = None if shell.dump is None else {name: _text(piece) for name, piece in shell.dump.pieces().items()}
     return {"dump": dump, "status": shell.status, "cwd": _text(shell.cwd)}
 
 
 def _baseline_facts(baseline: Baseline, layers: Iterable[Layer]) -> dict[str, object]:
-    """The baseline. Of files that were committed, only those that the layers still have so."""
+    """Return the baseline, with only those committed files that are still so in the layers."""
     layers = tuple(layers)
     facts = baseline.facts()
     gone = {path: None for path, mark in dict(facts["settled"]).items() if mark is None}  # type: ignore[call-overload]
@@ -151,7 +151,7 @@ def _baseline_facts(baseline: Baseline, layers: Iterable[Layer]) -> dict[str, ob
 
 
 def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
-    """Status of `path` in the topmost layer that has an entry there."""
+    """Return the status of `path` in the topmost layer that has an entry there."""
     for layer in layers:
         with Tree(layer.upper, ours=True) as tree:
             if (status := tree.status(path)) is not None:
@@ -159,14 +159,14 @@ def in_layers(layers: Iterable[Layer], path: str) -> os.stat_result | None:
     return None
 
 
-# ---------------------------------------------------------------- in
+# ---------------------------------------------------------------- load
 
 
 def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
-    """Read the file `path`. ArchiveRefused, with nothing made, for what `save` does not write.
+    """Read the file `path`. Raises ArchiveRefused for a file that `save` does not write.
 
-    LayerError, with nothing made, when it needs more than a share of what is free in the store.
-    `progress` is called with the bytes read and all bytes.
+    Raises LayerError if it needs more than a share of the store's free space. Both create nothing. `progress`
+    is called with the bytes read and the total.
     """
     bounds = {_BASE: UnpackBounds(ASKED.bytes, ASKED.entries + _MOST_PLACES)}
     store = store_for(None)
@@ -184,7 +184,7 @@ def load(path: str, progress: Progress | None = None) -> SavedSnapshot:
 
 
 def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnapshot:
-    """The snapshot with these. ValueError and the like when `facts` are not such as `save` writes."""
+    """Build the snapshot. Raises ValueError and the like if `save` cannot have written `facts`."""
     label, method, created = facts["label"], facts["method"], facts["created"]
     if facts["kind"] != _KIND or not isinstance(label, str) or len(label) > _LONGEST_PATH:
         raise ValueError("it is of something else")
@@ -205,7 +205,7 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
     if not isinstance(origin, dict):
         raise ValueError("it does not name what it belongs to")
     workspace = trees.pop(WORKSPACE_PATH)
-    # From here on nothing is wrong with it.
+    # Everything is valid from here on.
     store = store_for(None)
     base = empty_directory(store)
     found = {
@@ -217,7 +217,7 @@ def _loaded(layers: Mapping[str, Layer], facts: Mapping[str, Any]) -> SavedSnaps
 
 
 def read_shells(facts: Any) -> dict[str, SavedShell]:
-    """The shells that such facts tell, by session. ValueError for what is none."""
+    """Parse shells by session. Raises ValueError if they are not valid."""
     if not isinstance(facts, dict) or len(facts) > _MOST_SESSIONS:
         raise ValueError("it has too many sessions")
     for name in facts:
@@ -238,7 +238,7 @@ def _shell(facts: dict[str, Any]) -> SavedShell:
     if sum(map(len, pieces.values())) > _MOST_STATE:
         raise ValueError("what a shell remembers is too much")
     dump = Dump.of_pieces(pieces)
-    dump.replay(None)  # what no shell can read is no state of one
+    dump.replay(None)  # raises if no shell can read it
     return SavedShell(dump, status, cwd)
 
 
@@ -262,7 +262,7 @@ def _bytes(text: str) -> bytes:
 
 
 def relocated(shell: SavedShell, old: str, new: str) -> SavedShell:
-    """The state of a shell, with another path of the workspace that it works in."""
+    """Move a shell's state to another path of its workspace."""
     if old == new:
         return shell
     before, after = os.fsencode(old), os.fsencode(new)

@@ -1,6 +1,6 @@
-"""The stores of this process that hold the layers, and the copies, of all its sandboxes.
+"""Stores of this process for the layers and copies of all its sandboxes.
 
-One store holds the layers of many sandboxes, so that a fork shares those of its parent.
+One store holds the layers of many sandboxes, so that a fork can share those of its parent.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from ...places import make_directory
 
 _stores: list[Store] = []
 _copy_stores: dict[str, Store] = {}
-#: The homes of those of them whose copies are given to the sandbox.
+#: Homes of stores whose copies are given to the sandbox's uid.
 _giving: set[str] = set()
-#: The owners of directories for copies that have not been made yet.
+#: Owners of reserved directories for future copies.
 _given_ahead: dict[str, tuple[int, int]] = {}
 _making = threading.Lock()
 #: For each store of copies, the shell that removes it if we are killed, and our end of its pipe.
 _removers: list[tuple[int, int]] = []
 _REMOVE = 'read -r _; [ -d "$1" ] || exit 0; chmod -R u+rwx -- "$1"; exec rm -rf -- "$1"'
-#: The name of the empty directory in a store.
+#: Name of the empty directory in a store.
 EMPTY = "empty"
 _CAP_CHOWN, _CAP_SYS_ADMIN = 0, 21
 
 
 def store_for(directory: str | None) -> Store:
-    """The store that can hold layers over `directory`; made if there is none."""
+    """Return the store that can hold layers over `directory`; create it if missing."""
     with _making:
         for store in _stores:
             if not store.takes_more:
-                continue  # what is there stays; one more goes to a disk
+                continue  # existing layers stay; a new one goes to a disk
             if directory is None or not (_within(store.home, directory) or _within(directory, store.home)):
                 return store
         owner = mounter()
         home = home_for([directory] if directory else [], traversable=owner is not None)
         for store in _stores:
             if store.home == home:
-                return store  # there is no disk that could hold layers
-        sweep(home)  # of processes of ours that were killed
+                return store  # no disk can hold layers
+        sweep(home)  # from killed processes of this user
         recover()  # and their commits
         store = Store(home, owner=owner)
         _stores.append(store)
@@ -56,7 +56,7 @@ def _within(path: str, directory: str) -> bool:
 
 
 def empty_directory(store: Store) -> str:
-    """An empty directory in `store`, that lies below the layers of sandboxes without a directory."""
+    """Return an empty directory in `store`, the base of sandboxes without a directory."""
     path = f"{store.path}/{EMPTY}"
     if not os.path.isdir(path):
         try:
@@ -64,12 +64,12 @@ def empty_directory(store: Store) -> str:
             if store.owner is not None:
                 os.chown(path, *store.owner)
         except FileExistsError:
-            pass  # another thread was quicker
+            pass  # another thread was faster
     return path
 
 
 def copy_store_for(directory: str) -> Store:
-    """The store that can hold copies of `directory`, on its file system if that can be."""
+    """Return the store for copies of `directory`, on its file system if possible."""
     gives = False
     try:
         home = home_for_copies(directory, _can_be_shown)
@@ -79,22 +79,22 @@ def copy_store_for(directory: str) -> Store:
         home, gives = home_for_copies(directory), True
     with _making:
         if home not in _copy_stores:
-            sweep(home)  # of processes of ours that were killed
+            sweep(home)  # from killed processes of this user
             recover()
             owner = (os.geteuid(), os.getegid()) if os.geteuid() == 0 else None
             _copy_stores[home] = made = Store(home, owner=owner)
             _removers.append(_remover(made.path))
             if gives:
-                os.chmod(made.path, 0o711)  # noqa: S103 - others pass to what is theirs
+                os.chmod(made.path, 0o711)  # noqa: S103 - other users must reach their copies
                 _giving.add(home)
         return _copy_stores[home]
 
 
 def _remover(path: str) -> tuple[int, int]:
-    """Start a shell that removes a store of copies when this process is killed.
+    """Start a shell that removes a store of copies if this process is killed.
 
-    Its number, and our end of its pipe. No fork server knows of copies. It is in a session of its own: Ctrl-C
-    is not for it.
+    Returns its pid and our end of its pipe. No fork server knows of copies. The shell has its own session, so
+    Ctrl-C does not reach it.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -110,12 +110,12 @@ def _remover(path: str) -> tuple[int, int]:
 
 
 def prewarmed_copy(store: Store) -> str:
-    """The directory that the next copy in `store` will be in, for an agent that is started before it."""
+    """Reserve the directory of the next copy in `store`, for an agent that starts before it."""
 
     def give(path: str) -> None:
         owner = _new_owner(store)
         if owner is not None:
-            os.chmod(os.path.dirname(path), 0o711)  # noqa: S103 - only what lies in `path` is for the sandbox
+            os.chmod(os.path.dirname(path), 0o711)  # noqa: S103 - the sandbox may use only `path`
             os.chown(path, *owner)
             _given_ahead[path] = owner
 
@@ -123,10 +123,10 @@ def prewarmed_copy(store: Store) -> str:
 
 
 def owner_of_copy(store: Store, path: str) -> tuple[int, int] | None:
-    """The owner that a new copy at `path` in `store` is given to: an id of its own. None: it stays ours.
+    """Return the uid and gid for a new copy at `path` in `store`; None if it stays ours.
 
-    Root's sandbox is not root. Where files cannot be shown with another owner (a container, an overlay) they
-    have to have another owner.
+    Root's sandbox is not root. Where idmapped mounts are missing (in a container, on an overlay), the files
+    must belong to another user.
     """
     return _given_ahead.pop(path, None) or _new_owner(store)
 
@@ -138,7 +138,7 @@ def _new_owner(store: Store) -> tuple[int, int] | None:
     from ...linux.process import capabilities
 
     if not capabilities()[0] >> _CAP_CHOWN & 1:
-        return None  # nor can root become somebody else then: no backend will take it
+        return None  # then root cannot change its user either: no backend accepts it
 
     uid = id_for_sandbox()
     return None if uid is None else (uid, uid)
@@ -156,12 +156,12 @@ def _can_be_shown(place: str) -> bool:
 
 
 def close_stores() -> None:
-    """Remove the layers and copies of all sandboxes of this process, and wait for that."""
+    """Remove the layers and copies of all sandboxes of this process, and wait until that is done."""
     while _stores:
         _stores.pop().close()
     while _copy_stores:
         _copy_stores.popitem()[1].close()
-    trash.wait()  # nothing else waits when the interpreter ends
+    trash.wait()  # nothing else waits at interpreter exit
     while _removers:
         process, writer = _removers.pop()
         os.close(writer)

@@ -1,8 +1,8 @@
-"""The layered trees of a sandbox, each known by the path of its root inside, and as they are mounted there.
+"""Layered trees of a sandbox, each identified by its root's path inside, and their mounts.
 
-The workspace is one. The home tree, whose root is "/", is the home, /tmp and /var/tmp in one; directories
-of the system are others, once root inside may write them, and ROOT_TREE is `/` itself. Only the workspace is
-ever committed. All are part of every snapshot, fork and kept sandbox.
+The workspace is one. The home tree, with the root "/", combines the home, /tmp and /var/tmp. System
+directories are others, once root inside may write them; ROOT_TREE is `/` itself. Only the workspace can be
+committed. Every snapshot, fork and kept sandbox includes all trees.
 """
 
 from __future__ import annotations
@@ -35,58 +35,58 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
     class Freezer(Protocol):
-        """Stops a sandbox from outside."""
+        """Freezes the processes of a sandbox from outside."""
 
         def freeze(self) -> bool: ...
         def thaw(self) -> None: ...
 
 
 class LayeredTree:
-    """A tree that is worked on: the layers that take its changes, and the paths where it is mounted."""
+    """A tree in use: the layers that store its changes, and the paths where it is mounted."""
 
     def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
         self.squash = Squash()
-        #: Stacks that were replaced, and are closed in the background.
+        #: Replaced stacks, which are closed in the background.
         self._replaced: list[Stack] = []
 
     def replace(self, stack: Stack) -> Stack:
-        """Go on with `stack`; the one before, which the caller closes."""
+        """Continue with `stack`. Returns the previous one, which the caller closes."""
         before, self.stack = self.stack, stack
         self._replaced = [*(one for one in self._replaced if one.is_open), before]
         return before
 
     def is_shared(self, layer: Layer) -> bool:
-        """Whether a snapshot or another sandbox holds a frozen layer of this tree, too."""
+        """Whether a snapshot or another sandbox also uses this frozen layer."""
         ours = sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
         return layer.users > 1 + ours + self.squash.holds(layer)
 
     @property
     def dirs(self) -> OverlayDirs:
-        """The directories that the fork server mounts for it."""
+        """Directories that the fork server mounts for it."""
         return overlay_dirs(self.root, self.stack)
 
     def fresh(self) -> Stack:
-        """A stack in which nothing has been changed."""
+        """Return a stack without changes."""
         return Stack.new(self.stack.store, self.stack.bases)
 
     def freeze(self, most: int | None = None) -> LayerSnapshot:
-        """The tree as it is now, in fewer than `most` layers, or than there may be at all.
+        """Freeze the tree, with fewer than `most` layers (default: the overall limit).
 
-        From now on the top layer may not be written any more.
+        From now on the top layer must not be written.
         """
         return self._here(self.squash.shorten_now(self.stack.freeze(), most))
 
     def below(self) -> LayerSnapshot:
-        """The tree without its top layer, in which there is nothing."""
+        """Return the tree without its empty top layer."""
         return self._here(self.stack.below())
 
     def copy(self) -> LayerSnapshot:
-        """The tree as it is now, with a copy of the top layer; nothing may write to it meanwhile."""
+        """Return the tree with a copy of the top layer; nothing may write to it meanwhile."""
         return self._here(self.stack.copy())
 
     def squash_deep(self) -> None:
-        """Have few layers made of many, in the background, for a freeze to come."""
+        """Squash many layers into few in the background, for a later freeze."""
         if len(self.stack.frozen) >= deep():
             self.squash.begin(self.stack.below())
 
@@ -95,7 +95,7 @@ class LayeredTree:
         return taken
 
     def diff(self, paths: Collection[str] | None = None, baseline: Baseline | None = None) -> list[Change]:
-        """Every change since it was fresh, by the path that is seen inside; of some paths in it only."""
+        """Return the changes, or those of some paths in it, with paths as seen inside."""
         from ...layers.changes import diff
 
         elsewhere = self.root != WORKSPACE_PATH
@@ -103,21 +103,21 @@ class LayeredTree:
 
 
 def path_of(root: str) -> str:
-    """The path inside that paths in the tree with this root are below."""
+    """Return the path inside that prefixes paths in this tree."""
     return "/" if root == ROOT_TREE else root
 
 
 def by_tree(
     paths: Iterable[str], directory: str, mounted_at: Mapping[str, Collection[str]]
 ) -> dict[str, list[str]]:
-    """Paths as they are seen inside, from `directory`, as paths below the roots of their trees.
+    """Map paths as seen inside, relative to `directory`, to paths below the roots of their trees.
 
-    `mounted_at` are the paths of each tree, by root. ValueError for a path that is in none.
+    `mounted_at` lists the mount points of each tree by root. Raises ValueError for a path in no tree.
     """
     found: dict[str, list[str]] = {}
     for path in paths:
         whole = os.path.normpath(os.path.join(directory, path))
-        # Of several, the innermost: everything is in the root.
+        # The innermost mount wins: everything is below the root.
         roots = [
             (len(place.strip("/")), path_of(root), root)
             for root, shown in mounted_at.items()
@@ -134,10 +134,10 @@ def by_tree(
 
 
 def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
-    """The directories that the fork server mounts for a tree.
+    """Return the directories that the fork server mounts for a tree.
 
-    Of the workspace without the host's directory, which the fork server knows; of the root
-    with its template, which has the places of everything that is mounted there.
+    For the workspace they omit the host's directory, which the fork server knows; for the root they include
+    its template, which has all mount points.
     """
     if root == ROOT_TREE:
         return OverlayDirs(stack.top.upper, stack.top.work, (*stack.lowers, ROOT_OF_TEMPLATE.decode()))
@@ -149,10 +149,10 @@ def overlay_dirs(root: str, stack: Stack) -> OverlayDirs:
 
 
 class MountedTrees:
-    """The trees that the agent of one sandbox has mounted.
+    """Trees that the agent of one sandbox has mounted.
 
-    `make` has the fork server mount trees that are attached nowhere, and send them to the agent at the
-    other end of a socket. Without it there are no layers, and only `stopped` can be used.
+    `make` tells the fork server to mount detached trees and send them to the agent through a socket. Without
+    it there are no layers, and only `stopped` works.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class MountedTrees:
         self._agent, self._make, self._freezer = agent, make, freezer
 
     def swap(self, trees: Mapping[str, OverlayDirs], others: Others) -> list[NamedProcess] | None:
-        """Mount `trees`, by their roots inside, in place of those there; see `AgentClient.swap`."""
+        """Mount `trees`, by their roots inside, in place of the present ones; see `AgentClient.swap`."""
         if self._make is None:
             raise LayerError(
                 "this sandbox has no layers",
@@ -172,30 +172,30 @@ class MountedTrees:
                 fix="open it with mode='overlay' on the namespaces backend",
             )
         if others == "refuse" and self._agent.is_paused:
-            return None  # a shell could not enter its directory again
+            return None  # a paused shell could not re-enter its directory
         return self._agent.swap(in_order(trees), partial(self._make, trees), others)
 
     def end_others(self) -> list[NamedProcess]:
-        """End everything but idle shells: programs, jobs, terminals, and what any of them left behind."""
+        """End everything but idle shells: programs, jobs, terminals, and the processes that they left."""
         return self._agent.end_others()
 
     @property
     def are_lost(self) -> bool:
-        """Whether the sandbox has ended by itself: nothing runs in it any more, and nothing will."""
+        """Whether the sandbox has died: nothing runs in it any more."""
         return not self._agent.alive
 
     @contextmanager
     def stopped(self) -> Iterator[Callable[[], bool]]:
-        """Every process of the sandbox is stopped meanwhile. What is given tells whether that held.
+        """Stop every process during the block. Yields a function that tells whether all stayed stopped.
 
-        By its cgroup; without one by signals, which a program's timer can undo. One that was paused before
-        stays so. None is there, if the sandbox has ended by itself.
+        It freezes the cgroup, or without one sends signals, which a program's timer can undo. A sandbox that
+        was paused before stays paused. A sandbox that has died has no processes to stop.
         """
         if self.are_lost:
             yield lambda: True
             return
         is_paused = self._agent.is_paused
-        resume: Callable[[], object] = tuple  # known before it is stopped: a signal's handler may raise
+        resume: Callable[[], object] = tuple  # set before stopping: a signal handler may raise
         try:
             if self._freezer is not None:
                 resume = tuple if is_paused else self._freezer.thaw
@@ -208,14 +208,14 @@ class MountedTrees:
         finally:
             try:
                 uninterrupted(resume)
-            except BaseException:  # perhaps before it was begun
+            except BaseException:  # perhaps before it began
                 uninterrupted(resume)
                 raise
 
     def while_stopped(self, work: Callable[[], Result]) -> Result:
-        """Do `work` while nothing runs, again if something did; LayerError after a few times.
+        """Do `work` while everything is stopped; repeat it if a program ran, LayerError after a few times.
 
-        `work` must leave nothing behind that a second time would not replace.
+        `work` must replace its own leftovers when it is repeated.
         """
         for _ in range(_MOST_TRIES):
             with self.stopped() as were_stopped:
@@ -229,5 +229,5 @@ class MountedTrees:
         )
 
 
-#: How often files are copied again because something ran meanwhile.
+#: The most times that work is repeated because a program ran meanwhile.
 _MOST_TRIES = 5

@@ -1,4 +1,4 @@
-"""`SandboxWorkspace`: the files of one sandbox, whose changes stay apart from the host's until a commit."""
+"""`SandboxWorkspace`: files of one sandbox, whose changes stay apart from the host's until a commit."""
 
 from __future__ import annotations
 
@@ -34,79 +34,78 @@ if TYPE_CHECKING:
 
     Method = Literal["swap", "copy"]
 
-#: More entries than this are not compared after each command; `diff` compares all.
+#: Changes are compared after each command up to this many entries; `diff` compares all.
 MOST_ENTRIES = 1000
 
 
 class SandboxWorkspace(ABC):
-    """The files of one sandbox. There are three kinds:
+    """Files of one sandbox, in one of three kinds.
 
     - `OverlayWorkspace`: layers that are mounted over the host's directory;
     - `PersistentWorkspace`: the same, in a store that outlives this process;
     - `CopiedWorkspace`: a copy of the directory, where layers cannot be mounted.
 
-    `directory` is what lies below: the host's directory, or an empty one of ours. `trees` are the trees
-    that have changes of their own, by their roots inside; that of the workspace is always among them.
-    `baseline` says what the host's files were. The caller sees to it that nothing writes to the files
-    during a call of anything but `changes`.
+    `directory` is below them: the host's directory, or an empty one of ours. `trees` have their own changes,
+    by their roots inside; the workspace is always among them. `baseline` records the host's files. The caller
+    must ensure that nothing writes to the files during any call except `changes`.
 
     `open.open` makes these calls, in this order:
 
     1. the constructor (which begins with the directory, or where a snapshot was taken), or
        `persistent.claim_workspace`;
-    2. `stand_in` or, of a copy, `copy`: the plan is compiled with that;
-    3. of layers only: `begin` or `rebase` (see `as_root.prepare`), then `to_mount`, which says
+    2. `stand_in` or, for a copy, `copy`: the plan is compiled with it;
+    3. for layers only: `begin` or `rebase` (see `as_root.prepare`), then `to_mount`, which returns
        what the fork server has to mount;
-    4. of layers only: `adopt_home`, as soon as the fork server has answered, whatever follows: the home
-       layer that it has prewarmed is ours from then on;
+    4. for layers only: `adopt_home`, as soon as the fork server has answered, even if a later step fails:
+       the prewarmed home layer is ours from then on;
     5. `attach`, when the sandbox is open; everything else can be called from then on;
-    6. `close`, when the sandbox has ended; or `abandon`, if there never was one.
+    6. `close`, when the sandbox has ended, or `abandon`, if it was never opened.
     """
 
     directory: str
     trees: dict[str, LayeredTree]
     baseline: Baseline
-    #: Makes copies of the directory, to lie below layers; None where there are none.
+    #: Copies the directory, for use below layers; None without layers.
     freezer: BaseFreezer | None = None
-    #: Whether it begins at a snapshot that was saved, with the copy of the directory that is in the file.
+    #: Whether it begins at a saved snapshot, with the copy of the directory in the file.
     takes_saved_base = False
-    #: The path of the workspace inside.
+    #: Path of the workspace inside.
     mounted_at = WORKSPACE_PATH
     _mounted: MountedTrees | None = None
 
     @property
     def stack(self) -> Stack:
-        """The layers of the workspace itself."""
+        """Layers of the workspace itself."""
         return self.trees[WORKSPACE_PATH].stack
 
     @property
     def stand_in(self) -> str | None:
-        """The empty directory below the layers of a sandbox that was given no directory; None if it was."""
+        """Empty directory below the layers of a sandbox that was given none; else None."""
         return None
 
     @property
     def copy(self) -> str | None:
-        """The directory that takes the place of the host's, where there are no layers."""
+        """Directory that replaces the host's, where there are no layers."""
         return None
 
     @property
     def is_frozen(self) -> bool:
-        """Whether edits on the host are not seen inside: a copy of the directory is there, or none."""
+        """Whether it hides later edits on the host: below it is a copy, or no directory."""
         return False
 
     @property
     def is_current(self) -> bool:
-        """Whether the host's directory is as the copy below the layers, if there is one."""
+        """Whether the host's directory equals the copy below the layers, if there is one."""
         return True
 
     def attach(self, mounted: MountedTrees, at: str) -> None:
-        """The sandbox is open: `mounted` are its trees, and `at` is the path of the workspace inside."""
+        """Connect it to the open sandbox: its trees are `mounted`, `at` is the workspace's path inside."""
         self._mounted = mounted
         self._begin_watch()
 
     @property
     def mounts(self) -> MountedTrees:
-        """The trees as they are mounted in the sandbox that has this open. LayerError while there is none."""
+        """Trees mounted in the sandbox that uses this. Raises LayerError if there is none."""
         if self._mounted is None:
             raise LayerError(
                 "no sandbox has these layers",
@@ -117,17 +116,17 @@ class SandboxWorkspace(ABC):
 
     # ------------------------------------------------------------ shells
 
-    #: Whether the state of shells is kept beyond the end of the sandbox.
+    #: Whether the state of shells outlives the sandbox.
     keeps_shells = False
 
     def kept_shells(self, environment: Mapping[str, str]) -> Mapping[str, SavedShell]:
-        """The shells to continue with, by session, in a sandbox that is opened with `environment`."""
+        """Return the shells to continue with, by session, in a sandbox opened with `environment`."""
         return {}
 
-    def keep_shells(  # noqa: B027 - only a workspace that outlives its process keeps any
+    def keep_shells(  # noqa: B027 - only a persistent workspace keeps any
         self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]
     ) -> None:
-        """Keep the shells, by session, of a sandbox that was opened with `environment`."""
+        """Save the shells, by session, of a sandbox opened with `environment`."""
 
     # ------------------------------------------------------------ changes
 
@@ -137,7 +136,7 @@ class SandboxWorkspace(ABC):
         self._watch_trees((WORKSPACE_PATH, *(root for root in self.trees if root != WORKSPACE_PATH)))
 
     def _watch_trees(self, roots: Iterable[str]) -> None:
-        """Watch the layers of these trees as they are now; that of the workspace is the first."""
+        """Watch the present layers of these trees, the workspace first."""
         for root in roots:
             view, ours = self.trees[root].stack.view(), root == WORKSPACE_PATH
             if root in self._watches:
@@ -152,16 +151,16 @@ class SandboxWorkspace(ABC):
                 )
 
     def _follow(self, roots: Iterable[str] = (WORKSPACE_PATH,)) -> None:
-        """Go on to watch the layers of these trees: what was done to them just now is no change."""
+        """Watch the replaced layers of these trees: the replacement itself is no change."""
         if self._mounted is not None:
             with self._watching:
                 self._watch_trees(roots)
 
     def changes(self) -> tuple[Change, ...] | None:
-        """The changes since this was last called: those to the workspace, then those elsewhere.
+        """Return the changes since the last call: to the workspace, then elsewhere.
 
-        None when there are too many entries in the workspace, the sandbox is closed meanwhile, or this
-        process has too many files open. A tree elsewhere with too many is left out.
+        None if the workspace has too many entries, the sandbox is closed meanwhile, or this process has too
+        many open files. Other trees with too many entries are left out.
         """
         changes: tuple[Change, ...] | None = ()
         with self._watching:
@@ -169,7 +168,7 @@ class SandboxWorkspace(ABC):
             try:
                 if are_untouched(watches.values()):
                     return ()
-                watches[WORKSPACE_PATH].baseline = self.baseline  # another one after a discard or a restore
+                watches[WORKSPACE_PATH].baseline = self.baseline  # a discard or a restore replaces it
                 for root, watch in watches.items():
                     found = watch.look()
                     if found and changes is not None:
@@ -184,21 +183,21 @@ class SandboxWorkspace(ABC):
     def diff(
         self, paths: Mapping[str, Collection[str]] | None = None, *, everything: bool = False
     ) -> list[Change]:
-        """Every change against the workspace as it is on the host, by the path that is seen inside.
+        """Return every change against the workspace on the host, with paths as seen inside.
 
-        With `everything` also those to the other trees; with `paths`, by root, at and below these only.
+        `everything` adds the changes to the other trees; `paths`, by root, limits them to these paths.
         """
 
     def drift(self, limit: int) -> Drift:
-        """The changes of the host since the sandbox began with the directory, but for paths it has changed.
+        """Return the host's changes since the sandbox began, except at paths that it has changed.
 
-        None are told of a sandbox that works in a copy.
+        A sandbox that works in a copy reports none.
         """
         return Drift()
 
     @abstractmethod
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
-        """Paths as seen inside, from `directory`, by the roots of their trees; see `trees.by_tree`."""
+        """Map paths as seen inside, relative to `directory`, to their trees; see `trees.by_tree`."""
 
     def commit(
         self,
@@ -206,7 +205,7 @@ class SandboxWorkspace(ABC):
         to: str | None = None,
         **options: Unpack[CommitOptions],
     ) -> Committed:
-        """Take changes over to the host, or to the directory `to`; see layers.commit."""
+        """Write changes to the host, or to the directory `to`; see layers.commit."""
         from ...layers.commit import commit
 
         if to is not None:
@@ -222,7 +221,7 @@ class SandboxWorkspace(ABC):
         return commit(self.stack.host_view(), paths=paths, baseline=self.baseline, **options)
 
     def _elsewhere(self, to: str) -> tuple[LayerView, Baseline]:
-        """The view of the changes over another directory, and what that had before."""
+        """Return the view of the changes over another directory, and a baseline for it."""
         try:
             target = HostDirectory.of(os.path.realpath(to))
         except OSError as error:
@@ -247,30 +246,30 @@ class SandboxWorkspace(ABC):
 
     @abstractmethod
     def freeze(self, then: Callable[[], object]) -> tuple[Method, dict[str, LayerSnapshot]]:
-        """Every tree as it is now, by root, and how that was taken.
+        """Freeze every tree, by root. Returns also how that was done.
 
-        `then` is called if other layers were mounted for that, while signals are still deferred.
+        If other layers were mounted for it, `then` is called while signals are still deferred.
         """
 
     @abstractmethod
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
-        """Stacks that have to be swapped in for the trees to be as in a snapshot."""
+        """Return the stacks to swap in so that the trees are as in a snapshot."""
 
     @abstractmethod
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
-        """Stacks that have to be swapped in to discard the changes at and below the paths in each tree.
+        """Return the stacks to swap in to discard the changes at and below the paths in each tree.
 
-        None: all changes to the workspace, which is then as the host has it now.
+        None: all changes to the workspace, which is then as on the host now.
         """
 
     def swap(
         self, following: dict[str, Stack], then: Callable[[], object] = tuple, others: Others = "keep"
     ) -> list[NamedProcess] | None:
-        """Go on with the stacks `following` in place of the present ones. On success it is emptied.
+        """Continue with the stacks `following` in place of the present ones. On success it is emptied.
 
-        Returns the processes that were ended for it; None if `others` are in the way, and nothing is done.
-        `then` is called after it while signals are still deferred: a shell must not be left in a directory
-        that is no longer there.
+        Returns the processes that were ended for it, or None if `others` prevent it, and then nothing is
+        done. `then` is called afterwards while signals are still deferred: a shell must not stay in a
+        directory that is gone.
         """
 
         def work() -> list[NamedProcess] | None:
@@ -285,16 +284,16 @@ class SandboxWorkspace(ABC):
 
     @abstractmethod
     def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess] | None:
-        """Have the sandbox see `stacks`; as `swap`."""
+        """Show `stacks` to the sandbox; as `swap`."""
 
     @abstractmethod
     def replace(self, stacks: Mapping[str, Stack]) -> None:
-        """Go on with `stacks`, which the sandbox sees now."""
+        """Continue with `stacks`, which the sandbox sees now."""
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ space and end
 
     def written(self) -> list[str]:
-        """The directories that hold what this sandbox has written."""
+        """Return the directories that hold the sandbox's writes."""
         stacks = [tree.stack for tree in self.trees.values()]
         return [layer.upper for stack in stacks for layer in (stack.top, *stack.frozen)]
 
@@ -302,9 +301,9 @@ class SandboxWorkspace(ABC):
     is_crowded = False
 
     def shown(self, most: int) -> disk.DiskUsage:
-        """The space of what this sandbox has written and shows, and of all layers that others hold, too.
+        """Return the space of the sandbox's visible writes, and of layers that others also use.
 
-        More than `most` bytes are not counted.
+        Counting stops above `most` bytes.
         """
         total = count = 0
         for tree in list(self.trees.values()):
@@ -319,9 +318,9 @@ class SandboxWorkspace(ABC):
         return disk.DiskUsage(total, count)
 
     def abandon(self) -> None:
-        """No sandbox came to be for it."""
+        """Release it: no sandbox was opened with it."""
         self.close()
 
     @abstractmethod
     def close(self) -> None:
-        """Let the layers go."""
+        """Release the layers."""
