@@ -154,10 +154,12 @@ def main(directory: Path) -> None:
 
 def _closed(sandboxes: dict[str, Sandbox], before: dict[str, list[str]]) -> dict[str, Any]:
     """Close all of them, and see what they leave behind on this host."""
-    places = set()
+    places: dict[str, int] = {}
     for setting, sandbox in sandboxes.items():
         if setting not in ("open", "allow, landlock"):
-            places.add(sandbox.run("readlink /proc/self/ns/net").stdout.strip())
+            place = sandbox.run("readlink /proc/self/ns/net").stdout.strip()
+            # While it is open, no sandbox of another test gets a namespace of the same number.
+            places[place] = os.open(f"/proc/{_living_in(place)[0]}/ns/net", os.O_RDONLY)
             sandbox.expose(8000)
         sandbox.close()
     sandboxes.clear()
@@ -171,6 +173,8 @@ def _closed(sandboxes: dict[str, Sandbox], before: dict[str, list[str]]) -> dict
         return not left
 
     until(is_clean, 10)
+    for descriptor in places.values():
+        os.close(descriptor)
     return {"places": len(places), "left": left}
 
 

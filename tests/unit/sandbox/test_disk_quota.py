@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,3 +30,19 @@ def test_a_count_that_takes_long_is_soon_done_again(
     quota._counted = counted
     quota.look((1, 1))
     assert quota._not_before - now[0] == pytest.approx(blind)
+
+
+def test_deletions_elsewhere_do_not_hide_what_was_written_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, taken, ended = [100.0], [1 << 10], []
+    monkeypatch.setattr(disk_quota.time, "monotonic", lambda: now[0])
+    quota: Any = DiskQuota(None, 1 << 20, beside=str(tmp_path))
+    quota._agent = SimpleNamespace(end_everything=lambda: ended.append(now[0]))
+    quota._count = lambda most: DiskUsage(taken[0], 1)
+    quota.look((50 << 20, 100))
+    taken[0] = 20 << 20  # between two checks, others delete more than that
+    for _ in range(5):
+        now[0] += 1
+        quota.look((40 << 20, 100))
+    assert ended

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: Seconds between two checks; the longer while nothing changes. Counting pauses for this multiple of the time
 #: that it took, but at most this many seconds.
 _OFTEN, _SELDOM, _SHARE, _LONGEST_BLIND = 0.03, 0.25, 10, 1.0
+#: Seconds after which it counts even if the file system has not grown enough: others may have deleted files
+#: while the sandbox wrote. For a limit that the user set, and for a default.
+_RECOUNT, _RECOUNT_DEFAULT = 1.0, 30.0
 #: The most bytes and files that can be written in a second.
 _FASTEST, _MOST_FILES = 4 << 30, 400_000
 
@@ -47,9 +50,11 @@ class DiskQuota:
         self._at_first = disk.DiskUsage(0, 0) if copy is None else disk.occupied(copy)
         self._agent: AgentClient | None = None
         self._first: Callable[[], int] = int
-        self._used: tuple[int, int] | None = None  # of the file system, at the last count
+        #: Used space of the file system at the last count; `_lowest` since then.
+        self._used: tuple[int, int] | None = None
+        self._lowest: tuple[int, int] | None = None
         self._taken = disk.DiskUsage(0, 0)
-        self._not_before = 0.0
+        self._not_before = self._recount_at = 0.0
         self._at_end: disk.DiskUsage | None = None  # usage when its processes were ended
         self._frozen: dict[str, disk.DiskUsage] = {}  # of layers that only snapshots use, which never change
         #: The number of times that its processes were ended.
@@ -64,7 +69,8 @@ class DiskQuota:
     def begin_now(self) -> None:
         """Measure from now on: earlier deletions by others must not offset the sandbox's writes."""
         self._not_before = time.monotonic() + _OFTEN  # the first command need not wait for a first count
-        self._used = _used(self.places) if self.default else None
+        self._used = self._lowest = _used(self.places) if self.default else None
+        self._recount_at = self._not_before + _RECOUNT_DEFAULT
 
     def close(self) -> None:
         """Stop watching: the sandbox has ended."""
@@ -89,14 +95,14 @@ class DiskQuota:
         agent, now = self._agent, time.monotonic()
         if agent is None or used == self._used:
             return _SELDOM
-        if self._used is not None:  # deletions elsewhere must not offset writes here
-            self._used = min(used[0], self._used[0]), min(used[1], self._used[1])
-        if not self._may_be_over(used):
+        if self._lowest is not None:  # deletions elsewhere must not offset later writes here
+            self._lowest = min(used[0], self._lowest[0]), min(used[1], self._lowest[1])
+        if not self._may_be_over(used) and now < self._recount_at:
             return self._patience(used)
         if now < self._not_before:
             return _OFTEN
         self._taken = self._counted(self._most if self._at_end is None else None)
-        self._used = used
+        self._used = self._lowest = used
         if not self.is_over:
             self._at_end = None
         elif self._at_end is None or _is_more(self._taken, self._at_end):
@@ -109,24 +115,26 @@ class DiskQuota:
             self._at_end = self._taken = self._count(None)
         ended = time.monotonic()
         self._not_before = ended + min((ended - now) * _SHARE, _LONGEST_BLIND)
+        least = _RECOUNT_DEFAULT if self.default else _RECOUNT
+        self._recount_at = ended + max(least, (ended - now) * 5 * _SHARE)
         return _OFTEN
 
     def _may_be_over(self, used: tuple[int, int]) -> bool:
         """Whether all growth of the file system since the last count would exceed the limit."""
-        if self._used is None or self.is_over:
+        if self._lowest is None or self.is_over:
             return True
         more = disk.DiskUsage(
-            self._taken.bytes + max(0, used[0] - self._used[0]),
-            self._taken.inodes + max(0, used[1] - self._used[1]),
+            self._taken.bytes + max(0, used[0] - self._lowest[0]),
+            self._taken.inodes + max(0, used[1] - self._lowest[1]),
         )
         return disk.is_over(more, self._most)
 
     def _patience(self, used: tuple[int, int]) -> float:
         """Return the seconds until a count can become necessary."""
-        if self._used is None:
+        if self._lowest is None:
             return _OFTEN
-        left = self._most - self._taken.bytes - (used[0] - self._used[0])
-        files = inodes(self._most) - self._taken.inodes - (used[1] - self._used[1])
+        left = self._most - self._taken.bytes - (used[0] - self._lowest[0])
+        files = inodes(self._most) - self._taken.inodes - (used[1] - self._lowest[1])
         return min(max(min(left / _FASTEST, files / _MOST_FILES), _OFTEN), _SELDOM)
 
     def _counted(self, most: int | None) -> disk.DiskUsage:
