@@ -46,7 +46,7 @@ DIR is the directory to work in, by default the current one. Changes to it stay 
 review and commit them. F1 lists the keys, Ctrl-P every action. Connections that no rule allows are
 asked about in the network pane, unless --network or --no-ask is given.
 
-The exit status is 0, or 125 if the sandbox could not be opened.
+The exit status is 0, 125 if the sandbox could not be opened, or 128 plus the signal that ended it.
 
 {options}
 
