@@ -159,7 +159,14 @@ def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -
     Otherwise a program with the umask 0777 would leave a directory that no later program can enter.
     """
     os.mkdir(path, mode, dir_fd=dir_fd)
-    os.chmod(path, mode, dir_fd=dir_fd)
+    try:
+        made = os.stat(path, dir_fd=dir_fd, follow_symlinks=False).st_mode & 0o777
+        if (
+            mode & ~made
+        ):  # only add what the umask took: another program may have opened it to others meanwhile
+            os.chmod(path, made | mode, dir_fd=dir_fd)
+    except FileNotFoundError:
+        pass  # another program has removed it, as after a removal a moment later
 
 
 def make_private(top: str, *names: str) -> str:
