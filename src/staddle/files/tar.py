@@ -334,29 +334,29 @@ class Unpacker:
         """Make `member` at `path`. ArchiveRefused if that is not allowed."""
         self._entries += 1
         if self._entries > self._bounds.entries:
-            raise _refused_unpack(f"it contains more than {self._bounds.entries:,} entries")
+            raise _not_unpacked(f"it contains more than {self._bounds.entries:,} entries")
         if self._taking is not None:
             self._taking(_BLOCK if member.kind == "directory" else _INODE)
         parts = path.split("/")
         if len(parts) > self._bounds.depth:
-            raise _refused_unpack(f"it nests directories deeper than {self._bounds.depth:,}")
+            raise _not_unpacked(f"it nests directories deeper than {self._bounds.depth:,}")
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise _refused_unpack(f"{path!r} is not a valid name for a file in it")
+            raise _not_unpacked(f"{path!r} is not a valid name for a file in it")
         parent, _, name = path.rpartition("/")
         try:
             here = open_deep(self._root, parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise _refused_unpack(
+            raise _not_unpacked(
                 f"{path!r} has no directory to be in: {os.strerror(error.errno or 0)}"
             ) from None
         try:
             self._make(member, path, name, here, content)
         except FileExistsError:
-            raise _refused_unpack(f"{path!r} is in it twice") from None
+            raise _not_unpacked(f"{path!r} is in it twice") from None
         except OSError as error:
             if error.errno not in _IMPOSSIBLE:
                 raise  # a full disk is not the archive's fault
-            raise _refused_unpack(f"{path!r} cannot be made: {error.strerror}") from None
+            raise _not_unpacked(f"{path!r} cannot be made: {error.strerror}") from None
         finally:
             os.close(here)
 
@@ -387,7 +387,7 @@ class Unpacker:
             self._file(member, name, here, content)
         elif member.kind == "symlink":
             if not member.target or "\0" in member.target:
-                raise _refused_unpack(f"the link {path!r} points to nothing")
+                raise _not_unpacked(f"the link {path!r} points to nothing")
             os.symlink(member.target, name, dir_fd=here)
         elif member.kind == "link":
             self._link(member, path, name, here)
@@ -395,7 +395,7 @@ class Unpacker:
         elif self._layer:
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=here)
         else:
-            raise _refused_unpack("it contains a device")
+            raise _not_unpacked("it contains a device")
         if self._owner is not None:
             os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
 
@@ -420,7 +420,7 @@ class Unpacker:
         while length and (data := content.read(min(length, _CHUNK))):
             self._bytes += len(data)
             if self._bytes > self._bounds.bytes:
-                raise _refused_unpack(f"it becomes more than {self._bounds.bytes:,} bytes")
+                raise _not_unpacked(f"it becomes more than {self._bounds.bytes:,} bytes")
             length -= len(data)
             write_all(fd, data)
 
@@ -430,14 +430,14 @@ class Unpacker:
             there = open_deep(self._root, parent, os.O_PATH | os.O_DIRECTORY)
             try:
                 if not stat.S_ISREG(os.stat(first, dir_fd=there, follow_symlinks=False).st_mode):
-                    raise _refused_unpack(f"the link {path!r} points to something that is not a file")
+                    raise _not_unpacked(f"the link {path!r} points to something that is not a file")
                 os.link(first, name, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
             finally:
                 os.close(there)
         except FileExistsError:
             raise
         except OSError:
-            raise _refused_unpack(f"the link {path!r} is to nothing that is in it") from None
+            raise _not_unpacked(f"the link {path!r} is to nothing that is in it") from None
 
     def _attributes(self, member: Member, fd: int) -> None:
         """Set user.* attributes; of the kernel's marks only the one that a layer needs."""
@@ -449,7 +449,7 @@ class Unpacker:
                 try:
                     os.setxattr(fd, name, value)
                 except OSError:
-                    raise _refused_unpack(f"the attribute {name!r} cannot be set") from None
+                    raise _not_unpacked(f"the attribute {name!r} cannot be set") from None
 
 
 def extents(member: Member) -> list[tuple[int, int]]:
@@ -459,22 +459,22 @@ def extents(member: Member) -> list[tuple[int, int]]:
         return [(0, member.size)]
     size, text = notes["STADDLE.size"], notes.get("STADDLE.extents", "")
     if not size.isdecimal() or not size.isascii() or len(size) > 18:
-        raise _refused_unpack("the size of a sparse file is not valid")
+        raise _not_unpacked("the size of a sparse file is not valid")
     found, end = [], 0
     for pair in text.split(",") if text else ():
         at, plus, length = pair.partition("+")
         if not (plus and at.isdecimal() and length.isdecimal() and pair.isascii() and len(pair) < 40):
-            raise _refused_unpack("the map of a sparse file is damaged")
+            raise _not_unpacked("the map of a sparse file is damaged")
         if int(at) < end:
-            raise _refused_unpack("the map of a sparse file goes backwards")
+            raise _not_unpacked("the map of a sparse file goes backwards")
         end = int(at) + int(length)
         found.append((int(at), int(length)))
     if end > int(size) or sum(length for _, length in found) != member.size:
-        raise _refused_unpack("the map of a sparse file does not fit it")
+        raise _not_unpacked("the map of a sparse file does not fit it")
     return found
 
 
-def _refused_unpack(why: str) -> ArchiveRefused:
+def _not_unpacked(why: str) -> ArchiveRefused:
     return ArchiveRefused(
         "the archive is refused", why=why, fix="make it again with tar; nothing of it was unpacked"
     )

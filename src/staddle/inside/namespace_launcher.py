@@ -121,13 +121,13 @@ def _attend(first: int, report: int) -> int:
 
 
 #: More than a thousand paths of the longest kind need; a larger file is not ours.
-_LONGEST_PARENT = 64 << 20
+_LONGEST_SPEC = 64 << 20
 
 
 def contents(file: int) -> bytes:
     """Return the contents of the memory file, and close it. OSError or Malformed if it cannot be read."""
     size = os.fstat(file).st_size
-    if size > _LONGEST_PARENT:
+    if size > _LONGEST_SPEC:
         raise Malformed("they are too long")
     data = bytearray()
     while chunk := os.pread(file, size + 1 - len(data), len(data)):

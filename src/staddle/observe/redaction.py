@@ -11,6 +11,7 @@ from functools import partial
 
 from ..background import start_thread
 from ..linux.fileio import write_all
+from ..policy.environment import is_encodable
 from ..policy.secrets import Secret, is_secret
 from .output import HeadTail, Tail
 
@@ -81,7 +82,7 @@ def spellings(value: bytes) -> set[bytes]:
     texts |= {"".join(f"\\{c}" if c in '"$`\\' else c for c in text)}
     texts |= {"".join(map(_HTML.get, text, text)), text.replace("&", "&amp;").replace("<", "&lt;")}
     texts |= {"".join(c if ord(c) < 127 else f"\\u{ord(c):04x}" for c in in_json)}
-    found = {value, *(os.fsencode(each) for each in texts if _encodable(each))}
+    found = {value, *(os.fsencode(each) for each in texts if is_encodable(each))}
     found |= {value.hex().encode(), value.hex().upper().encode()}
     for safe in (_UNRESERVED, _UNRESERVED | frozenset(b"/")):
         for escape in ("%{:02X}", "%{:02x}"):
@@ -103,14 +104,6 @@ def spellings(value: bytes) -> set[bytes]:
 
 def _wrapped(data: bytes, width: int) -> bytes:
     return b"\n".join(data[at : at + width] for at in range(0, len(data), width))
-
-
-def _encodable(text: str) -> bool:
-    try:
-        os.fsencode(text)
-    except UnicodeError:
-        return False
-    return True
 
 
 class Redactor:

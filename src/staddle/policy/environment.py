@@ -101,7 +101,7 @@ def checked_name(name: object, field: str) -> str:
         why = "it is empty"
     elif "=" in name or "\0" in name:
         why = "a name cannot contain '=' or NUL"
-    elif not _encodable(name):
+    elif not is_encodable(name):
         why = "it has characters that cannot be passed to a program"
     else:
         return name
@@ -118,7 +118,7 @@ def is_inherited(name: str, value: str) -> bool:
     if not NOT_INHERITED_WORDS.isdisjoint(upper.replace("-", "_").split("_")):
         return False
     # Drop variables that cannot be set, or that a shell would run as a function.
-    return bool(name) and _encodable(name + value) and not value.startswith("() {")
+    return bool(name) and is_encodable(name + value) and not value.startswith("() {")
 
 
 def checked_preset(preset: object) -> str:
@@ -203,14 +203,15 @@ def _checked_value(name: object, value: object, field: str) -> str:
         why = f"its value is {type(value).__name__}, not text"  # not shown, it may be a secret
     elif "\0" in value:
         why = "its value has a NUL in it"
-    elif not _encodable(value):
+    elif not is_encodable(value):
         why = "its value has characters that cannot be passed to a program"
     else:
         return value
     raise PolicyError(f"{field} cannot set {name!r}", why=why, fix="give text that a program can be passed")
 
 
-def _encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether a program can be passed `text`."""
     try:
         os.fsencode(text)
     except UnicodeError:

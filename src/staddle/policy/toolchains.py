@@ -392,8 +392,8 @@ class _Finder:
 #: Its name in the home.
 NAME = ".venv"
 ORIGIN = "virtual environment"
-#: Maximum number of scripts in an environment, and maximum length of one.
-_MOST_VIRTUAL_ENVIRONMENT, _LONGEST = 500, 1 << 15
+#: Maximum length of a script in an environment.
+_LONGEST = 1 << 15
 #: Bytes at the start of a script that may name its interpreter, on the second line if the path is long.
 _HEAD = 600
 _MOST_KNOWN = 8
@@ -431,7 +431,7 @@ def _texts(root: str, place: str) -> Iterator[Text]:
             line = f"import site; site.addsitedir({packages!r})\n"
             yield Text(f"{place}/lib/{version}/site-packages/_host.pth", line.encode(), ORIGIN, 0o644)
     old, new = f"{root}/bin/python".encode(), f"{place}/bin/python".encode()
-    for name in _names(f"{root}/bin")[:_MOST_VIRTUAL_ENVIRONMENT]:
+    for name in _names(f"{root}/bin")[:_MOST]:
         script = _script(f"{root}/bin/{name}")
         if old in script[:_HEAD]:
             content = script[:_HEAD].replace(old, new) + script[_HEAD:]

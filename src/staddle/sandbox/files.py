@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 # File tools composed of operations of Files: edit, search, watch, transfer.
 
 
-_CHUNK_FILE_TOOLS = 1 << 20
+_CHUNK = 1 << 20
 #: The most bytes of grep's output that are read, and its time limit in seconds.
 _MOST_FOUND, _SEARCHING = 16 << 20, 120.0
 #: Seconds between two scans of a watched tree.
@@ -221,7 +221,7 @@ class FileTools:
 
 def _copied(source: IO[bytes], target: IO[bytes]) -> int:
     size = 0
-    while data := source.read(_CHUNK_FILE_TOOLS):
+    while data := source.read(_CHUNK):
         target.write(data)
         size += len(data)
     return size
@@ -256,7 +256,6 @@ def _differences(before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, .
 
 #: The largest file read into memory by default: a sparse file may claim a terabyte.
 MOST_READ = 64 << 20
-_CHUNK = 1 << 20
 
 
 class FileInfo(Value):
@@ -673,7 +672,6 @@ class named:  # noqa: N801 - reads like a function in `with`
 # reader parses it and writes a new tar, without devices and without names that lead outside.
 
 
-_CHUNK_ARCHIVES = 1 << 20
 _GZIP = b"\x1f\x8b"
 #: The most entries in one archive, as for unpacking.
 _MOST_ENTRIES = 2_000_000
@@ -684,7 +682,7 @@ def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -
     if isinstance(file, str | bytes | os.PathLike) or not hasattr(file, "read"):
         raise InvalidCall(f"the tar is {file!r}", why="it is not a file", fix='give open("x.tar", "rb")')
     files = Files(sandbox, user)
-    first = _piece(file, _CHUNK_ARCHIVES)
+    first = _piece(file, _CHUNK)
     source = _unzipped(_Again(first, file)) if first.startswith(_GZIP) else _Again(first, file)
     files.mkdir(path, parents=True)
     inside, name = files._at(path)
@@ -692,7 +690,7 @@ def upload(sandbox: Owner, file: ByteSource, path: AnyPath, user: User = None) -
     with client.turn:
         sending = client.send(file_messages.UNPACK, name)
         try:
-            while data := source.read(_CHUNK_ARCHIVES):
+            while data := source.read(_CHUNK):
                 sending.write(data)
             sending.finish()
         finally:
@@ -727,7 +725,7 @@ def relay(source: ByteSource, write_out: Callable[[bytes], object]) -> None:
             member.kind, member.path, member.mode & 0o777, member.mtime, member.size, member.target
         )
         write(known, write_out)
-        while data := content.read(_CHUNK_ARCHIVES):
+        while data := content.read(_CHUNK):
             write_out(data)
         if member.size:
             write_out(padding(member.size))

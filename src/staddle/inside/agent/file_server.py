@@ -461,7 +461,6 @@ def _bytes(text: str) -> bytes:
 # They have the rights and the view of the sandbox's user, like the whole file server.
 
 
-_CHUNK_FILE_OPERATIONS = 1 << 18
 #: The most bytes to read from the sandbox's /etc/passwd.
 _LONGEST = 1 << 20
 #: The deepest nesting of directories that a copy or a tree enters.
@@ -565,7 +564,7 @@ def _copy_file(source: bytes, target: bytes, replace: bool) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         writing = os.open(target, flags | (os.O_TRUNC if replace else os.O_EXCL), 0o600)
         try:
-            while data := os.read(reading, _CHUNK_FILE_OPERATIONS):
+            while data := os.read(reading, _CHUNK):
                 write_all(writing, data)
             os.fchmod(writing, stat.S_IMODE(mode) & 0o777)
         finally:

@@ -49,7 +49,7 @@ class NextSandbox(Value):
     since: float
 
     def end(self) -> None:
-        """End the sandbox: nobody wants it."""
+        """End the sandbox, which was not used."""
         self.handle.agent.close()
         self.handle.shell.close()
 

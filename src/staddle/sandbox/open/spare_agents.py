@@ -41,7 +41,7 @@ class SpareAgent(Value):
     endings: list[Callable[[], None]]
 
     def end(self) -> None:
-        """End the agent: nobody wants it."""
+        """End the agent, which was not used."""
         self.opened[0].close()
         self.opened[1].close()
 
