@@ -71,12 +71,7 @@ OF_BOTH_USERS = ("kernel/", "containment/", "cli/", "unit/layers/")
 
 #: Tests that fail at times for a reason that nobody knows yet: the date since when, and what was seen. They
 #: are run, and reported as xfailed or xpassed.
-QUARANTINE: dict[str, tuple[date, str]] = {
-    "tests/kernel/test_in_flight.py::test_under_a_low_limit_a_call_says_so_and_the_sandbox_lives": (
-        date(2026, 11, 18),
-        "once in twelve runs on a busy machine the other sandbox was lost after the refused calls",
-    ),
-}
+QUARANTINE: dict[str, tuple[date, str]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -297,8 +297,11 @@ def test_it_is_nobody_even_when_root_starts_it() -> None:
         close(sandbox)
 
 
-def test_a_fork_server_ends_when_it_is_told_though_others_have_its_socket() -> None:
+def test_a_fork_server_ends_when_it_is_told_though_others_have_its_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A program that was forked without exec has a copy: the end of the socket is not seen then."""
+    monkeypatch.setattr(connection, "_LAST_PATIENCE", 60.0)  # one that is not told never ends by itself
     close(opened())
     with client._registry:
         _, server = client._servers.popitem()

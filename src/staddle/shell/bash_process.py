@@ -8,9 +8,8 @@ import select
 import time
 
 from ..errors import not_handed_over
-from ..interrupts import is_of_a_handler
 from ..ipc import agent_messages
-from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, shell_files
+from ..ipc.opened_shell import OpenShellFiles, lost, opened_shell, refused, shell_files
 from ..ipc.wire import Malformed, close_all
 from ..linux.file_room import FILE_ROOM
 from ..linux.fileio import put, resize_pipe, unread_bytes
@@ -224,9 +223,9 @@ class BashProcess:
             for message in self._messages():
                 if message.kind == expected:
                     return message
-                message.close()
                 if message.kind == agent_messages.REFUSED:
-                    raise lost(message.fields[0].decode("utf-8", "replace"))
+                    raise refused(message, "the shell could not be used")
+                message.close()
         raise lost("its agent does not answer")
 
     def _messages(self) -> list[agent_messages.Message]:
@@ -280,8 +279,6 @@ class BashProcess:
                 os.ftruncate(files.input, 0)
                 put(files.input, stdin)
         except OSError as error:
-            if is_of_a_handler(error):
-                raise
             raise not_handed_over(error, fix="put it into a file") from error
 
     def begin(  # noqa: PLR0917 - on every command's path
