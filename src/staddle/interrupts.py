@@ -6,7 +6,6 @@ import _signal  # type: ignore[import-not-found]  # the wrappers in `signal` tak
 import _thread
 import os
 import select
-import sys
 import threading
 import time
 from functools import partial, wraps
@@ -334,21 +333,6 @@ def _set_again(handlers: dict[int, _Carrier]) -> None:
             raise late
     finally:
         del late  # see `unmistaken`
-
-
-def is_of_a_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the caller raised `error` in the middle of our code.
-
-    Their TimeoutError is an OSError, like the errors of our system calls. The module that raised it tells
-    them apart: ours, or one of the standard library, for a system call; any other module for a handler.
-    """
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
-        return False
-    module = str(place.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-    return module != "staddle" and module not in sys.stdlib_module_names
 
 
 def free_within(seconds: float, lock: _thread.LockType) -> bool:

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from .._value import Value
 from ..background import do_later
 from ..errors import LaunchFailed, resource_fix
-from ..interrupts import is_of_a_handler, uninterrupted, wait_readable
+from ..interrupts import uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
 from ..ipc.wire import close_all, receive, receive_last, send
 from ..launch.contract import ENVIRONMENT, python
@@ -62,8 +62,6 @@ class ForkReply:
             socket.settimeout(_PATIENCE)
             return not socket.recv(1, _socket.MSG_PEEK)
         except OSError as error:
-            if is_of_a_handler(error):
-                raise
             # After another error, the caller notices when it uses the socket.
             return isinstance(error, ConnectionResetError)
         finally:
@@ -100,7 +98,7 @@ class ForkServerClient:
                 self.cgroups = _groups(config, self._process.pid)
         except BaseException as error:
             last_words = uninterrupted(self._abandon) if "_process" in vars(self) else b""
-            if isinstance(error, OSError) and not is_of_a_handler(error):
+            if isinstance(error, OSError):
                 raise _failed(last_words, error) from error
             raise
 
@@ -137,8 +135,6 @@ class ForkServerClient:
                 return self._take(view, request, extra_fds)
             return self._take_with_groups(self.cgroups, view, request, extra_fds)
         except OSError as error:
-            if is_of_a_handler(error):
-                raise
             if isinstance(error, BrokenPipeError | ConnectionResetError):
                 return None
             raise _failed(b"", error) from error
@@ -203,9 +199,8 @@ class ForkServerClient:
                     found = receive(self._socket, _LONGEST_ANSWER)
                     self._is_out_of_step = False
                     return found
-                except OSError as error:
-                    if not is_of_a_handler(error):
-                        self._deaf = True
+                except OSError:
+                    self._deaf = True
                     raise
         finally:
             close_all(borrowed)
@@ -331,8 +326,6 @@ def _start(
         open_files.hand_down(process.pid)
         return ours, process
     except OSError as error:
-        if is_of_a_handler(error):
-            raise
         why = error.strerror or str(error)
         raise LaunchFailed(
             "the fork server could not be started",

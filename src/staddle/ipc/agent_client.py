@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, too_many_open_files
-from ..interrupts import free_within, interruptible, is_of_a_handler, wait_readable
+from ..interrupts import free_within, interruptible, wait_readable
 from ..linux.process import exit_status
 from . import agent_messages
 from .opened_shell import lost, opened_shell, refused
@@ -305,8 +305,6 @@ class AgentClient:
         try:
             agent_messages.send_message(self._socket, request, descriptors)
         except OSError as error:
-            if is_of_a_handler(error):
-                raise
             if error.errno == errno.E2BIG:
                 self._is_out_of_step = False
                 raise LaunchFailed(
@@ -351,8 +349,6 @@ class AgentClient:
                 if patience != PATIENCE:
                     self._socket.settimeout(PATIENCE)
         except (Malformed, OSError) as error:
-            if is_of_a_handler(error):
-                raise
             if isinstance(error, TimeoutError):
                 self.kill()
                 raise lost("its agent does not answer") from None

@@ -12,7 +12,6 @@ import time
 
 from ..background import Worker
 from ..errors import is_full
-from ..interrupts import is_of_a_handler
 from ..ipc.opened_shell import lost
 from ..linux import open_files
 from ..linux.file_room import FILE_ROOM, OTHERS, too_many
@@ -167,9 +166,7 @@ TO_OPEN = 40 + 8 * TO_USE
 
 
 def lost_or_full(error: Exception) -> Exception:
-    """Return the error for a lost sandbox, or `error` itself if the caller's signal handler raised it."""
-    if is_of_a_handler(error):
-        return error
+    """Return the error for a sandbox whose socket failed with `error`."""
     return too_many() if is_full(error) else lost(str(error))
 
 
