@@ -4,7 +4,7 @@ open/        opens a sandbox: from settings to a running agent; open_sandbox: th
 workspace/   stores its changes: in layers, in a copy, under a name; snapshots of them
 aio/         the same API for asyncio
 
-sandbox      `Sandbox`; workspace_methods: diff, commit, snapshot and so on; session: one shell of it
+sandbox      `Sandbox`; changes: diff, commit, restore and so on; session: one shell of it
 arguments    checks a caller's arguments; capture: a command and its bounded output; result
 spawn        starts programs; execution: runs one in the foreground, or a shell's command
 stream       output of a running command; processes, terminal: programs beside the shell

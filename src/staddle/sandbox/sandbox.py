@@ -11,44 +11,56 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 
-from ..errors import InvalidCall, SandboxClosed, SessionError
+from .. import check
+from ..errors import InvalidCall, LayerError, SandboxClosed, SessionError
 from ..interrupts import owned, owned_method, unmistakable, unmistaken, unmistaken_method
+from ..launch.signals import SIGKILL
+from ..layers.drift import MOST_PATHS
 from ..linux import open_files
 from ..linux.process import REAPING
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
-from . import arguments, spawn
+from . import arguments, changes, network_access, process_table, spawn
 from .capture import captured, command_bytes
 from .execution import drive
 from .files import Files
-from .network import NetworkMethods
 from .open import settings as sandbox_settings
 from .open.decide import decide
 from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
-from .process_table import ProcessMethods
 from .processes import Process
-from .workspace_methods import WorkspaceMethods
+from .workspace.frozen import covered_in_workspace
+from .workspace.snapshot import extend, history, loaded, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from os import PathLike
+    from socket import socket
     from typing import IO, Any, Literal, Never, Self, Unpack
 
     from ..command_rules.rules import CommandRules
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
+    from ..layers.changes import Change
+    from ..layers.drift import Drift
+    from ..layers.review import Committed, OnConflict, Review
     from ..limits.usage import Usage
     from ..observe.audit import AuditTarget
+    from ..packages.installed import Package
     from ..policy import Identity, Policy
+    from ..policy.network import Network
     from ..policy.plan import Plan
     from .arguments import CommandVariables, StartOptions, StreamOptions, User, WaitedRunOptions
+    from .changes import Restored
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
+    from .interpreter import CellResult
     from .open.as_root import Account
     from .open.settings import CommandStart
+    from .process_table import ProcessInfo
     from .processes import Job
     from .result import Result
     from .session import Session, SessionState
@@ -60,9 +72,12 @@ if TYPE_CHECKING:
 @unmistakable(
     but=("run", "exec", "stream"),
     also=("usage", "state"),
-    own=("close", "pause", "processes", "reset", "resume", "session", "start", "terminal"),
+    own=(
+        *("close", "pause", "processes", "reset", "resume", "session", "start", "terminal", "ps", "kill"),
+        *("commit", "diff", "discard", "drift", "fork", "restore", "review", "snapshot"),
+    ),
 )
-class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
+class Sandbox:
     """A confined place to run commands in, open until `close()`.
 
     `workspace` is a host directory, mounted at /workspace; without it /workspace is empty and deleted on
@@ -270,6 +285,57 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             inside, argv, rows, cols, context=context, user=user, start=start, **options
         )
 
+    def python(
+        self, code: str, *, timeout: float | None = arguments.FROM_POLICY, session: str = "main"
+    ) -> CellResult:
+        """Run a cell in a Python interpreter of the sandbox. Returns its output, results and error.
+
+        The first cell starts `python3` from the PATH inside; it keeps its variables for the next cells. Each
+        `session` has its own interpreter. Snapshots and forks do not include its variables, and restore()
+        ends it, after which `lost` is True. After `timeout` seconds (default: the policy's) the cell is
+        interrupted; None means no limit.
+        """
+        from .interpreter import Interpreter
+
+        interpreters = self._now().interpreters
+        found = interpreters.get(session)
+        if found is None:
+            found = interpreters.setdefault(session, Interpreter(self))
+        most = self._now().limits.timeout if timeout is arguments.FROM_POLICY else arguments.seconds(timeout)
+        return found.run(code, timeout=most)
+
+    def code(
+        self,
+        language: Literal["python"],
+        code: str,
+        *,
+        timeout: float | None = arguments.FROM_POLICY,
+        session: str = "main",
+    ) -> CellResult:
+        """Run a cell in a language's interpreter; only Python has one, see `python`."""
+        if language != "python":
+            raise InvalidCall(
+                f"code({language!r}, …)",
+                why="there is an interpreter that keeps its variables for Python only",
+                fix="run the language's own program: sb.run, sb.exec, or sb.terminal for one that stays",
+            )
+        return self.python(code, timeout=timeout, session=session)
+
+    def ps(self) -> list[ProcessInfo]:
+        """List the running processes by pid, at most 2,000."""
+        argv = (self._now().bash, "-c", process_table.SCRIPT)
+        done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
+        return process_table.listed(done.stdout_bytes)
+
+    def kill(self, pid: int, signal: int = SIGKILL) -> bool:
+        """Send a signal to a process inside. Returns False if it does not exist or is another user's.
+
+        `pid` is a number that `ps` lists.
+        """
+        check.count("pid", pid, 2, fix="give the number of a process, see ps()")
+        check.count("the signal", signal, 1, 64, fix="give a number such as 15, or signal.SIGTERM")
+        return bool(self._tell([pid], int(signal)))
+
     def interrupt(self) -> None:
         """End the commands that run now, in every session. Background processes continue."""
         inside = self._now()
@@ -284,6 +350,42 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
     def files(self) -> Files:
         """Files inside, with the rights of the sandbox's own user."""
         return Files(self)
+
+    def connect(self, port: int) -> socket:
+        """Connect to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
+        return network_access.connect(self._now(), port)
+
+    def expose(self, port: int, host_port: int = 0) -> int:
+        """Forward a port of the host's 127.0.0.1 (0: any free one) to `port` inside. Returns the host port.
+
+        Every user of this host can connect to it.
+        """
+        return network_access.expose(self._now(), port, host_port)
+
+    def set_network(self, network: Network) -> None:
+        """Replace the network policy of the running sandbox; connections that it forbids are ended.
+
+        The sandbox must have been opened with Network.allow(), Network.packages() or `on_connect`. `network`
+        is an allow list or Network.deny(). Without `on_connect` it may not add ports that the first list
+        lacks: then the call raises PolicyNotEnforceable and changes nothing.
+        """
+        inside = self._now()
+        network_access.change(inside, network)
+        self._settings = self._settings.replace(policy=self._settings.policy.with_network(network))
+        inside.record("network", network=str(network))
+
+    def refusals(self) -> tuple[Event, ...]:
+        """Return the network's refusals that no result has reported yet."""
+        inside = self._now()
+        found = inside.side_effects()[1]
+        if inside.hooks is not None:
+            inside.hooks.refused(found)
+        return found
+
+    def events(self) -> tuple[Event, ...]:
+        """Return the network attempts since the last call: allowed, refused, failed."""
+        inside = self._now()
+        return () if inside.network is None else inside.redacted(inside.network.events())
 
     def upload_tar(self, f: ByteSource, path: AnyPath = ".", *, user: User = None) -> None:
         """Unpack a tar (plain or gzip), read from `f`, into the directory `path`, created if missing.
@@ -332,6 +434,194 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
             rules=rules,
             secrets=secrets,
         )
+
+    # ------------------------------------------------------------ changes and snapshots
+
+    def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
+        """Return the changes that the sandbox made to the workspace, with paths as seen inside.
+
+        `paths` limits them to these files or directories, relative to the session's directory; they may be in
+        the home or in /tmp. `everything` adds the changes in the home and /tmp, after the workspace's. The
+        call waits for running commands; background processes may change more meanwhile.
+        """
+        return changes.diff(self._now(), paths, everything=everything)
+
+    def packages(self) -> tuple[Package, ...]:
+        """List the packages that pip, apt and npm installed inside, judged by the files in its layers."""
+        from ..packages.installed import installed
+
+        return installed(self.diff(everything=True))
+
+    def keep_downloads(self) -> int:
+        """Keep the downloads of its pip, uv and npm for `use_downloads`. Returns the number of files.
+
+        Other sandboxes trust them as if the index had sent them: keep only what you would install.
+        """
+        from ..packages.installed import KEPT, keep
+
+        home = self._now().decided.plan.identity.home
+        return keep(self.diff([f"{home}/{path.rstrip('/')}" for path in KEPT]), home)
+
+    def use_downloads(self) -> None:
+        """Mount the kept downloads, which it cannot change, below the sandbox's own caches."""
+        from ..packages.installed import PLACES, trees
+
+        inside = self._now()
+        workspace = changes.workspace_of(inside)
+        home, store = inside.decided.plan.identity.home, workspace.stack.store
+        for name in PLACES:
+            self.files.mkdir(f"{home}/{name}", parents=True)
+        found = trees(home, store.path, store.owner[0] if store.owner else None)
+        extend(workspace, found)
+
+    def commit(
+        self,
+        paths: Collection[str] | None = None,
+        *,
+        to: str | PathLike[str] | None = None,
+        on_conflict: OnConflict = "refuse",
+        allow: Collection[str] = (),
+        allow_protected: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+        review: Review | None = None,
+    ) -> Committed:
+        """Write the changes, or only those of `paths`, to the host: all of them or none.
+
+        Before it writes, it raises CommitRefused with every file that has changed on the host meanwhile, and
+        with protected names and new programs. `on_conflict` "overwrite", or a function that decides per file,
+        overrides conflicts. `allow` lists accepted names, as paths below the workspace or globs;
+        `allow_protected` accepts all. `progress` is called with the number of files done and the total. `to`
+        is another directory to write to, where each file to be replaced is a conflict. With `review`, it
+        writes only the reviewed changes; see `Review.commit`.
+        """
+        return changes.commit(
+            self._now(),
+            paths,
+            to,
+            review,
+            on_conflict=on_conflict,
+            allow=allow,
+            allow_protected=allow_protected,
+            progress=progress,
+        )
+
+    def review(self, paths: Collection[str] | None = None) -> Review:
+        """Return what `commit` would do, taken at one moment. Writes nothing.
+
+        Background processes are stopped meanwhile. `review.commit()` writes exactly the reviewed changes, or
+        reports which have changed since.
+        """
+        found = changes.review(self._now(), paths)
+        found._set("_commit", self.commit)
+        return found
+
+    def discard(self, paths: Collection[str] | None = None) -> None:
+        """Drop the changes, or those of `paths`: the workspace is again as on the host now.
+
+        The home and /tmp stay unless `paths` names something in them. Shells and background processes
+        continue; a background process in a replaced directory stays in the old one.
+        """
+        changes.discard(self._now(), paths)
+
+    def snapshot(self, label: str = "") -> Snapshot:
+        """Save the workspace, the home, /tmp, and the state of every session.
+
+        It waits for running commands. The sandbox keeps the newest snapshot of each `label` until it is
+        closed. A snapshot without a label lives as long as you hold it.
+        """
+        inside = self._now()
+        if inside.enforced_limits is not None and inside.enforced_limits.is_disk_full:
+            raise LayerError(
+                "no snapshot can be taken",
+                why="the sandbox and its snapshots take more than limits.disk",
+                fix="close snapshots, remove files, or open the sandbox with a higher limit",
+            )
+        taken = changes.at_rest(inside, partial(take, label=label))
+        if label:
+            inside.labelled[label] = taken
+        inside.record("snapshot", label=label, method=taken.method)
+        return taken
+
+    def snapshots(self) -> list[Snapshot]:
+        """List the snapshots that are not closed, oldest first; their `parent` makes them a tree.
+
+        `close()` deletes one.
+        """
+        return history(changes.workspace_of(self._now())).listed()
+
+    def restore(self, snapshot: Snapshot | str, *, processes: Literal["end", "keep"] = "end") -> Restored:
+        """Return to a snapshot of this sandbox, of its parent, or of a fork of it.
+
+        A string is a label: the newest snapshot that has it.
+
+        The call waits for running commands. It ends background processes, jobs and terminals and lists them
+        in `ended`: they would go on with files that no longer exist. With `processes="keep"` they continue in
+        directories that nobody else sees. `drift` lists the host's changes since the snapshot, judged by a
+        sample of entries; `snapshot.drift()` checks all.
+        """
+        check.one_of("processes", processes, ("end", "keep"))
+        if isinstance(snapshot, str):
+            snapshot = changes.labelled(self.snapshots(), snapshot)
+        return changes.go_back(self._now(), snapshot, processes)
+
+    def drift(self, *, limit: int = MOST_PATHS) -> Drift:
+        """Return the host's changes to the workspace since this sandbox, or its origin by fork, opened it.
+
+        For a frozen workspace: since the copy, which does not show them. Paths that the sandbox changed as
+        well are omitted; see `Change.conflict`. It walks the workspace and returns at most `limit` paths.
+        """
+        return changes.at_rest(self._now(), lambda workspace, _: workspace.drift(limit))
+
+    @classmethod
+    def from_snapshot(
+        cls,
+        snapshot: Snapshot | str | PathLike[str],
+        workspace: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Open a new sandbox from a snapshot, or from a saved snapshot file, with all its sessions.
+
+        If the file holds a copy of the workspace's directory, that copy is below the layers. If not, or with
+        `freeze=False`, give a `workspace` with the contents of that time. Without either, only files that the
+        sandbox wrote are there. `options` are those of a new sandbox.
+        """
+        with loaded(snapshot) as point:
+            made = cls(workspace, **options)
+            try:
+                made._go_on(point, options.get("freeze") is not False)
+            except BaseException:
+                made.close()
+                raise
+            return made
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its workspace hides later edits on the host: below it is a copy, or no directory."""
+        workspace = self._now().workspace
+        return workspace is not None and workspace.is_frozen
+
+    def fork(self, n: int = 1, *, freeze: bool | None = None) -> list[Self]:
+        """Open `n` sandboxes that continue from here, each with its own processes and changes.
+
+        If the workspace's directory is small, all share one copy of it, so that later edits on the host are
+        not seen. `freeze=True` also copies a large directory, and raises LayerError if it cannot. With
+        `freeze=False` they use the directory itself, unless this sandbox is frozen.
+        """
+        check.count("the number of forks", n, fix="use fork(2)")
+        point = self.snapshot("fork")
+        made: list[Self] = []
+        try:
+            settings = self._settings if freeze is False else self._freeze(point, asked=bool(freeze))
+            for _ in range(n):
+                made.append(self._continued(settings, point))
+        except BaseException:
+            for sandbox in made:
+                sandbox.close()
+            raise
+        finally:
+            point.close()
+        self._now().record("forked", count=n)
+        return made
 
     # ------------------------------------------------------------ sessions and lifetime
 
@@ -497,6 +787,31 @@ class Sandbox(WorkspaceMethods, ProcessMethods, NetworkMethods):
         said: list[bytes] = []
         shell.run(CommandSpec(b"", out=said.append, err=said.append))  # opens the files that stay open
         shell.state()
+
+    def _go_on(self, snapshot: Snapshot, with_base: bool) -> None:
+        """Restore the snapshot with all its sessions and its copy of the directory."""
+        for name in snapshot.sessions:
+            self.session(name)
+        inside = self._now()
+        if with_base and inside.workspace is not None and not covered_in_workspace(inside.decided.plan):
+            inside.workspace.takes_saved_base = True
+        self.restore(snapshot)
+        if inside.workspace is not None:
+            inside.workspace.takes_saved_base = False
+
+    def _diff_now(self) -> list[Change]:
+        """As diff(), even while commands run: files may be half written. For displays."""
+        return changes.diff_now(self._now())
+
+    def _freeze(self, point: Snapshot, *, asked: bool) -> sandbox_settings.SandboxSettings:
+        """Freeze the directory below a snapshot if possible. Returns the settings for the forks."""
+        from .workspace.overlay import OverlayWorkspace
+
+        given, workspace = self._settings, self._now().workspace
+        base = point.freeze(asked=asked)
+        if base is not None and isinstance(workspace, OverlayWorkspace):
+            workspace.keep_for_forks(base)
+        return given.replace(freeze=None) if point.frozen and given.freeze is False else given
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
         """Send `signal` to these processes inside (0: only test). Returns the pids that exist."""

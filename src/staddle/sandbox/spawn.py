@@ -10,7 +10,7 @@ from functools import partial
 
 from ..linux.file_room import FILE_ROOM
 from ..shell.idle import TO_START
-from . import arguments, network
+from . import arguments, network_access
 from .capture import command_bytes
 from .execution import Execution, Streams
 from .open import as_root
@@ -120,7 +120,7 @@ def background(
         streams,
         inside.limits.output,
         timeout=timeout,
-        has_port=partial(network.has_port, inside),
+        has_port=partial(network_access.has_port, inside),
         secrets=_secrets(inside, added),
     )
     inside.processes.add(process)

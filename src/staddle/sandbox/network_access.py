@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from ..errors import InvalidCall, PolicyNotEnforceable, StaddleError
-from ..interrupts import unmistakable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from socket import socket
 
-    from ..events import Event
     from ..policy.network import Network
     from .open.network import SandboxNetwork
-    from .open.settings import SandboxSettings
     from .open_sandbox import OpenSandbox
 
 #: Seconds for a connection to the host's own loopback.
@@ -97,49 +94,3 @@ def _reach(inside: OpenSandbox) -> SandboxNetwork:
             fix="use the namespaces, bwrap or systemd backend",
         )
     return inside.network
-
-
-@unmistakable()
-class NetworkMethods:
-    """Sandbox's methods about its network."""
-
-    if TYPE_CHECKING:
-        _settings: SandboxSettings
-
-        def _now(self) -> OpenSandbox: ...
-
-    def connect(self, port: int) -> socket:
-        """Connect to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
-        return connect(self._now(), port)
-
-    def expose(self, port: int, host_port: int = 0) -> int:
-        """Forward a port of the host's 127.0.0.1 (0: any free one) to `port` inside. Returns the host port.
-
-        Every user of this host can connect to it.
-        """
-        return expose(self._now(), port, host_port)
-
-    def set_network(self, network: Network) -> None:
-        """Replace the network policy of the running sandbox; connections that it forbids are ended.
-
-        The sandbox must have been opened with Network.allow(), Network.packages() or `on_connect`. `network`
-        is an allow list or Network.deny(). Without `on_connect` it may not add ports that the first list
-        lacks: then the call raises PolicyNotEnforceable and changes nothing.
-        """
-        inside = self._now()
-        change(inside, network)
-        self._settings = self._settings.replace(policy=self._settings.policy.with_network(network))
-        inside.record("network", network=str(network))
-
-    def refusals(self) -> tuple[Event, ...]:
-        """Return the network's refusals that no result has reported yet."""
-        inside = self._now()
-        found = inside.side_effects()[1]
-        if inside.hooks is not None:
-            inside.hooks.refused(found)
-        return found
-
-    def events(self) -> tuple[Event, ...]:
-        """Return the network attempts since the last call: allowed, refused, failed."""
-        inside = self._now()
-        return () if inside.network is None else inside.redacted(inside.network.events())
