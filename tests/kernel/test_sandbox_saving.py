@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from staddle.errors import ArchiveRefused, CommitRefused
 from staddle.layers import archive, trash
 from staddle.layers.stack import LayerSnapshot
 from staddle.layers.store import Store, sweep
+from staddle.places import is_shared
 from staddle.sandbox.workspace import snapshot_file
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from staddle.sandbox.workspace.stores import close_stores, empty_directory, store_for
@@ -394,3 +396,13 @@ def test_a_kept_session_that_is_killed_while_it_goes_back_is_here_or_there(
             break
     assert seen == {False, True}
     assert (project / "file").read_text() == "of the host\n"
+
+
+def test_it_can_be_saved_in_a_directory_of_ours() -> None:
+    """A fleet keeps its snapshots in one, which no sandbox may write."""
+    with tempfile.TemporaryDirectory("-0", "staddle-fleet-", "/tmp") as place, Sandbox() as sb:
+        assert is_shared(place)
+        sb.files.write("file", "text")
+        sb.snapshot().save(f"{place}/saved")
+        with Sandbox.from_snapshot(f"{place}/saved") as other:
+            assert other.files.read("file") == "text"

@@ -47,14 +47,19 @@ def save(
 
     `progress` is called with the number of entries written.
     """
-    from ..files.beneath import open_for_write
+    from ..files.beneath import pending, relative
 
     directory, name = os.path.split(os.fspath(path))
-    # If the file system supports it, the file has no name until it is complete: a kill leaves nothing.
-    with open_for_write(directory or ".", name, 0o600) as pending:
-        with open(os.dup(pending.fileno()), "wb") as raw, _compressing(raw) as out:
-            _write_all(_Sink(out, progress), points, facts or {})
-        os.fsync(pending.fileno())
+    # The caller of a snapshot chooses the file, which may be in a directory of ours: a fleet's is.
+    root = os.open(directory or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # If the file system supports it, the file has no name until it is complete: a kill leaves nothing.
+        with pending(root, relative(name), 0o600) as file:
+            with open(os.dup(file.fileno()), "wb") as raw, _compressing(raw) as out:
+                _write_all(_Sink(out, progress), points, facts or {})
+            os.fsync(file.fileno())
+    finally:
+        os.close(root)
 
 
 def _write_all(sink: _Sink, points: Mapping[str, LayerSnapshot], facts: Mapping[str, object]) -> None:
