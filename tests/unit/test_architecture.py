@@ -58,6 +58,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sandbox/workspace",),
     ("sandbox/open",),
     ("sandbox",),
+    ("faces.py",),
     ("sandbox/aio",),
     ("jail",),
     ("containers",),
@@ -72,7 +73,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
 )
 #: These rooms import nothing of ours but the public names: `staddle` itself, and its public modules.
 PUBLIC_NAMES_ONLY = ("adapters", "compat", "mcp", "tui", "fleet")
-PUBLIC = ("__init__.py", "errors.py", "check.py", "display.py")
+PUBLIC = ("__init__.py", "errors.py", "check.py", "display.py", "faces.py")
 #: Class names that stand in more than one file, each with the reason why one name is right for both.
 ALLOWED_TWICE: dict[str, str] = {}
 

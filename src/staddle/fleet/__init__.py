@@ -25,7 +25,7 @@ _HOME = {
     "Fleet": "fleet",
     "FleetLimits": "placement",
     "FleetSandbox": "sandbox",
-    "TaskOutcome": "task_board",
+    "TaskOutcome": "task_map",
 }
 
 

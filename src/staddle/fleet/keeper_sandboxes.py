@@ -14,6 +14,14 @@ from typing import Any
 
 from staddle import Sandbox, Snapshot
 from staddle.errors import InvalidCall, SandboxLost
+from staddle.faces import (
+    FilesNames,
+    RemoteProcessNames,
+    RemoteSandboxNames,
+    RemoteSessionNames,
+    RemoteTerminalNames,
+    names,
+)
 
 from .messages import ContentRefs, SandboxSpec
 from .metrics import KeeperMetrics
@@ -21,48 +29,14 @@ from .node_files import NodeFiles
 from .snapshots import snapshot_content, snapshot_file
 from .warm import WarmSandboxes
 
-#: Methods that the driver may call on a sandbox, a session, its files, a process.
-SANDBOX = frozenset(
-    (
-        "run",
-        "exec",
-        "interrupt",
-        "pause",
-        "resume",
-        "diff",
-        "discard",
-        "reset",
-        "violations",
-        "refusals",
-        "events",
-        "packages",
-        "set_network",
-        "set_timeout",
-        "extend",
-        "keep_downloads",
-        "use_downloads",
-        "ps",
-        "kill",
-        "python",
-        "code",
-    )
-)
-SESSION = frozenset(("run", "interrupt", "restart", "close"))
-FILES = frozenset(
-    (
-        *("read", "read_bytes", "write", "list", "exists", "stat", "glob", "mkdir", "rename", "remove"),
-        *("append", "chmod", "copy", "edit", "grep", "readlink", "realpath", "write_many"),
-    )
-)
-PROCESS = frozenset(
-    (
-        *("poll", "wait", "output", "send_stdin", "close_stdin", "kill", "failure"),
-        *("wait_for_output", "wait_for_text", "wait_for_port"),
-    )
-)
-TERMINAL = frozenset(("read", "write", "resize", "poll", "wait", "kill", "close"))
-PROPERTIES = frozenset(("alive", "enforced", "plan", "policy", "usage", "state", "labels"))
-_OF = {"": SANDBOX, "files": FILES, "session": SESSION, "process": PROCESS, "terminal": TERMINAL}
+#: Names that the driver may call on a sandbox, a session, its files, a process, a terminal.
+ALLOWED = {
+    "": names(RemoteSandboxNames) | {"run", "exec", "alive"},
+    "files": names(FilesNames) | {"write"},
+    "session": names(RemoteSessionNames) | {"run"},
+    "process": names(RemoteProcessNames) | {"output", "wait_for_output", "wait_for_text"},
+    "terminal": names(RemoteTerminalNames),
+}
 
 
 class KeptSandbox:
@@ -171,10 +145,10 @@ class KeptSandboxes:
         return result
 
     def call(self, name: str, path: str, method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Call a method of a sandbox, or of a part: "", "files", "session:NAME", "process:NUMBER"."""
+        """Call a method or get a property of a sandbox, or of a part: "", "files", "session:NAME", …"""
         kept = self.kept(name)
         kind, _, which = path.partition(":")
-        if method not in _OF.get(kind, frozenset()):
+        if method not in ALLOWED.get(kind, frozenset()):
             raise InvalidCall(
                 f"a sandbox of a fleet has no {method!r} here",
                 why="it needs this program's own memory or descriptors",
@@ -195,17 +169,6 @@ class KeptSandboxes:
             kept.commands += 1
         found = getattr(target, method)
         return found(*args, **options) if callable(found) else found
-
-    def look(self, name: str, what: str, session: str) -> Any:
-        """A property of a sandbox, or the state of a session."""
-        kept = self.kept(name)
-        if what not in PROPERTIES:
-            raise InvalidCall(
-                f"a sandbox of a fleet has no {what!r}",
-                why="it is not known on that machine",
-                fix="`staddle docs fleet` lists what it has",
-            )
-        return getattr(kept.sandbox.session(session) if session else kept.sandbox, what)
 
     def text_diff(self, name: str, paths: list[str] | None, limit: int) -> str:
         """The changes as one unified diff of at most `limit` characters; the agent wrote the text."""

@@ -18,7 +18,7 @@ from .content import unpack
 #: Calls of a sandbox over the direct connection to its keeper: they contain no Ray references.
 DIRECT = frozenset(
     (
-        *("create", "close", "run", "call", "look", "text_diff", "start", "processes", "terminal"),
+        *("create", "close", "run", "call", "text_diff", "start", "processes", "terminal"),
         *("snapshot", "snapshots", "restore"),
     )
 )

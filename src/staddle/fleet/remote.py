@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from socket import socket
 from typing import IO, TYPE_CHECKING, Any
 
-from .. import Change, Enforcement, Network, Plan, Policy, Result, Sandbox, check
+from .. import Change, Result, Sandbox, check
 from ..errors import (
     CommitRefused,
     FleetError,
@@ -247,113 +247,18 @@ class RemoteSandbox:
         number, pid = await self.ask("terminal", None if argv is None else list(argv), options)
         return int(number), int(pid)
 
-    async def interrupt(self) -> None:
-        """End the running commands in every session; background processes go on."""
-        await self.call("", "interrupt")
-
     async def interrupt_session(self, name: str) -> None:
         """End the running command of a session ("": the sandbox's own)."""
         await self.call(f"session:{name}" if name else "", "interrupt")
-
-    async def pause(self) -> None:
-        """Stop all its processes until `resume()`."""
-        await self.call("", "pause")
-
-    async def resume(self) -> None:
-        """Continue all processes after `pause()`."""
-        await self.call("", "resume")
-
-    async def reset(self) -> None:
-        """Replace it with a fresh sandbox; see `Sandbox.reset`."""
-        await self.call("", "reset")
-
-    async def look(self, what: str, session: str = "") -> Any:
-        """Get a property."""
-        return await self.ask("look", what, session)
-
-    async def state(self) -> Any:
-        """The state of the sandbox's own session: env, cwd, functions, aliases, options, history."""
-        return await self.look("state")
-
-    async def enforced(self) -> Enforcement:
-        """Enforcement on its node, with every gap."""
-        return await self.look("enforced")  # type: ignore[no-any-return]
-
-    async def plan(self) -> Plan:
-        """The policy, resolved for its node."""
-        found: Plan = await self.look("plan")
-        return found
-
-    async def policy(self) -> Policy:
-        """The policy it was opened with."""
-        found: Policy = await self.look("policy")
-        return found
-
-    async def usage(self) -> Any:
-        """The resource usage of everything in it."""
-        return await self.look("usage")
 
     async def alive(self) -> bool:
         """Whether it can run commands: it is open, and neither it nor its node is lost."""
         if self.closed or self.keeper.lost or self.cluster.error is not None:
             return False
         try:
-            return bool(await self.look("alive"))
+            return bool(await self.call("", "alive"))
         except SandboxClosed:
             return False
-
-    async def events(self) -> tuple[Any, ...]:
-        """Return the network connections tried since the last call: allowed, refused, failed."""
-        return tuple(await self.call("", "events"))
-
-    async def violations(self) -> tuple[Any, ...]:
-        """Protected names that appeared in the node's writable paths since it was opened."""
-        return tuple(await self.call("", "violations"))
-
-    async def refusals(self) -> tuple[Any, ...]:
-        """Return the refused network connections that no result has reported yet."""
-        return tuple(await self.call("", "refusals"))
-
-    async def labels(self) -> dict[str, str]:
-        """Its labels."""
-        return dict(await self.look("labels"))
-
-    async def set_network(self, /, network: Network) -> None:
-        """Change the network policy; see `Sandbox.set_network`."""
-        await self.call("", "set_network", network)
-
-    async def set_timeout(self, /, seconds: float | None) -> None:
-        """Close it after this many seconds (None: never)."""
-        await self.call("", "set_timeout", seconds)
-
-    async def extend(self, /, seconds: float) -> float | None:
-        """Close it this many seconds later; return the remaining seconds, None if it has no end."""
-        found: float | None = await self.call("", "extend", seconds)
-        return found
-
-    async def keep_downloads(self) -> int:
-        """Keep the downloads of pip, uv and npm on its node; see `Sandbox.keep_downloads`."""
-        return int(await self.call("", "keep_downloads"))
-
-    async def use_downloads(self) -> None:
-        """Use the downloads kept on its node below its own caches."""
-        await self.call("", "use_downloads")
-
-    async def ps(self) -> list[Any]:
-        """List all its processes, by number."""
-        return list(await self.call("", "ps"))
-
-    async def kill(self, /, pid: int, signal: int = 9) -> bool:
-        """Send a signal to a process of the sandbox; False if there is no such process."""
-        return bool(await self.call("", "kill", pid, signal))
-
-    async def python(self, /, code: str, **options: Any) -> Any:
-        """Run a cell in a Python interpreter of the sandbox; see `Sandbox.python`."""
-        return await self.call("", "python", code, **options)
-
-    async def code(self, /, language: str, code: str, **options: Any) -> Any:
-        """Run a cell in the interpreter of a language; see `Sandbox.code`."""
-        return await self.call("", "code", language, code, **options)
 
     async def connect(self, /, port: int) -> socket:
         """A connection to a server in the sandbox, at `port` of its 127.0.0.1 or ::1."""
@@ -367,10 +272,6 @@ class RemoteSandbox:
         opened = DriverPort(host_port, lambda: tunnel(self.keeper.channel, self.name, port))
         self._exposed.append(opened)
         return opened.port
-
-    async def packages(self) -> tuple[Any, ...]:
-        """List the packages that pip, apt and npm installed in it."""
-        return tuple(await self.call("", "packages"))
 
     # ------------------------------------------------------------ files
 
@@ -393,17 +294,9 @@ class RemoteSandbox:
 
     # ------------------------------------------------------------ changes
 
-    async def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
-        """Every change to the sent workspace; see `Sandbox.diff`. `text_diff` has the text."""
-        return list(await self.call("", "diff", _listed(paths), everything=everything))
-
     async def text_diff(self, paths: Collection[str] | None = None, *, limit: int = 16 << 20) -> str:
         """The changes as one unified diff of at most `limit` characters. The agent wrote the text."""
         return str(await self.ask("text_diff", _listed(paths), limit))
-
-    async def discard(self, paths: Collection[str] | None = None) -> None:
-        """Drop the changes (default: all, else those of `paths`); see `Sandbox.discard`."""
-        await self.call("", "discard", _listed(paths))
 
     async def snapshot(self, label: str = "") -> tuple[int, str, str]:
         """Take a snapshot: its number at the keeper, its label and method."""

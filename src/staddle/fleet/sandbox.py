@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from staddle import Result
+from staddle.faces import RemoteSandboxNames
 
 from .messages import checked_options
 from .parts import (
@@ -18,14 +19,17 @@ from .parts import (
     AsyncFleetProcess,
     AsyncFleetSession,
     AsyncFleetTerminal,
+    AwaitedPart,
+    BlockingPart,
     FleetFiles,
     FleetProcess,
     FleetSession,
     FleetTerminal,
+    in_steps,
     refused,
 )
 from .remote import RemoteSandbox
-from .steps import OVER, awaited, finish, finish_awaited, waited
+from .steps import OVER, finish, finish_awaited
 
 if TYPE_CHECKING:
     from .factory import SandboxFactory
@@ -137,11 +141,26 @@ class AsyncFleetStream(_StreamFace):
         await finish_awaited(self._end())
 
 
-class _Face:
-    """Common part of the blocking and the awaited sandbox."""
+class _Face(RemoteSandboxNames):
+    """Common part of the blocking and the awaited sandbox: the calls that need the driver."""
+
+    run = in_steps(RemoteSandbox.run)
+    exec = in_steps(RemoteSandbox.exec)
+    alive = in_steps(RemoteSandbox.alive)
+    connect = in_steps(RemoteSandbox.connect)
+    expose = in_steps(RemoteSandbox.expose)
+    upload_tar = in_steps(RemoteSandbox.upload_tar)
+    download_tar = in_steps(RemoteSandbox.download_tar)
+    text_diff = in_steps(RemoteSandbox.text_diff)
+    commit = in_steps(RemoteSandbox.commit)
+    close = in_steps(RemoteSandbox.close)
 
     def __init__(self, remote: RemoteSandbox, factory: SandboxFactory) -> None:
-        self._calls, self._factory = remote, factory
+        self._sandbox, self._factory = remote, factory
+
+    @property
+    def _calls(self) -> RemoteSandbox:
+        return self._sandbox
 
     @property
     def id(self) -> str:
@@ -177,48 +196,12 @@ class _Face:
         return f"<{type(self).__name__} {self.id} on {self.node[:8]}{state}>"
 
 
-class FleetSandbox(_Face):
+class FleetSandbox(_Face, BlockingPart):
     """A sandbox on a node of a fleet, open until `close()`. Made by `Fleet.create`. For threads.
 
     All methods are thread-safe. If its node or its keeper is lost, every call raises `SandboxLost`; nothing
     is ever run a second time.
     """
-
-    run = waited(RemoteSandbox.run)
-    exec = waited(RemoteSandbox.exec)
-    interrupt = waited(RemoteSandbox.interrupt)
-    pause = waited(RemoteSandbox.pause)
-    resume = waited(RemoteSandbox.resume)
-    reset = waited(RemoteSandbox.reset)
-    state = waited(RemoteSandbox.state)
-    enforced = waited(RemoteSandbox.enforced)
-    plan = waited(RemoteSandbox.plan)
-    policy = waited(RemoteSandbox.policy)
-    usage = waited(RemoteSandbox.usage)
-    alive = waited(RemoteSandbox.alive)
-    events = waited(RemoteSandbox.events)
-    violations = waited(RemoteSandbox.violations)
-    refusals = waited(RemoteSandbox.refusals)
-    packages = waited(RemoteSandbox.packages)
-    labels = waited(RemoteSandbox.labels)
-    set_network = waited(RemoteSandbox.set_network)
-    set_timeout = waited(RemoteSandbox.set_timeout)
-    extend = waited(RemoteSandbox.extend)
-    keep_downloads = waited(RemoteSandbox.keep_downloads)
-    use_downloads = waited(RemoteSandbox.use_downloads)
-    ps = waited(RemoteSandbox.ps)
-    kill = waited(RemoteSandbox.kill)
-    python = waited(RemoteSandbox.python)
-    code = waited(RemoteSandbox.code)
-    connect = waited(RemoteSandbox.connect)
-    expose = waited(RemoteSandbox.expose)
-    upload_tar = waited(RemoteSandbox.upload_tar)
-    download_tar = waited(RemoteSandbox.download_tar)
-    diff = waited(RemoteSandbox.diff)
-    text_diff = waited(RemoteSandbox.text_diff)
-    discard = waited(RemoteSandbox.discard)
-    commit = waited(RemoteSandbox.commit)
-    close = waited(RemoteSandbox.close)
 
     def stream(self, command: str, **options: Any) -> FleetStream:
         """Run `command`, and read its output as it arrives."""
@@ -238,12 +221,12 @@ class FleetSandbox(_Face):
 
     def session(self, name: str) -> FleetSession:
         """The session of that name: another shell, made on first use."""
-        return FleetSession(self._calls, f"session:{name}")
+        return FleetSession(self._calls, name)
 
     @property
     def files(self) -> FleetFiles:
         """The files inside, as the sandbox's own user sees them."""
-        return FleetFiles(self._calls, "files")
+        return FleetFiles(self._calls)
 
     def snapshot(self, label: str = "") -> FleetSnapshot:
         """Save the current state, to restore it or to continue from it on another node."""
@@ -275,47 +258,11 @@ class FleetSandbox(_Face):
         self.close()
 
 
-class AsyncFleetSandbox(_Face):
+class AsyncFleetSandbox(_Face, AwaitedPart):
     """A sandbox on a node of a fleet, awaited. Made by `AsyncFleet.create`; see `FleetSandbox`.
 
     Cancelling a task that waits for a command interrupts the command.
     """
-
-    run = awaited(RemoteSandbox.run)
-    exec = awaited(RemoteSandbox.exec)
-    interrupt = awaited(RemoteSandbox.interrupt)
-    pause = awaited(RemoteSandbox.pause)
-    resume = awaited(RemoteSandbox.resume)
-    reset = awaited(RemoteSandbox.reset)
-    state = awaited(RemoteSandbox.state)
-    enforced = awaited(RemoteSandbox.enforced)
-    plan = awaited(RemoteSandbox.plan)
-    policy = awaited(RemoteSandbox.policy)
-    usage = awaited(RemoteSandbox.usage)
-    alive = awaited(RemoteSandbox.alive)
-    events = awaited(RemoteSandbox.events)
-    violations = awaited(RemoteSandbox.violations)
-    refusals = awaited(RemoteSandbox.refusals)
-    packages = awaited(RemoteSandbox.packages)
-    labels = awaited(RemoteSandbox.labels)
-    set_network = awaited(RemoteSandbox.set_network)
-    set_timeout = awaited(RemoteSandbox.set_timeout)
-    extend = awaited(RemoteSandbox.extend)
-    keep_downloads = awaited(RemoteSandbox.keep_downloads)
-    use_downloads = awaited(RemoteSandbox.use_downloads)
-    ps = awaited(RemoteSandbox.ps)
-    kill = awaited(RemoteSandbox.kill)
-    python = awaited(RemoteSandbox.python)
-    code = awaited(RemoteSandbox.code)
-    connect = awaited(RemoteSandbox.connect)
-    expose = awaited(RemoteSandbox.expose)
-    upload_tar = awaited(RemoteSandbox.upload_tar)
-    download_tar = awaited(RemoteSandbox.download_tar)
-    diff = awaited(RemoteSandbox.diff)
-    text_diff = awaited(RemoteSandbox.text_diff)
-    discard = awaited(RemoteSandbox.discard)
-    commit = awaited(RemoteSandbox.commit)
-    close = awaited(RemoteSandbox.close)
 
     def stream(self, command: str, **options: Any) -> AsyncFleetStream:
         """Run `command`, and iterate over its output as it arrives."""
@@ -336,12 +283,12 @@ class AsyncFleetSandbox(_Face):
 
     def session(self, name: str) -> AsyncFleetSession:
         """The session of that name: another shell, made on first use."""
-        return AsyncFleetSession(self._calls, f"session:{name}")
+        return AsyncFleetSession(self._calls, name)
 
     @property
     def files(self) -> AsyncFleetFiles:
         """The files inside, as the sandbox's own user sees them."""
-        return AsyncFleetFiles(self._calls, "files")
+        return AsyncFleetFiles(self._calls)
 
     async def snapshot(self, label: str = "") -> FleetSnapshot:
         """Save the current state, to restore it or to continue from it on another node."""

@@ -8,15 +8,12 @@ waits in the caller's thread, without an event loop, `finish_awaited` on the cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from concurrent.futures import Future
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .channel import CommandChannel
 
-P = ParamSpec("P")
-S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 
 #: Used instead of StopIteration, which a coroutine cannot raise.
@@ -190,34 +187,3 @@ async def _settled(ref: Any) -> None:
         await ref
     except Exception:  # noqa: S110 - who takes the reference gets the error
         pass
-
-
-class HasCalls(Protocol[S_co]):
-    """An object whose methods call those of `_calls`."""
-
-    @property
-    def _calls(self) -> S_co: ...
-
-
-def waited(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], T]:
-    """A blocking version of the method."""
-
-    @wraps(method)
-    def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:
-        return finish(method(self._calls, *args, **options))
-
-    return called
-
-
-def awaited(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """An awaited version of the method."""
-
-    @wraps(method)
-    async def called(self: HasCalls[Any], /, *args: P.args, **options: P.kwargs) -> T:
-        return await finish_awaited(method(self._calls, *args, **options))
-
-    return called

@@ -60,11 +60,7 @@ def test_a_name_that_is_refused_says_why_and_what_there_is_instead() -> None:
 
 
 def test_what_a_keeper_may_be_asked_for_exists() -> None:
-    for kind, names in (
-        (Sandbox, keeper_sandboxes.SANDBOX | keeper_sandboxes.PROPERTIES),
-        (Files, keeper_sandboxes.FILES),
-        (Process, keeper_sandboxes.PROCESS),
-        (Session, keeper_sandboxes.SESSION),
-        (Terminal, keeper_sandboxes.TERMINAL),
-    ):
-        assert names - public(kind) == set()
+    kinds = {"": Sandbox, "files": Files, "process": Process, "session": Session, "terminal": Terminal}
+    assert set(keeper_sandboxes.ALLOWED) == set(kinds)
+    for part, names in keeper_sandboxes.ALLOWED.items():
+        assert names - public(kinds[part]) == set()
