@@ -119,6 +119,22 @@ def names(table: type) -> frozenset[str]:
     return frozenset(row.name for row in rows(table))
 
 
+def same_arguments(
+    method: Callable[Concatenate[Any, P], object],
+) -> Callable[[Callable[..., T]], Callable[Concatenate[Any, P], T]]:
+    """Decorate a method of a face that takes the arguments of `method`, and does something else with them."""
+
+    def decorated(function: Callable[..., T]) -> Callable[Concatenate[Any, P], T]:
+        @wraps(method)
+        def called(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+            return function(self, *args, **options)
+
+        called.__doc__ = function.__doc__
+        return called
+
+    return decorated
+
+
 # ------------------------------------------------------------ every face
 
 

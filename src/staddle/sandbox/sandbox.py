@@ -102,6 +102,7 @@ class Sandbox:
 
     def __init__(
         self,
+        /,
         workspace: str | PathLike[str] | None = None,
         policy: Policy | None = None,
         *,

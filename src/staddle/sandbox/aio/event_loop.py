@@ -5,30 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from functools import partial, wraps
+from functools import partial
 
+from ...faces import AwaitedFace
 from ...linux.file_room import FILE_ROOM, PATIENCE, too_many
 from ...shell.idle import QUIET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
     from ...events import Event
+    from ...faces import Forwarded
     from ...linux.file_room import ReservedRoom
     from ...shell.command import Outcome
     from ..execution import Machine
 
-    P = ParamSpec("P")
-    S = TypeVar("S")
-    S_co = TypeVar("S_co", covariant=True)
     T = TypeVar("T")
-
-    class Opens(Protocol[S_co]):
-        """Async wrapper that opens its object on first use."""
-
-        async def _opened(self) -> S_co: ...
 
 
 #: The first sandbox of a process imports modules and probes the host. Threads that did so in parallel would
@@ -115,16 +109,16 @@ async def room_for(number: int) -> ReservedRoom:
     return reserved
 
 
-def awaited(
-    method: Callable[Concatenate[S, P], T], *, undo: Callable[[T], object] | None = None
-) -> Callable[Concatenate[Opens[S], P], Coroutine[Any, Any, T]]:
-    """Return an async version of `method` that calls it in a thread, as `in_thread` does."""
+class InThreads(AwaitedFace):
+    """A face that calls the methods of a local object in threads, as `in_thread` does."""
 
-    @wraps(method)
-    async def called(self: Opens[S], /, *args: P.args, **options: P.kwargs) -> T:
-        return await in_thread(partial(method, await self._opened(), *args, **options), undo=undo)
+    async def _opened(self) -> Any:
+        """Return the local object. The first use opens it."""
+        raise NotImplementedError
 
-    return called
+    async def _forward(self, row: Forwarded[Any, Any], args: Any, options: Any) -> Any:
+        call = partial(row.method, await self._opened(), *args, **options)
+        return await in_thread(call, undo=row.undo)
 
 
 async def _done(work: asyncio.Future[T]) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 
 from ...errors import InvalidCall, SandboxClosed, SessionError
+from ...faces import FilesNames, Forwarded, SandboxNames, same_arguments
 from ...layers.review import Review
-from ...policy.network import PATIENCE
 from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
@@ -23,7 +23,7 @@ from ..files import Files
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
-from .event_loop import OnTheLoop, awaited, first_alone, in_thread, room_for, see_through
+from .event_loop import InThreads, OnTheLoop, first_alone, in_thread, room_for, see_through
 from .session import AsyncSession
 
 TYPE_CHECKING = False
@@ -31,21 +31,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
     from socket import socket
-    from typing import IO, Any, Literal, Never, Self, Unpack
+    from typing import IO, Any, Literal, Self, Unpack
 
     from ...command_rules.rules import CommandRules
-    from ...enforcement import BackendName, Enforcement, Mode
+    from ...enforcement import Enforcement
     from ...environment.aio import AsyncLocalEnvironment
     from ...events import Event
     from ...layers.review import ApprovalOptions, Committed
     from ...limits.usage import Usage
-    from ...observe.audit import AuditTarget
-    from ...policy import Identity, Policy
+    from ...policy import Policy
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath
     from ..open.as_root import Account
-    from ..open.settings import CommandStart
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
     from ..result import Result
@@ -81,7 +79,7 @@ async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
     return found
 
 
-class AsyncSandbox:
+class AsyncSandbox(InThreads, SandboxNames):
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
     Use it with `async with`, or call `close()` at the end. The first use opens it. `on_connect` may be a
@@ -89,63 +87,12 @@ class AsyncSandbox:
     as well; the task that runs the command awaits them.
     """
 
-    def __init__(
-        self,
-        workspace: str | PathLike[str] | None = None,
-        policy: Policy | None = None,
-        *,
-        backend: BackendName = "auto",
-        mode: Mode = "overlay",
-        best_effort: bool = False,
-        env: Mapping[str, str] | None = None,
-        keep: str | None = None,
-        on_connect: Callable[[Event], Any] | None = None,
-        on_connect_timeout: float = PATIENCE,
-        on_command: Callable[[CommandStart], Any] | None = None,
-        on_result: Callable[[Result], Any] | None = None,
-        on_violation: Callable[[Event], Any] | None = None,
-        audit: AuditTarget | None = None,
-        workspace_at: str | PathLike[str] | None = None,
-        name: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        identity: Identity | None = None,
-        environment: str | None = None,
-        base: str | PathLike[str] | None = None,
-        workdir: str | PathLike[str] | None = None,
-        freeze: bool | None = False,
-        **unknown: Never,
-    ) -> None:
-        settings = sandbox_settings.settings(
-            workspace,
-            policy,
-            backend,
-            mode,
-            best_effort,
-            env,
-            keep,
-            on_connect,
-            on_connect_timeout,
-            on_command,
-            on_result,
-            on_violation,
-            audit,
-            workspace_at=workspace_at,
-            name=name,
-            labels=labels,
-            awaited=True,
-            identity=identity,
-            environment=environment,
-            base=base,
-            workdir=workdir,
-            freeze=freeze,
-            **unknown,
-        )
+    @same_arguments(Sandbox.__init__)
+    def __init__(self, workspace: Any = None, policy: Any = None, **options: Any) -> None:
+        settings = sandbox_settings.settings(workspace, policy, awaited=True, **options)
+        on_connect = options.get("on_connect")
         decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
-        self._begin(
-            settings,
-            lambda: Sandbox._of(settings.replace(on_connect=decider)),
-            decider,
-        )
+        self._begin(settings, lambda: Sandbox._of(settings.replace(on_connect=decider)), decider)
 
     def _begin(
         self,
@@ -275,14 +222,6 @@ class AsyncSandbox:
         """End the commands that run now, in every session. Background processes continue."""
         self._now().interrupt()
 
-    async def set_timeout(self, seconds: float | None) -> None:
-        """Close it `seconds` from now, in place of `limits.max_lifetime`; None removes the limit."""
-        (await self._opened()).set_timeout(seconds)
-
-    async def extend(self, seconds: float) -> float | None:
-        """Close it `seconds` later. Returns the seconds left, or None if it has no time limit."""
-        return (await self._opened()).extend(seconds)
-
     async def pause(self) -> None:
         """Freeze all its processes until `resume()`. Timeouts of commands keep running."""
         await in_thread(self._now().pause)
@@ -303,8 +242,15 @@ class AsyncSandbox:
         """Files inside, with the rights of the sandbox's own user."""
         return AsyncFiles(self._opened)
 
-    upload_tar = awaited(Sandbox.upload_tar)
-    download_tar = awaited(Sandbox.download_tar)
+    upload_tar = Forwarded(Sandbox.upload_tar)
+    download_tar = Forwarded(Sandbox.download_tar)
+    connect = Forwarded(Sandbox.connect, undo=_close)
+    expose = Forwarded(Sandbox.expose)
+    commit = Forwarded(Sandbox.commit)
+    snapshot = Forwarded(Sandbox.snapshot)
+    snapshots = Forwarded(Sandbox.snapshots)
+    restore = Forwarded(Sandbox.restore)
+    drift = Forwarded(Sandbox.drift)
 
     async def environment(
         self,
@@ -326,32 +272,15 @@ class AsyncSandbox:
         )
         return AsyncLocalEnvironment(made)
 
-    connect = awaited(Sandbox.connect, undo=_close)
-    expose, events = awaited(Sandbox.expose), awaited(Sandbox.events)
-    set_network = awaited(Sandbox.set_network)
-    ps, kill = awaited(Sandbox.ps), awaited(Sandbox.kill)
-    python, code = awaited(Sandbox.python), awaited(Sandbox.code)
-
     async def refusals(self) -> tuple[Event, ...]:
         """Return the network's refusals that no result has reported yet."""
         await self._main()
         return await _tell_refusals(self._inside)
 
-    diff = awaited(Sandbox.diff)
-    packages = awaited(Sandbox.packages)
-    keep_downloads, use_downloads = awaited(Sandbox.keep_downloads), awaited(Sandbox.use_downloads)
-    _reviewed = awaited(Sandbox.review)
-
     async def review(self, paths: Collection[str] | None = None) -> AsyncReview:
         """Return what `commit` would do; see `Sandbox.review`. Its `commit` is a coroutine."""
-        from .sandbox import AsyncReview
-
-        return AsyncReview.of(await self._reviewed(paths), self.commit)
-
-    commit, discard = awaited(Sandbox.commit), awaited(Sandbox.discard)
-    snapshot, snapshots = awaited(Sandbox.snapshot), awaited(Sandbox.snapshots)
-    restore = awaited(Sandbox.restore)
-    drift = awaited(Sandbox.drift)
+        sandbox = await self._opened()
+        return AsyncReview.of(await in_thread(sandbox.review, paths), self.commit)
 
     @classmethod
     async def from_snapshot(
@@ -547,11 +476,7 @@ class AsyncReview(Review):
 # Files of a sandbox, for asyncio.
 
 
-def _close_files(made: IO[bytes]) -> None:
-    made.close()
-
-
-class AsyncFiles:
+class AsyncFiles(InThreads, FilesNames):
     """Files inside, with the rights of the sandbox's own user. Each call runs `Files` in a thread."""
 
     def __init__(self, sandbox: Callable[[], Coroutine[Any, Any, Sandbox]], user: User = None) -> None:
@@ -565,24 +490,7 @@ class AsyncFiles:
         files = (await self._sandbox()).files
         return files if self._user is None else await in_thread(files.as_user, self._user)
 
-    read = awaited(Files.read)
-    read_bytes = awaited(Files.read_bytes)
-    open = awaited(Files.open, undo=_close_files)
-    write = awaited(Files.write)
-    list = awaited(Files.list)
-    exists = awaited(Files.exists)
-    stat = awaited(Files.stat)
-    glob = awaited(Files.glob)
-    write_many = awaited(Files.write_many)
-    append = awaited(Files.append)
-    realpath = awaited(Files.realpath)
-    readlink = awaited(Files.readlink)
-    chmod = awaited(Files.chmod)
-    copy = awaited(Files.copy)
-    edit = awaited(Files.edit)
-    grep = awaited(Files.grep)
-    upload = awaited(Files.upload)
-    download = awaited(Files.download)
-    mkdir = awaited(Files.mkdir)
-    rename = awaited(Files.rename)
-    remove = awaited(Files.remove)
+    open = Forwarded(Files.open, undo=_close)
+    write = Forwarded(Files.write)
+    upload = Forwarded(Files.upload)
+    download = Forwarded(Files.download)
