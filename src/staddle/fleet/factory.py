@@ -203,16 +203,6 @@ class SandboxFactory:
             made[-1].log("created", backend=source.backend, forked=source.name)
         return made
 
-    async def restore(self, target: RemoteSandbox, source: RemoteSandbox, number: int) -> None:
-        """Restore a snapshot of the same sandbox."""
-        if source is not target:
-            raise InvalidCall(
-                "the snapshot is of another sandbox",
-                fix="use fleet.create(snapshot=…) for a new one from it",
-                why="it is not one of these",
-            )
-        await target.ask("restore", number)
-
 
 def _key(options: Mapping[str, Any], tree: SentTree | None, base: ContentRefs | None) -> str:
     parts = [f"{name}={options[name]!r}" for name in sorted(options)]

@@ -32,7 +32,7 @@ from .content_store import SentTree
 from .messages import DIRECT, ContentRefs, SandboxSpec, checked_options
 from .placement import Reservation
 from .ports import DriverPort, tunnel
-from .steps import OVER, Call, Exchange, NextOf, Within, step
+from .steps import OVER, Call, Exchange, NextOf, Within, finish, step
 
 if TYPE_CHECKING:
     from .cluster import Cluster, KeeperHandle
@@ -298,19 +298,33 @@ class RemoteSandbox:
         """The changes as one unified diff of at most `limit` characters. The agent wrote the text."""
         return str(await self.ask("text_diff", _listed(paths), limit))
 
-    async def snapshot(self, label: str = "") -> tuple[int, str, str]:
-        """Take a snapshot: its number at the keeper, its label and method."""
+    async def snapshot(self, label: str = "") -> FleetSnapshot:
+        """Save the current state, to restore it or to continue from it on another node."""
         number, method = await self.ask("snapshot", label)
-        return int(number), label, str(method)
+        return FleetSnapshot(self, number, label, method)
+
+    async def snapshots(self) -> list[FleetSnapshot]:
+        """List its open snapshots, oldest first."""
+        return [FleetSnapshot(self, *each) for each in await self.ask("snapshots")]
+
+    async def restore(self, snapshot: FleetSnapshot) -> None:
+        """Restore a snapshot of this sandbox."""
+        if snapshot.sandbox is not self:
+            raise InvalidCall(
+                "the snapshot is of another sandbox",
+                fix="use fleet.create(snapshot=…) for a new one from it",
+                why="it is not one of these",
+            )
+        await self.ask("restore", snapshot.number)
 
     async def export(self, number: int | None = None) -> ContentRefs:
         """Put a snapshot, or the current state of the sandbox, into Ray's object store."""
         listed, packs = await self.ask("export", number)
         return ContentRefs(content.sha256(listed), self.cluster.ray.put(listed), packs)
 
-    async def save(self, path: str | os.PathLike[str], number: int | None = None) -> None:
-        """Write a snapshot to a file of the driver, atomically."""
-        sent = await self.export(number)
+    async def save(self, path: str | os.PathLike[str], snapshot: FleetSnapshot | None = None) -> None:
+        """Write a snapshot, or the current state, to a file of the driver: `Snapshot.load` reads it."""
+        sent = await self.export(None if snapshot is None else snapshot.number)
         await self._in_thread(lambda: save_snapshot(sent, os.fspath(path)))
 
     async def commit(
@@ -380,6 +394,28 @@ class RemoteSandbox:
             except Exception:  # noqa: S110 - the interpreter ends, and everything with it
                 pass
         self.let_go()
+
+
+class FleetSnapshot:
+    """A snapshot of a fleet's sandbox: to `restore` there, or for `create(snapshot=…)` on any node.
+
+    It is stored on the node of its sandbox, and lost with it; `save` writes it to a file of the driver.
+    """
+
+    def __init__(self, sandbox: RemoteSandbox, number: int, label: str, method: str) -> None:
+        self.sandbox, self.number, self.label, self.method = sandbox, number, label, method
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, atomically. With asyncio use `await sandbox.save(path, snapshot)`."""
+        finish(self.sandbox.save(path, self))
+
+    def close(self) -> None:
+        """Delete it, without waiting."""
+        if not self.sandbox.closed and not self.sandbox.keeper.lost:
+            self.sandbox.keeper.actor.ask.remote("drop_snapshot", (self.sandbox.name, self.number))
+
+    def __repr__(self) -> str:
+        return f"<FleetSnapshot {self.label!r} of {self.sandbox.name} ({self.method})>"
 
 
 def _listed(paths: Collection[str] | None) -> list[str] | None:

@@ -7,7 +7,6 @@ to ask the node is a method here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from staddle import Result
@@ -60,28 +59,6 @@ class StreamChunk:
 
     def __str__(self) -> str:
         return self.text
-
-
-class FleetSnapshot:
-    """A snapshot of a fleet's sandbox: to `restore` there, or for `create(snapshot=…)` on any node.
-
-    It is stored on the node of its sandbox, and lost with it; `save` writes it to a file of the driver.
-    """
-
-    def __init__(self, sandbox: RemoteSandbox, number: int, label: str, method: str) -> None:
-        self.sandbox, self.number, self.label, self.method = sandbox, number, label, method
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, atomically. With asyncio use `await sandbox.save(path, snapshot)`."""
-        finish(self.sandbox.save(path, self.number))
-
-    def close(self) -> None:
-        """Delete it, without waiting."""
-        if not self.sandbox.closed and not self.sandbox.keeper.lost:
-            self.sandbox.keeper.actor.ask.remote("drop_snapshot", (self.sandbox.name, self.number))
-
-    def __repr__(self) -> str:
-        return f"<FleetSnapshot {self.label!r} of {self.sandbox.name} ({self.method})>"
 
 
 class _StreamFace:
@@ -152,6 +129,10 @@ class _Face(RemoteSandboxNames):
     upload_tar = in_steps(RemoteSandbox.upload_tar)
     download_tar = in_steps(RemoteSandbox.download_tar)
     text_diff = in_steps(RemoteSandbox.text_diff)
+    snapshot = in_steps(RemoteSandbox.snapshot)
+    snapshots = in_steps(RemoteSandbox.snapshots)
+    restore = in_steps(RemoteSandbox.restore)
+    save = in_steps(RemoteSandbox.save)
     commit = in_steps(RemoteSandbox.commit)
     close = in_steps(RemoteSandbox.close)
 
@@ -228,22 +209,6 @@ class FleetSandbox(_Face, BlockingPart):
         """The files inside, as the sandbox's own user sees them."""
         return FleetFiles(self._calls)
 
-    def snapshot(self, label: str = "") -> FleetSnapshot:
-        """Save the current state, to restore it or to continue from it on another node."""
-        return FleetSnapshot(self._calls, *finish(self._calls.snapshot(label)))
-
-    def snapshots(self) -> list[FleetSnapshot]:
-        """List its open snapshots, oldest first."""
-        return [FleetSnapshot(self._calls, *each) for each in finish(self._calls.ask("snapshots"))]
-
-    def restore(self, snapshot: FleetSnapshot) -> None:
-        """Restore a snapshot of this sandbox."""
-        finish(self._factory.restore(self._calls, snapshot.sandbox, snapshot.number))
-
-    def save(self, path: str | PathLike[str], snapshot: FleetSnapshot | None = None) -> None:
-        """Write a snapshot, or the current state, to a file of the driver: `Snapshot.load` reads it."""
-        finish(self._calls.save(path, None if snapshot is None else snapshot.number))
-
     def fork(self, n: int = 1, *, spread: bool = True) -> list[FleetSandbox]:
         """`n` sandboxes that continue from here, on the nodes with most room (spread=False: this node)."""
         return [
@@ -289,23 +254,6 @@ class AsyncFleetSandbox(_Face, AwaitedPart):
     def files(self) -> AsyncFleetFiles:
         """The files inside, as the sandbox's own user sees them."""
         return AsyncFleetFiles(self._calls)
-
-    async def snapshot(self, label: str = "") -> FleetSnapshot:
-        """Save the current state, to restore it or to continue from it on another node."""
-        return FleetSnapshot(self._calls, *await finish_awaited(self._calls.snapshot(label)))
-
-    async def snapshots(self) -> list[FleetSnapshot]:
-        """List its open snapshots, oldest first."""
-        found = await finish_awaited(self._calls.ask("snapshots"))
-        return [FleetSnapshot(self._calls, *each) for each in found]
-
-    async def restore(self, snapshot: FleetSnapshot) -> None:
-        """Restore a snapshot of this sandbox."""
-        await finish_awaited(self._factory.restore(self._calls, snapshot.sandbox, snapshot.number))
-
-    async def save(self, path: str | PathLike[str], snapshot: FleetSnapshot | None = None) -> None:
-        """Write a snapshot, or the current state, to a file of the driver."""
-        await finish_awaited(self._calls.save(path, None if snapshot is None else snapshot.number))
 
     async def fork(self, n: int = 1, *, spread: bool = True) -> list[AsyncFleetSandbox]:
         """`n` sandboxes that continue from here, on the nodes with most room (spread=False: this node)."""
