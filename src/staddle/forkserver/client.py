@@ -270,16 +270,8 @@ class _SharedViews:
             if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))
-            if len(_interned) >= _MOST_INTERNED:
-                _interned.clear()
-            made = _interned.setdefault(made, made)  # so that lookups find it by identity
             self._configs[key] = made
         return self._configs[key]
-
-
-#: Each configuration once: two plans may have equal ones.
-_interned: dict[records.ForkServerConfig, records.ForkServerConfig] = {}
-_MOST_INTERNED = 64
 
 
 def _views_of(plan: Plan, bash: str) -> _SharedViews:

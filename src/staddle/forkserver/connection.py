@@ -5,7 +5,7 @@ from __future__ import annotations
 import _socket
 import os
 import threading
-from functools import lru_cache, partial
+from functools import partial
 
 from .._value import Value
 from ..background import do_later
@@ -397,7 +397,7 @@ def _request(
         os.fsencode(layers.upper) if layers else b"",
         os.fsencode(layers.work) if layers else b"",
         _encoded(layers.lowers) if layers else (),
-        _rows(tuple(view), layers is not None),
+        _rows(view, layers is not None),
         trees=trees,
     )
 
@@ -435,8 +435,7 @@ def _found(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-@lru_cache(maxsize=64)
-def _rows(view: tuple[Operation, ...], writable: bool) -> tuple[Row, ...]:
+def _rows(view: Sequence[Operation], writable: bool) -> tuple[Row, ...]:
     """Encode the operations of a workspace as rows; the first shows it, `writable` if it is layered."""
     place, *rest = view
     if writable:

@@ -12,8 +12,6 @@ ERR traps do not see it, and it creates no file. Answers without this run's nonc
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from .._value import Value
 from ..errors import BackendUnavailable
 from ..ipc.agent_messages import BRAKE, INTERRUPT, KILL, KILL_SHELL, TERMINATE
@@ -137,7 +135,6 @@ def lines(
     return b"%b%b\n%b" % (before, source, question(paths, nonce))
 
 
-@lru_cache(maxsize=16)
 def first_directory(directory: str) -> bytes:
     """Return the line with which a new bash enters the directory of its session."""
     return b"%b; \\unset OLDPWD\n" % enter(_bytes(directory))
