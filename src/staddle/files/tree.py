@@ -14,7 +14,7 @@ from ..linux.openat2 import open_beneath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import TracebackType
     from typing import ParamSpec, Self, TypeVar
 
@@ -224,10 +224,13 @@ class Tree:
         os.chmod(f"/proc/self/fd/{handle}", mode | bits)
 
 
-def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
+def walk(
+    tree: Tree, top: str = "", *, without: Collection[str] = (), strict: bool = False
+) -> Iterator[tuple[str, os.stat_result]]:
     """Everything in it, or below `top`, with its path from there, directories before their content.
 
-    Only one directory is open at a time.
+    Only one directory is open at a time. Entries in `without` are left out with their content. An entry that
+    cannot be read was removed meanwhile, and is left out; with `strict` it raises OSError.
     """
     todo = [""]
     while todo:
@@ -235,14 +238,20 @@ def walk(tree: Tree, top: str = "") -> Iterator[tuple[str, os.stat_result]]:
         try:
             fd = tree.directory("/".join(part for part in (top, path) if part))
         except OSError:
-            continue  # removed meanwhile
+            if strict:
+                raise
+            continue
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     below = f"{path}/{entry.name}" if path else entry.name
+                    if below in without:
+                        continue
                     try:
                         status = entry.stat(follow_symlinks=False)
                     except OSError:
+                        if strict:
+                            raise
                         continue
                     if stat.S_ISDIR(status.st_mode):
                         todo.append(below)

@@ -286,22 +286,7 @@ def _entries(host: HostDirectory, hidden: tuple[str, ...]) -> Iterator[tuple[str
     """
     with Tree(host.reachable, ours=False) as tree:
         yield "", os.fstat(tree.root)
-        todo = [""]
-        while todo:
-            path = todo.pop()
-            prefix = f"{path}/" if path else ""
-            fd = tree.directory(path)
-            try:
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        below = prefix + entry.name
-                        if hidden and below in hidden:
-                            continue
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(below)
-                        yield below, entry.stat(follow_symlinks=False)
-            finally:
-                os.close(fd)
+        yield from walk(tree, without=hidden, strict=True)
 
 
 def _scan(host: HostDirectory, hidden: tuple[str, ...], bounds: FreezeBounds) -> tuple[State, int]:
