@@ -224,15 +224,33 @@ class Tree:
         os.chmod(f"/proc/self/fd/{handle}", mode | bits)
 
 
-def walk(
+def directories(
     tree: Tree, top: str = "", *, without: Collection[str] = (), strict: bool = False
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything in it, or below `top`, with its path from there, directories before their content.
+) -> Iterator[tuple[str, int, Iterator[tuple[str, os.stat_result]]]]:
+    """Every directory in it, or below `top`: its path from there, a descriptor, and its entries with paths.
 
-    Only one directory is open at a time. Entries in `without` are left out with their content. An entry that
-    cannot be read was removed meanwhile, and is left out; with `strict` it raises OSError.
+    Only one directory is open at a time, until the next step. A directory comes after the entry that names
+    it, so read all entries. Those in `without` are left out with their content. An entry that cannot be read
+    was removed meanwhile, and is left out; with `strict` it raises OSError.
     """
     todo = [""]
+
+    def found(fd: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                below = f"{path}/{entry.name}" if path else entry.name
+                if below in without:
+                    continue
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except OSError:
+                    if strict:
+                        raise
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    todo.append(below)
+                yield below, status
+
     while todo:
         path = todo.pop()
         try:
@@ -242,23 +260,18 @@ def walk(
                 raise
             continue
         try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    below = f"{path}/{entry.name}" if path else entry.name
-                    if below in without:
-                        continue
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except OSError:
-                        if strict:
-                            raise
-                        continue
-                    if stat.S_ISDIR(status.st_mode):
-                        todo.append(below)
-                    yield below, status
+            yield path, fd, found(fd, path)
         finally:
             os.close(fd)
             tree.give_back()
+
+
+def walk(
+    tree: Tree, top: str = "", *, without: Collection[str] = (), strict: bool = False
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The entries of all `directories`, each directory before its content."""
+    for _, _, entries in directories(tree, top, without=without, strict=strict):
+        yield from entries
 
 
 @_told_if_full

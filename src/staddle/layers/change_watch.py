@@ -12,7 +12,7 @@ import os
 import stat
 import time
 
-from ..files.tree import Tree, is_whiteout, opacity
+from ..files.tree import Tree, directories, is_whiteout, opacity
 from ..linux.file_room import refuse_if_full
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
@@ -192,32 +192,14 @@ def _note(baseline: Baseline, host: str, paths: list[str], copied: Copied | None
 def _scan(layer: str, most: int) -> dict[str, Mark] | None:
     """Return every entry of a layer; None if there are too many."""
     found: dict[str, Mark] = {}
-    todo = [""]
     with Tree(layer, ours=True) as tree:
-        while todo:
-            path = todo.pop()
-            prefix = f"{path}/" if path else ""
-            try:
-                fd = tree.directory(path)
-            except OSError:
-                continue  # deleted meanwhile
-            try:
-                opaque = opacity(fd)
-                if opaque == b"y" and path:
-                    found[path] = (*found[path][:2], 1)
-                marked = fd if opaque == b"x" else -1
-                with os.scandir(fd) as entries:
-                    for entry in entries:
-                        try:
-                            status = entry.stat(follow_symlinks=False)
-                        except OSError:
-                            continue
-                        found[prefix + entry.name] = _mark(status, marked, entry.name)
-                        if stat.S_ISDIR(status.st_mode):
-                            todo.append(prefix + entry.name)
-            finally:
-                os.close(fd)
-                tree.give_back()
+        for path, fd, entries in directories(tree):
+            opaque = opacity(fd)
+            if opaque == b"y" and path:
+                found[path] = (*found[path][:2], 1)
+            marked = fd if opaque == b"x" else -1
+            for below, status in entries:
+                found[below] = _mark(status, marked, below.rpartition("/")[2])
             if len(found) > most:
                 return None
     return found

@@ -12,7 +12,7 @@ import weakref
 
 from ..errors import LayerError
 from ..files.remove_tree import remove as remove_directory
-from ..files.tree import Tree
+from ..files.tree import Tree, directories
 from ..places import make_directory
 from . import trash
 from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
@@ -307,21 +307,12 @@ def give(path: str, owner: tuple[int, int], before: int = -1) -> None:
     Root's sandboxes have other ids in each process, so the files of the last one are given to this one. Root
     does this by descriptor. No other process uses the directory now, and no file in it has a name outside.
     """
-    todo = [""]
     with Tree(path, ours=True) as tree:
-        while todo:
-            path = todo.pop()
-            directory = tree.directory(path)
-            try:
-                _give(directory, ".", os.fstat(directory), owner, before)
-                with os.scandir(directory) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(f"{path}/{entry.name}" if path else entry.name)
-                        else:
-                            _give(directory, entry.name, entry.stat(follow_symlinks=False), owner, before)
-            finally:
-                os.close(directory)
+        for _, directory, entries in directories(tree, strict=True):
+            _give(directory, ".", os.fstat(directory), owner, before)
+            for below, status in entries:
+                if not stat.S_ISDIR(status.st_mode):
+                    _give(directory, below.rpartition("/")[2], status, owner, before)
 
 
 def _give(directory: int, name: str, status: os.stat_result, owner: tuple[int, int], before: int) -> None:
