@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from staddle import AsyncSandbox, Sandbox
+from staddle import AsyncSandbox, Sandbox, fleet
 from staddle.errors import InvalidCall
 from staddle.fleet import keeper_sandboxes, parts
 from staddle.fleet.sandbox import REFUSED, AsyncFleetSandbox, AsyncFleetStream, FleetSandbox, FleetStream
@@ -43,6 +43,11 @@ def public(kind: type) -> set[str]:
 )
 def test_every_public_name_is_there(local: type, remote: type, without: set[str]) -> None:
     assert public(local) - public(remote) - without == set()
+
+
+@pytest.mark.parametrize("name", fleet.__all__)
+def test_every_name_of_the_package_is_found(name: str) -> None:
+    assert getattr(fleet, name).__name__ == name
 
 
 def test_a_name_that_is_refused_says_why_and_what_there_is_instead() -> None:

@@ -10,7 +10,10 @@ import pytest
 
 from staddle import AsyncSandbox, PolicyNotEnforceable, Sandbox
 from staddle.errors import InvalidCall
+from staddle.faces import BlockingFace, FilesNames, Forwarded, SandboxNames, names
+from staddle.sandbox.aio.sandbox import AsyncFiles
 from staddle.sandbox.aio.session import AsyncSession, AsyncStream
+from staddle.sandbox.files import Files
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
 from staddle.sandbox.session import Session
@@ -65,6 +68,30 @@ def test_they_take_the_same_arguments(name: str) -> None:
     assert [(p.name, p.kind, p.default) for p in sync.values() if p.name != "cancel"] == [
         (p.name, p.kind, p.default) for p in awaited.values()
     ]
+
+
+@pytest.mark.parametrize(
+    ("face", "table", "local"), [(AsyncSandbox, SandboxNames, Sandbox), (AsyncFiles, FilesNames, Files)]
+)
+def test_a_row_of_the_table_is_the_local_method_awaited(face: type, table: type, local: type) -> None:
+    for name in names(table):
+        method = getattr(face, name)
+        assert inspect.iscoroutinefunction(method)
+        assert inspect.signature(method) == inspect.signature(getattr(local, name))
+        assert method.__doc__ == getattr(local, name).__doc__
+
+
+def test_a_face_that_has_a_method_of_its_own_keeps_it() -> None:
+    class Face(BlockingFace, FilesNames):
+        def _forward(self, row: Forwarded[..., object], args: object, options: object) -> object:
+            return row.name, args, options
+
+    class Another(Face):
+        read = Face.stat
+
+    assert Face().read("a", limit=3) == ("read", ("a",), {"limit": 3})
+    assert Another().read("a") == ("stat", ("a",), {})
+    assert Another().write_many({}) == ("write_many", ({},), {})
 
 
 def test_an_interpreter_that_the_policy_hides_is_granted_for_the_agent(
