@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from staddle.ipc.namespace_spec import MAGIC, NamespaceSpec, decode, encode
+from staddle import Network
+from staddle.ipc.namespace_spec import MAGIC, NamespaceSpec, NetworkSpec, decode, decoded, encode, encoded
 from staddle.ipc.wire import Malformed
 from staddle.mounts.operations import BIND
+from staddle.network.namespace.from_policy import network_spec
 
 
 def orders(**fields: Any) -> NamespaceSpec:
@@ -65,3 +67,31 @@ def test_damaged_orders_are_refused() -> None:
     for broken in (b"", MAGIC, whole[:-1], whole + b"x", b"x" + whole, whole.replace(b"bind", b"bond")):
         with pytest.raises(Malformed):
             decode(broken)
+
+
+# The network of a sandbox.
+
+
+NETWORKS = {
+    "deny": Network.deny(),
+    "loopback": Network.loopback(ports=[5432, 8080]),
+    "names": Network.allow("api.example.com:443", "*.github.com", "!gist.github.com"),
+    "addresses": Network.allow("10.1.0.0/16:5432", "2001:db8::/32", "udp://192.0.2.1:53"),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_arrangement_arrives_as_it_was_but_for_what_nobody_can_hold(name: str) -> None:
+    made = network_spec(NETWORKS[name])
+    assert decoded(encoded(made)) == made.replace(unheld=())
+
+
+def test_nothing_is_an_arrangement_too() -> None:
+    assert encoded(NetworkSpec()) == ()
+    assert decoded(()) == NetworkSpec()
+
+
+@pytest.mark.parametrize("row", [(b"door", b"", 0, b""), (b"gate", b"abcd", 8, b"odd")])
+def test_a_row_that_is_none_is_refused(row: tuple[bytes, bytes, int, bytes]) -> None:
+    with pytest.raises(ValueError, match="network"):
+        decoded((row,))

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.linux import netlink, nftables
+from staddle.linux.netlink import socket_memory
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
@@ -84,3 +85,31 @@ def test_networks_are_compared_under_their_mask(address: str, prefix: int, mask:
     assert bytes.fromhex(mask) in made
     assert packed in made
     assert nftables.destination(packed, 0) == b""
+
+
+# The memory that waits in sockets, as the kernel tells it without a capability.
+
+
+def test_what_is_sent_by_unix_sockets_and_not_read_counts() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        sent = one.send(bytes(100_000))
+        assert socket_memory() >= sent
+
+
+def test_what_is_sent_by_tcp_and_not_read_counts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one, other = socket.create_connection(server.getsockname()), server.accept()[0]
+        with one, other:
+            one.setblocking(False)
+            sent = one.send(bytes(100_000))
+            assert socket_memory() >= sent
+
+
+def test_what_the_kernel_does_not_tell_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(netlink._socket, "socket", refuse)
+    assert socket_memory() == 0

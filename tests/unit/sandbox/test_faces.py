@@ -11,8 +11,10 @@ import pytest
 from staddle import AsyncSandbox, PolicyNotEnforceable, Sandbox
 from staddle.errors import InvalidCall
 from staddle.faces import BlockingFace, FilesNames, Forwarded, SandboxNames, names
+from staddle.sandbox import arguments
 from staddle.sandbox.aio.sandbox import AsyncFiles
 from staddle.sandbox.aio.session import AsyncSession, AsyncStream
+from staddle.sandbox.capture import CapturedCommand
 from staddle.sandbox.files import Files
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
@@ -140,3 +142,41 @@ def test_what_is_checked_needs_no_sandbox(tmp_path: Path) -> None:
     Sandbox.check(backend="native")
     with pytest.raises(InvalidCall):
         Sandbox.check(workspace=tmp_path / "nowhere")
+
+
+# `help()` shows the options of a command by name, and each one that it shows is taken.
+
+
+METHODS = [
+    *((face, name) for face in (Sandbox, AsyncSandbox) for name in ("run", "exec", "stream", "start")),
+    *((AsyncSession, name) for name in ("run", "stream")),
+]
+
+
+@pytest.mark.parametrize(("face", "name"), METHODS, ids=lambda each: getattr(each, "__name__", each))
+def test_no_option_is_hidden_behind_two_stars(face: type, name: str) -> None:
+    shown = inspect.signature(getattr(face, name)).parameters
+    assert all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in shown.values())
+    assert {"timeout", "merge"} <= set(shown)
+    assert ("cancel" in shown) == (face is Sandbox and name in {"run", "exec"})
+
+
+def test_a_sandbox_shows_its_own() -> None:
+    for face in (Sandbox, AsyncSandbox):
+        assert {"identity", "environment", "base", "workdir", "freeze"} <= set(
+            inspect.signature(face).parameters
+        )
+
+
+def test_what_is_shown_is_what_is_taken() -> None:
+    run = inspect.signature(Session.run).parameters
+    for name, (_, default) in arguments._SHOWN.items():
+        assert run[name].default is default
+    assert set(arguments._OF["WaitedRunOptions"]) == set(run) - {"self", "command", "unknown"}
+    taken = set(inspect.signature(CapturedCommand.__init__).parameters)
+    assert set(arguments._OF["StreamOptions"]) <= taken
+
+
+def test_an_unknown_option_of_a_sandbox_is_still_told_where_it_belongs() -> None:
+    with pytest.raises(TypeError, match="belongs to a policy"):
+        Sandbox(network="open")  # type: ignore[call-arg]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from staddle.display import shown
 from staddle.errors import PolicyError
 from staddle.ipc.gateway_messages import Attempt
 from staddle.network.host import gateway_process
-from staddle.network.host.gateway_process import GatewayBounds, event, settings
+from staddle.network.host.gateway_process import GatewayBounds, UnreadSockets, event, settings
 
 
 def test_a_gateway_is_told_the_policy_in_its_own_words() -> None:
@@ -85,3 +88,41 @@ def test_named_nameservers_take_the_place_of_the_hosts() -> None:
     for wrong in ("192.0.2.7", ["ns.example"], 5):
         with pytest.raises(PolicyError, match="dns"):
             Network.allow("a.example", dns=wrong)  # type: ignore[arg-type]
+
+
+# A gateway that is not there yet is waited for only when somebody has tried something.
+
+
+@pytest.fixture
+def unheard() -> Iterator[UnreadSockets]:
+    made = UnreadSockets()
+    yield made
+    made.close()
+
+
+def test_it_is_quiet_until_something_waits(unheard: UnreadSockets) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as names, socket.socket() as stock:
+        listener = socket.create_server(("127.0.0.1", 0))
+        names.bind(("127.0.0.1", 0))
+        unheard.add([names.fileno(), listener.fileno(), stock.fileno()])
+        assert unheard.is_quiet()
+        with socket.create_connection(listener.getsockname()):
+            assert not unheard.is_quiet()
+            accepted, _ = listener.accept()
+            accepted.close()
+            assert unheard.is_quiet()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.sendto(b"?", names.getsockname())
+            assert not unheard.is_quiet()
+        listener.close()
+
+
+def test_once_it_was_heard_nothing_is_held(unheard: UnreadSockets) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    with socket.socket() as one:
+        unheard.add([one.fileno()])
+        assert unheard.close()
+        assert not unheard.close()
+        assert not unheard.is_quiet()
+        unheard.add([one.fileno()])
+    assert {*os.listdir("/proc/self/fd")} <= {*before}

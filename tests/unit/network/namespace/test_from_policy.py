@@ -8,6 +8,7 @@ from staddle import Network
 from staddle.ipc.namespace_spec import ANYWHERE, NetworkSpec
 from staddle.network.namespace.from_policy import (
     MOST_LISTENERS,
+    RESOLVER,
     USUAL_PORTS,
     WILDCARD_SLOTS,
     exact_names,
@@ -15,6 +16,7 @@ from staddle.network.namespace.from_policy import (
     network_spec,
 )
 from staddle.network.rules import synthetic
+from staddle.policy.system import RESOLV_CONF
 
 V4 = (synthetic.V4_NETWORK, synthetic.V4_PREFIX)
 V6 = (synthetic.V6_NETWORK, synthetic.V6_PREFIX)
@@ -106,3 +108,10 @@ def test_listeners_and_rules_are_bounded() -> None:
 def test_exact_names_are_those_that_are_written_out() -> None:
     network = Network.allow("b.com:1", "a.com", "b.com:2", "*.c.com", "!d.com", "10.0.0.1", "udp://e.com:5")
     assert exact_names(network) == ("a.com", "b.com", "e.com")
+
+
+# The file that programs inside read.
+
+
+def test_the_resolver_is_where_programs_look_for_it() -> None:
+    assert RESOLV_CONF.splitlines()[0] == f"nameserver {RESOLVER}".encode()

@@ -1,24 +1,128 @@
-"""The compiled filters answer as an independent model says, for all profiles and architectures."""
+"""The rule table says what it means, and `describe` says all of it."""
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import staddle.linux.seccomp as seccomp
 from staddle.linux import syscalls
-from staddle.linux.seccomp import PROFILES
+from staddle.linux.seccomp import PROFILES, describe
+from staddle.linux.seccomp.__main__ import main
 from staddle.linux.seccomp.compiler import compile_filter
-from staddle.linux.seccomp.language import ALLOW, Check, SyscallRule, one_of, refuse
-from staddle.linux.seccomp.rules import RULES
+from staddle.linux.seccomp.language import ALLOW, ERRNO, PRETEND, Check, SyscallRule, one_of, refuse
+from staddle.linux.seccomp.rules import HOLES, RULES, unknown_numbers
 from tests.unit.linux.seccomp_inputs import calls_of, chain, inputs, witnesses
-from tests.unit.linux.seccomp_model import ARCHITECTURE, expected
+from tests.unit.linux.seccomp_model import ARCHITECTURE, CALLS, NEWEST, expected
 from tests.unit.linux.seccomp_simulator import Simulator
+
+every_profile = pytest.mark.parametrize("profile", PROFILES)
+EVERY_RULE = list(dict.fromkeys(rule for rules in RULES.values() for rule in rules))
+
+
+def test_the_names_that_are_promised_are_those_of_the_table() -> None:
+    assert set(PROFILES) == set(RULES)
+
+
+def test_the_errors_are_linux_errors() -> None:
+    assert {name: getattr(errno, name) for name in ERRNO} == ERRNO
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_a_number_is_known_exactly_when_a_call_has_it(machine: str) -> None:
+    assert NEWEST == syscalls.LAST_KNOWN
+    unassigned = set(range(NEWEST + 1)) - set(CALLS[machine])
+    assert unassigned == unknown_numbers(machine) - {NEWEST + 1}
+    assert {number for hole in HOLES[machine] for number in hole} == unassigned
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: rule.calls[0])
+def test_every_rule_names_calls_once_and_says_why(rule) -> None:
+    assert len(set(rule.calls)) == len(rule.calls) > 0
+    assert all(name in syscalls.NUMBERS for name in rule.calls)
+    assert len(rule.why) > 20
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: rule.calls[0])
+def test_checks_are_possible(rule) -> None:
+    for check in rule.checks:
+        assert 0 <= check.argument <= 5
+        assert all(0 <= number <= check.mask for number in check.numbers)
+        if check.kind in ("one of", "none of"):
+            assert check.values
+            assert all(number & check.mask == number for number in check.numbers)
+        else:
+            assert check.bits
+
+
+@every_profile
+def test_nothing_is_pretended_but_the_core_limit(profile: str) -> None:
+    # Success that did not happen is a lie; the one we tell is listed here.
+    pretended = {name for rule in RULES[profile] if rule.answer == PRETEND for name in rule.calls}
+    assert pretended == {"setrlimit", "prlimit64"}
+
+
+@every_profile
+def test_nosuid_only_adds(profile: str) -> None:
+    plain = RULES[profile.removesuffix("-nosuid")]
+    assert RULES[profile][: len(plain)] == plain
+
+
+@every_profile
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_the_description_has_every_rule_with_the_calls_of_this_machine(profile: str, machine: str) -> None:
+    rows = describe(profile, machine)
+    present = {
+        name for rule in RULES[profile] for name in rule.calls if syscalls.number(name, machine) is not None
+    }
+    assert {name for row in rows[2:] for name in row.calls} == present
+    assert all(row.calls and row.answer and row.why for row in rows)
+    assert "killed" in rows[0].answer
+    assert rows[1].answer == "ENOSYS"
+    assert str(NEWEST) in rows[1].calls[0]
+
+
+def test_the_description_reads_as_sentences() -> None:
+    said = {(row.calls, row.condition, row.answer) for row in describe("landlock-nosuid", "x86_64")}
+    assert (("renameat2",), "flags has RENAME_WHITEOUT", "EPERM") in said
+    assert (("connect",), "", "asked of the supervisor") in said
+    assert (("socket",), "family is not AF_UNIX", "EAFNOSUPPORT") in said
+    assert (
+        ("prlimit64",),
+        "resource is RLIMIT_CORE and a new limit is given",
+        "success, but nothing is done",
+    ) in said
+    assert (
+        ("personality",),
+        "persona is not the query and persona has more than ADDR_NO_RANDOMIZE, UNAME26, PER_LINUX32",
+        "EPERM",
+    ) in said
+
+
+def test_the_description_of_a_profile_that_does_not_exist_names_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"no filter profile 'nothing'; there are namespaces, "):
+        describe("nothing")
+
+
+def test_bits_are_those_named_or_all_others() -> None:
+    named = Check(0, "flags", "any bit", (("A", 1), ("B", 4)))
+    assert named.bits == 5
+    assert named.replace(kind="other bit").bits == 0xFFFFFFFA
+    assert named.replace(kind="other bit", mask=2**64 - 1).bits == 0xFFFFFFFFFFFFFFFA
+
+
+# The compiled filters answer as an independent model says, for all profiles and architectures.
+
 
 MACHINES = ("aarch64", "x86_64")
 NOTHING = (0, 0, 0, 0, 0, 0)
 everywhere = pytest.mark.parametrize("machine", MACHINES)
-every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 NUMBERS = (*range(520), *range(1020, 1030), 0x3FFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 X32 = tuple(0x40000000 | number for number in range(600))
@@ -198,3 +302,85 @@ def test_any_call_needs_few_instructions(machine: str, profile: str) -> None:
         longest = max(longest, len(simulator.seen))
     assert len(simulator.code) < 500
     assert longest < 30
+
+
+# The filters that are shipped are the compiled table, and refused when they are not whole.
+
+
+PREBUILT = Path(seccomp.__file__).parent / "prebuilt"
+SOURCE = str(Path(seccomp.__file__).parents[3])
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("profile", seccomp.PROFILES)
+def test_the_shipped_bytes_are_what_the_table_compiles_to(profile: str, machine: str) -> None:
+    assert seccomp.program(profile, machine) == compile_filter(RULES[profile], machine), (
+        "the rule table changed: run `python -m staddle.linux.seccomp`"
+    )
+
+
+def test_nothing_else_is_shipped() -> None:
+    expected = {f"{machine}-{profile}.bpf" for machine in MACHINES for profile in seccomp.PROFILES}
+    assert {path.name for path in PREBUILT.iterdir()} == expected
+
+
+def test_the_program_is_that_of_this_machine_unless_told_otherwise() -> None:
+    machine = syscalls.architecture()
+    assert seccomp.program("namespaces") == seccomp.program("namespaces", machine)
+    assert seccomp.program("namespaces", "aarch64") != seccomp.program("namespaces", "x86_64")
+
+
+@pytest.mark.parametrize("name", ["", "none", "../x86_64-namespaces", "namespaces\0", "Namespaces", "native"])
+def test_an_unknown_profile_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match="no filter profile"):
+        seccomp.program(name)
+
+
+@pytest.mark.parametrize("machine", ["riscv64", "../prebuilt/x86_64", "i686"])
+def test_an_unknown_machine_is_an_error(machine: str) -> None:
+    with pytest.raises(ValueError, match="no filter for"):
+        seccomp.program("namespaces", machine)
+
+
+@pytest.mark.parametrize("program", [b"", b"\x06", b"\x06\0\0\0\0\0\xff\x7f\0"])
+def test_what_is_not_whole_instructions_is_not_loaded(program: bytes) -> None:
+    with pytest.raises(ValueError, match="no filter"):
+        seccomp.load(program)
+
+
+def test_having_a_program_loads_neither_table_nor_compiler_nor_slow_modules() -> None:
+    script = (
+        f"import sys; sys.path.insert(0, {SOURCE!r})\n"
+        "import os, ctypes, struct; before = set(sys.modules)\n"
+        "import staddle.linux.seccomp as s; s.program('namespaces'); s.load\n"
+        "print(' '.join(sorted(set(sys.modules) - before)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True
+    )
+    added = set(done.stdout.split())
+    assert {name for name in added if not name.startswith("staddle")} <= {"__future__", "errno"}
+    assert {name for name in added if name.startswith("staddle")} == {
+        "staddle",
+        "staddle.linux",
+        "staddle.linux.syscalls",
+        "staddle.linux.seccomp",
+    }
+
+
+def test_the_generator_writes_what_differs_and_leaves_the_rest(tmp_path, monkeypatch, capsys) -> None:
+    def elsewhere(profile: str, machine: str) -> str:
+        return str(tmp_path / "prebuilt" / f"{machine}-{profile}.bpf")
+
+    monkeypatch.setattr("staddle.linux.seccomp.__main__.prebuilt_path", elsewhere)
+    assert main() == 0
+    assert capsys.readouterr().out.count("written") == len(MACHINES) * len(seccomp.PROFILES)
+    for path in PREBUILT.iterdir():
+        assert (tmp_path / "prebuilt" / path.name).read_bytes() == path.read_bytes()
+    changed = Path(elsewhere("namespaces", "aarch64"))
+    changed.write_bytes(b"something else")
+    assert main() == 0
+    output = capsys.readouterr().out
+    assert [line.split(":")[0] for line in output.splitlines() if "written" in line] == [changed.name]
+    assert changed.read_bytes() == seccomp.program("namespaces", "aarch64")
+    assert sorted(os.listdir(changed.parent)) == sorted(os.listdir(PREBUILT))
