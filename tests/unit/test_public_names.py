@@ -9,8 +9,9 @@ import types
 import pytest
 
 import staddle
-from staddle.sandbox.aio.session import AsyncSession
+from staddle.sandbox.aio.session import AsyncSession, AsyncStream
 from staddle.sandbox.session import Session
+from staddle.sandbox.stream import Stream
 
 #: The contract. A name is added here on purpose, and goes only with a line in CHANGELOG.md.
 PUBLIC = (
@@ -138,3 +139,5 @@ def test_what_a_user_holds_has_exactly_these_names() -> None:
     assert names(Session) == {*SESSION.split()}
     assert names(AsyncSession) == {*SESSION.split()}
     assert names(staddle.Result) == {*RESULT.split()}
+    for stream in (Stream, AsyncStream):
+        assert {"close", "result"} <= names(stream)

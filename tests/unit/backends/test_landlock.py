@@ -412,16 +412,6 @@ def test_a_loopback_of_its_own_cannot_be_held(network: Network) -> None:
     assert names(plan(network=network), documented=False) == {"network"}
 
 
-def test_a_list_of_hosts_has_a_documented_gap() -> None:
-    network = Network.allow("a.example", "192.0.2.1:80")
-    assert names(plan(network=network), documented=False) == set()
-    assert "network" in names(plan(network=network), documented=True)
-
-
-def test_datagrams_cannot_be_held() -> None:
-    assert names(plan(network=Network.allow("udp://192.0.2.1:53")), documented=False) == {"network"}
-
-
 def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
     backend = Landlock()
     backend._found = found()

@@ -106,21 +106,6 @@ def test_a_launch_can_be_given_up() -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"uid": -1},
-        {"gid": -1},
-        {"unprivileged_uid": 0},
-        {"host": "text"},
-        {"view": ((b"bind", b"relative", 0, 0, 0, b""),)},
-    ],
-)
-def test_nobody_is_asked_to_be_root_and_nonsense_is_not_sent(wrong: dict[str, object]) -> None:
-    with pytest.raises(namespace_spec.Malformed):
-        namespace_spec.encode(asked(plan()).replace(**wrong))
-
-
 # What is said about it.
 
 

@@ -72,16 +72,11 @@ def guard(path: str) -> Guard:
 
 
 class TestStrings:
-    @pytest.mark.parametrize("name", NASTY)
-    def test_a_literal_reads_back_as_the_same_bytes(self, name: str) -> None:
-        raw = os.fsencode("/w/" + name)
+    @given(st.binary())
+    def test_any_bytes_survive(self, raw: bytes) -> None:
         text = sbpl.literal(raw)
         assert "\n" not in text
         assert read(f"(x {text})") == [["x", raw]]
-
-    @given(st.binary())
-    def test_any_bytes_survive(self, raw: bytes) -> None:
-        assert read(f"(x {sbpl.literal(raw)})") == [["x", raw]]
 
     @pytest.mark.parametrize("symbol", ["", "a b", "a)", "(", 'a"', "a;b", "ä", "a\n"])
     def test_what_is_no_symbol_is_refused(self, symbol: str) -> None:
@@ -335,26 +330,6 @@ def test_no_path_can_add_or_change_a_rule(made: Plan) -> None:
     verbs = {str(rule[0]) for rule in written}
     assert verbs <= {"version", "allow", "deny"}
     assert ["allow", "default"] not in written
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        {"grants": (grant(INJECTION),)},
-        {"grants": (grant(INJECTION, "write"),)},
-        {"hidden": (hidden(INJECTION),)},
-        {"guards": (guard(INJECTION),)},
-        {"links": (Link(INJECTION, INJECTION, "test"),)},
-        {"scratch": (Scratch(INJECTION, 0o700, 1, "test"),)},
-        {"sockets": (Socket(INJECTION, True, "test"),)},
-    ],
-    ids=lambda field: next(iter(field)),
-)
-def test_an_injection_in_any_path_stays_a_path(field: dict[str, object]) -> None:
-    made = profile(plan(**field))
-    assert not any(rule[:2] == ["allow", "default"] for rule in made.rules)
-    assert made.access("/etc/master.passwd") == "none"
-    assert made.access("/Users/me") == "none"
 
 
 class TestBackend:

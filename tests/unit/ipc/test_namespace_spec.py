@@ -51,6 +51,7 @@ def test_what_was_said_is_what_is_heard() -> None:
         {"view": ((b"remove", b"/a", 0, 0, 0, b""),)},
         {"view": ((b"bind", b"/a", 0),)},
         {"foreign": ((b"net", b"1"),)},
+        {"host": "text"},
         {"uid": b"0"},
         {"uid": -1},
         {"gid": -1},

@@ -136,13 +136,6 @@ def test_an_unknown_agent_is_an_error_that_lists_the_known(workspace: Workspace)
         RunOpts(workspace, ["x"], agent=5)  # type: ignore[arg-type]
 
 
-@EVERY_AGENT
-def test_it_is_documented_as_it_is(agent: Agent) -> None:
-    page = Path(__file__).parents[3] / "docs/jail.md"
-    row = f"| `{agent.name}` | `{agent.key}` | {' '.join(f'`{path}`' for path in agent.write)} |"
-    assert row in page.read_text()
-
-
 # A change in what an agent obeys when it starts is seen, whatever it is.
 
 

@@ -444,3 +444,12 @@ def test_a_temporary_directory_that_is_not_set_is_the_usual_one(
 ) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
     assert load(file, 'read = ["${TMPDIR}/x"]').read == ("/tmp/x",)
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = "".join((DOCS / name).read_text() for name in ("policy.md", "policy-file.md", "protected-names.md"))
+
+
+@pytest.mark.parametrize("text", [part.partition("\n```")[0] for part in PAGES.split("```toml\n")[1:]])
+def test_every_policy_file_of_the_documentation_loads(file: Path, text: str) -> None:
+    assert load(file, text, workspace=str(file.parent.with_name("ws")))

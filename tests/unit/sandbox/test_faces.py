@@ -19,46 +19,6 @@ from staddle.sandbox.files import Files
 from staddle.sandbox.open import open as opening
 from staddle.sandbox.open import settings
 from staddle.sandbox.session import Session
-from staddle.sandbox.stream import Stream
-
-#: What users of a sandbox call it by; the rest of its public names are for our own faces.
-NAMES = [
-    "run",
-    "exec",
-    "stream",
-    "start",
-    "processes",
-    "session",
-    "terminal",
-    "interrupt",
-    "reset",
-    "state",
-    "enforced",
-    "policy",
-    "plan",
-    "alive",
-    "violations",
-    "close",
-    "diff",
-    "commit",
-    "discard",
-    "snapshot",
-    "restore",
-    "fork",
-    "from_snapshot",
-]
-
-
-def test_the_awaited_sandbox_has_every_name() -> None:
-    for name in NAMES:
-        assert hasattr(Sandbox, name)
-        assert hasattr(AsyncSandbox, name)
-    for name in ("run", "stream", "interrupt", "restart", "state", "close", "name"):
-        assert hasattr(AsyncSession, name)
-        assert name == "name" or hasattr(Session, name)
-    for name in ("result", "close"):
-        assert hasattr(Stream, name)
-        assert hasattr(AsyncStream, name)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +135,3 @@ def test_what_is_shown_is_what_is_taken() -> None:
     assert set(arguments._OF["WaitedRunOptions"]) == set(run) - {"self", "command", "unknown"}
     taken = set(inspect.signature(CapturedCommand.__init__).parameters)
     assert set(arguments._OF["StreamOptions"]) <= taken
-
-
-def test_an_unknown_option_of_a_sandbox_is_still_told_where_it_belongs() -> None:
-    with pytest.raises(TypeError, match="belongs to a policy"):
-        Sandbox(network="open")  # type: ignore[call-arg]

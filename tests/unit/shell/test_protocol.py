@@ -26,24 +26,6 @@ def test_the_text_and_the_question_are_two_lines() -> None:
     assert end == b""
 
 
-def test_a_status_is_restored_first() -> None:
-    assert lines(PLACES, b"N1", BuiltinAccess(), status=3).startswith(b"\\. /s/status && \\:\n\\. /s/text ")
-
-
-def test_variables_are_quoted_and_do_not_stay_in_posix_mode() -> None:
-    first = lines(PLACES, b"N1", BuiltinAccess(), env={"A": "it's"}).split(b"\n")[0]
-    assert first.startswith(rb"A='it'\''s' \command . /s/text ")
-
-
-def test_a_directory_that_is_not_there_keeps_the_text_from_running() -> None:
-    first = lines(PLACES, b"N1", BuiltinAccess(), cwd=b"/d e", status=3).split(b"\n")[0]
-    assert first.startswith(rb"\builtin cd -- '/d e' 2>/s/errors && { \. /s/status || \. /s/text ")
-
-
-def test_input_is_a_file() -> None:
-    assert b"</s/input " in lines(PLACES, b"N1", BuiltinAccess(), has_input=True)
-
-
 def test_a_way_past_functions_and_disabled_builtins() -> None:
     none: frozenset[bytes] = frozenset()
     assert builtin_access(none, none) == BuiltinAccess()

@@ -253,12 +253,6 @@ def test_what_is_run_otherwise_may_change_it(known: KnownState, options: dict[st
     assert run(known, "ls", **options)
 
 
-def test_what_was_loaded_stays(known: KnownState) -> None:
-    known.runs(b"enable -f file name", as_it_is=True, may_load=True)
-    known.told(Dump(dict(PLAIN)))
-    assert run(known, "name")
-
-
 def test_a_shell_that_does_not_tell_is_asked_again_after_the_next_text(known: KnownState) -> None:
     assert run(known, "x=1")
     known.give_up()

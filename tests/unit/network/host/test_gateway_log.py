@@ -7,18 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from staddle import Network
 from staddle.ipc.gateway_messages import (
     Attempt,
     ConnectQuestion,
-    decode_decision,
     encode_attempt,
     encode_need_sockets,
     encode_question,
 )
-from staddle.network.host.approval_calls import ApprovalCalls
 from staddle.network.host.gateway_log import MOST, GatewayLog
-from tests.support.waiting import until
 
 
 class Line:
@@ -101,26 +97,9 @@ def test_reading_ends_with_the_gateway(line: Line) -> None:
     assert not line.told.read()
 
 
-def test_what_it_asks_is_answered_over_the_same_line(line: Line) -> None:
-    line.told.decide_with(ApprovalCalls(lambda event: event.what == "a.com:443", Network.deny(), 30))
-    line.gateway.settimeout(30)
-    for identity, host in ((1, "a.com"), (2, "b.com")):
-        line.gateway.send(encode_question(ConnectQuestion(identity, host, 443)))
-        assert line.told.read()
-        assert decode_decision(line.gateway.recv(4096)) == (identity, identity == 1)
-
-
 def test_a_question_that_nobody_is_there_for_has_no_answer(line: Line) -> None:
     line.gateway.send(encode_question(ConnectQuestion(1, "a.com", 443)))
     assert line.told.read()
     line.gateway.settimeout(0.05)
     with pytest.raises(TimeoutError):
         line.gateway.recv(4096)
-
-
-def test_who_does_not_read_can_have_it_read(line: Line) -> None:
-    line.told.attend()
-    line.tell("refused", "a.com")
-    assert until(lambda: [event.what for event in line.told.events()] == ["a.com:443"])
-    line.gateway.close()
-    assert until(lambda: line.told.fileno() < 0)
