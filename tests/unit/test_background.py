@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from staddle.background import JobQueue, Worker
+from tests.support.threads import at_once
 
 PATIENCE = 10.0
 
@@ -129,23 +130,16 @@ def test_who_adds_more_than_can_be_done_gives_way(monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_wait_for_their_own_jobs() -> None:
-    queue, wrong = JobQueue(), list[int]()
+    queue = JobQueue()
 
-    def one(number: int) -> None:
+    def one() -> None:
         for _ in range(50):
             done = threading.Event()
             queue.add(done.set)
             queue.wait()
-            if not done.is_set():
-                wrong.append(number)
+            assert done.is_set()
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-    assert wrong == []
+    at_once(*[one] * 8)
 
 
 def test_a_job_that_fails_is_reported_and_the_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from staddle.agents.install import InstallPlan, difference, home_of, install, pl
 from staddle.agents.json_text import parse, put
 from staddle.agents.table import CODING_AGENTS
 from staddle.errors import InvalidCall, UsageError
+from tests.support.threads import at_once
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -205,20 +206,15 @@ def test_two_at_once_install_once(home: Path) -> None:
     first.parent.mkdir()
     first.write_bytes(b'{"a":1}')
     plans = [plan(CODING_AGENTS["claude"], "shell") for _ in range(8)]
-    ended: list[str] = []
 
-    def one(what: InstallPlan) -> None:
+    def one(what: InstallPlan) -> str:
         try:
             install(what)
-            ended.append("done")
         except InvalidCall as error:
-            ended.append(str(error))
+            return str(error)
+        return "done"
 
-    threads = [threading.Thread(target=one, args=(each,)) for each in plans]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ended = at_once(*(partial(one, each) for each in plans))
     assert ended.count("done") == 1
     assert all(said == "done" or "already" in said for said in ended)
     remove(CODING_AGENTS["claude"])

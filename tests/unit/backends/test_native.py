@@ -10,8 +10,7 @@ from staddle.backends.native import Native
 from staddle.enforcement import PROTECTIONS
 from staddle.policy import Limits
 from staddle.policy.plan import Variable
-
-from .test_seatbelt import plan
+from tests.unit.mounts.plans import plan
 
 
 def test_it_is_usable_everywhere() -> None:
@@ -19,7 +18,7 @@ def test_it_is_usable_everywhere() -> None:
 
 
 def test_every_protection_is_a_documented_gap() -> None:
-    gaps = Native().gaps(plan())
+    gaps = Native().gaps(plan(limits=Limits()))
     assert [gap.protection for gap in gaps] == list(PROTECTIONS)
     assert all(gap.documented and gap.why for gap in gaps)
 

@@ -22,10 +22,6 @@ from staddle.launch.running import complete
 from staddle.policy import Limits, Network
 from staddle.policy.plan import (
     Closed,
-    Grant,
-    Guard,
-    Hidden,
-    Identity,
     Link,
     Plan,
     Scratch,
@@ -34,6 +30,8 @@ from staddle.policy.plan import (
 )
 from tests.support.waiting import until
 from tests.support.web import Asked, serving
+from tests.unit.mounts.plans import guard, hidden, plan, write
+from tests.unit.mounts.plans import read as grant
 
 from .sbpl_reader import Profile, Symbol, read
 
@@ -47,28 +45,8 @@ NASTY = (
 )  # fmt: skip
 
 
-def plan(**fields: object) -> Plan:
-    empty: dict[str, object] = dict.fromkeys(
-        ("grants", "hidden", "guards", "links", "texts", "scratch", "sockets", "variables"), ()
-    )
-    other = {"network": Network.deny(), "limits": Limits(), "identity": Identity(), "cwd": "/w"}
-    return Plan(**{**empty, **other, **fields})  # type: ignore[arg-type]
-
-
 def profile(made: Plan) -> Profile:
     return Profile(sbpl.profile(made, PRIVATE))
-
-
-def grant(path: str, access: str = "read") -> Grant:
-    return Grant(path, access, True, "test")  # type: ignore[arg-type]
-
-
-def hidden(path: str) -> Hidden:
-    return Hidden(path, "directory", "test")
-
-
-def guard(path: str) -> Guard:
-    return Guard(path, True, "test")
 
 
 class TestStrings:
@@ -96,14 +74,14 @@ class TestSpellings:
 
     @pytest.mark.parametrize(("one", "other"), [("/var/a", "/private/var/a"), ("/private/etc/b", "/etc/b")])
     def test_a_grant_and_a_denial_hold_under_both_names(self, one: str, other: str) -> None:
-        assert profile(plan(grants=(grant(one, "write"),))).access(other) == "write"
-        denied = plan(grants=(grant("/", "write"),), hidden=(hidden(one),))
+        assert profile(plan(grants=(write(one),))).access(other) == "write"
+        denied = plan(grants=(write("/"),), hidden=(hidden(one),))
         assert profile(denied).access(other) == "none"
 
 
 class TestRules:
     def test_the_default_is_deny_and_hidden_paths_come_last(self) -> None:
-        rules = read(sbpl.profile(plan(grants=(grant("/w", "write"),), hidden=(hidden("/w/h"),)), PRIVATE))
+        rules = read(sbpl.profile(plan(grants=(write("/w"),), hidden=(hidden("/w/h"),)), PRIVATE))
         assert rules[:2] == [["version", "1"], ["deny", "default"]]
         assert rules[-1][0] == "deny"
         assert ["subpath", b"/w/h"] in rules[-1]
@@ -130,27 +108,27 @@ class TestRules:
         assert not made.allows("file-read-metadata", "/Users/other")
 
     def test_programs_run_only_from_what_may_be_read(self) -> None:
-        made = profile(plan(grants=(grant("/usr/bin"), grant("/w", "write")), hidden=(hidden("/w/h"),)))
+        made = profile(plan(grants=(grant("/usr/bin"), write("/w")), hidden=(hidden("/w/h"),)))
         assert made.allows("process-exec", "/usr/bin/git")
         assert made.allows("process-exec", "/w/tool")
         assert not made.allows("process-exec", "/w/h/tool")
         assert not made.allows("process-exec", "/Users/me/bin/tool")
 
     def test_a_guarded_name_is_readable_and_cannot_be_changed_or_carried_away(self) -> None:
-        made = profile(plan(grants=(grant("/w", "write"),), guards=(guard("/w/sub/.git/hooks"),)))
+        made = profile(plan(grants=(write("/w"),), guards=(guard("/w/sub/.git/hooks"),)))
         assert made.access("/w/sub/.git/hooks/pre-commit") == "read"
         for above in ("/w/sub/.git", "/w/sub", "/w"):
             assert not made.allows("file-write-unlink", above)
         assert made.allows("file-write-unlink", "/w/sub/.git/index")
 
     def test_the_parents_of_a_hidden_path_cannot_be_renamed(self) -> None:
-        made = profile(plan(grants=(grant("/w", "write"),), hidden=(hidden("/w/a/secret"),)))
+        made = profile(plan(grants=(write("/w"),), hidden=(hidden("/w/a/secret"),)))
         assert not made.allows("file-write-unlink", "/w/a")
         assert not made.allows("file-read-metadata", "/w/a/secret")
 
     def test_a_private_directory_covers_the_grant_above_and_not_the_one_below(self) -> None:
         made = plan(
-            grants=(grant("/", "read"), grant("/tmp/shared", "write")),
+            grants=(grant("/"), write("/tmp/shared")),
             scratch=(Scratch("/tmp", 0o1777, 1, "t"),),
         )
         assert profile(made).access("/tmp/other") == "none"
@@ -159,7 +137,7 @@ class TestRules:
         assert profile(made).access(PRIVATE + "/tmp/x") == "write"
 
     def test_a_grant_of_the_system_is_no_grant_of_the_homes_mounted_below_it(self) -> None:
-        made = profile(plan(grants=(grant("/System"), grant("/Users/me/project", "write"))))
+        made = profile(plan(grants=(grant("/System"), write("/Users/me/project"))))
         assert made.access("/System/Library/x") == "read"
         assert made.access("/System/Volumes/Data/Users/me/.ssh/id") == "none"
         assert made.access("/System/Volumes/Data/Users/me/project/x") == "write"
@@ -234,7 +212,7 @@ class TestNetwork:
 
     def test_a_socket_that_is_not_named_is_refused_in_a_writable_directory(self) -> None:
         closed = (Closed("/w/s", "a socket that is not named"),)
-        made = profile(plan(grants=(grant("/w", "write"),), closed=closed))
+        made = profile(plan(grants=(write("/w"),), closed=closed))
         assert made.allows("network-outbound", "/w/own")
         assert not made.allows("network-outbound", "/w/s")
 
@@ -279,7 +257,7 @@ def plans(draw: st.DrawFn) -> Plan:
         return tuple(make(path) for path in draw(st.lists(paths, max_size=4)))  # type: ignore[operator]
 
     return plan(
-        grants=several(grant) + several(lambda path: grant(path, "write")),
+        grants=several(grant) + several(write),
         hidden=several(hidden),
         guards=several(guard),
         links=several(lambda path: Link(path, "/w/a", "test")),
@@ -373,7 +351,7 @@ class TestBackend:
         assert why in answer.why
 
     def test_what_macos_cannot_hold_is_declared(self) -> None:
-        declared = {gap.protection for gap in Seatbelt().gaps(plan()) if gap.documented}
+        declared = {gap.protection for gap in Seatbelt().gaps(plan(limits=Limits())) if gap.documented}
         assert declared == {"filter", "processes", "ipc", "parent", "tmp", "deny", "keyring"}
 
     @pytest.mark.parametrize("network", [Network.loopback(), Network.allow("example.com")])

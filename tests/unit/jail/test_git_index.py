@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from staddle.errors import GitFailed
 from staddle.jail.review import GitIndex
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
+from tests.support.threads import at_once
 
 
 @pytest.fixture
@@ -32,20 +32,11 @@ def test_a_lock_that_a_killed_git_left_locks_nobody_out(workspace: Workspace) ->
 
 def test_many_ask_at_once(workspace: Workspace) -> None:
     Path(workspace.path, "new").touch()
-    answers: list[object] = []
 
-    def ask() -> None:
-        try:
-            answers.append((workspace.changed_paths(), b"new" in workspace.diff(uncommitted=True)))
-        except BaseException as error:
-            answers.append(error)
+    def ask() -> tuple[object, bool]:
+        return workspace.changed_paths(), b"new" in workspace.diff(uncommitted=True)
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert answers == [(("new",), True)] * 8
+    assert at_once(*[ask] * 8) == [(("new",), True)] * 8
     assert leftovers(workspace) == []
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from staddle.errors import WorkspaceBusy, WorkspaceError
 from staddle.jail import record
 from staddle.jail import record as records
 from staddle.observe.redaction import Secrets
+from tests.support.threads import at_once
 
 RECORD = records.WorkspaceRecord("abc", "/r", "/r/.git", "staddle/abc", "0" * 40, "prepared", 1.0, 1.0)
 ALLOWED = {(here, there) for here, ways in records.TRANSITIONS.items() for there in ways}
@@ -208,11 +209,7 @@ def test_lines_of_many_do_not_mix(tmp_path: Path) -> None:
         for _ in range(20):
             record.append_journal(str(tmp_path), "x", text=str(number) * 500)
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(write, number) for number in range(8)))
     entries = record.read_journal(str(tmp_path))
     assert len(entries) == 160
     assert all(len(set(entry.facts["text"])) == 1 for entry in entries)

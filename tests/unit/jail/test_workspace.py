@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from staddle.errors import CommitRefused, GitRefused, InvalidCall, StaddleError,
 from staddle.jail import record as records
 from staddle.jail.workspace import HOUR, Workspace, data_directory, reap
 from tests.support.git_plants import World
+from tests.support.threads import at_once
 
 
 @pytest.fixture
@@ -245,21 +245,11 @@ def test_what_an_agent_made_to_look_like_a_workspace_is_not_loaded(
 
 @pytest.mark.slow
 def test_one_can_be_made_while_the_last_other_goes(world: World) -> None:
-    errors = []
-
     def churn() -> None:
-        try:
-            for _ in range(8):
-                Workspace.create(str(world.repository)).remove()
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(8):
+            Workspace.create(str(world.repository)).remove()
 
-    threads = [threading.Thread(target=churn) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert errors == []
+    at_once(*[churn] * 4)
     assert os.listdir(world.top / "data") == []
 
 

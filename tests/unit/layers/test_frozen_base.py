@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from staddle.layers import frozen_base
 from staddle.layers.frozen_base import FreezeBounds, NotFrozen, freeze_base
 from staddle.layers.store import Store
+from tests.support.threads import at_once
 
 
 @pytest.fixture
@@ -61,12 +61,7 @@ def test_every_kind_of_change_is_found(store: Store, host: Path, what: str) -> N
 
 
 def test_several_have_one_copy_which_goes_with_the_last(store: Store, host: Path) -> None:
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(freeze_base(store, str(host)))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = at_once(*[lambda: freeze_base(store, str(host))] * 8)
     assert len({id(base) for base in found}) == 1
     for base in found:
         assert os.path.isdir(base)

@@ -19,6 +19,7 @@ from staddle.errors import LayerError
 from staddle.layers import store, trash
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for, sweep
+from tests.support.threads import at_once
 
 SRC = Path(store.__file__).parents[2]
 
@@ -255,25 +256,13 @@ class TestSweep:
         assert sweep(str(tmp_path / "nowhere")) == 0
 
     def test_stores_made_and_closed_at_the_same_time(self, place: Path) -> None:
-        import threading
-
-        failures: list[BaseException] = []
-
         def work() -> None:
-            try:
-                for _ in range(20):
-                    with Store(home_for()) as made:
-                        made.layer().hold()
-                        sweep(made.home)
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(20):
+                with Store(home_for()) as made:
+                    made.layer().hold()
+                    sweep(made.home)
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        at_once(*[work] * 4)
 
 
 def test_a_reserved_layer_is_prepared_before_it_is_handed_out_and_not_to_others(place: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from staddle.errors import AuditFailed, InvalidCall
 from staddle.observe.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, read
 from staddle.observe.redaction import Secrets
+from tests.support.threads import at_once
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -140,14 +140,7 @@ def test_targets_that_are_none(tmp_path: Path) -> None:
 def test_many_threads_write_whole_lines_in_order(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = AuditLog.open(path)
-    threads = [
-        threading.Thread(target=lambda: [log.write("command", command="x" * 5000) for _ in range(100)])
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[lambda: [log.write("command", command="x" * 5000) for _ in range(100)]] * 8)
     log.close()
     with path.open("rb") as file:
         found = list(read(file))
