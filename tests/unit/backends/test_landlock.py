@@ -392,24 +392,31 @@ def test_guards_are_a_documented_gap() -> None:
     assert "guard" in names(guarded, documented=True)
 
 
+HELD = Limits(timeout=1, output=1, file_size=1, open_files=1, memory="1M", processes=1, cpu=1)
+BELOW = {"grants": (write("/srv"),), "hidden": (hidden("/srv/secret"),)}
+
+
 @pytest.mark.parametrize(
-    ("abi", "lost"),
+    ("fields", "findings", "lost"),
     [
-        (1, {"write", "devices", "signals", "parent"}),
-        (2, {"write", "devices", "signals", "parent"}),
-        (3, {"devices", "signals", "parent"}),
-        (5, {"signals", "parent"}),
-        (6, set()),
-        (8, set()),
+        pytest.param({}, {"abi": 1}, {"write", "devices", "signals", "parent"}, id="ABI 1"),
+        pytest.param({}, {"abi": 2}, {"write", "devices", "signals", "parent"}, id="ABI 2"),
+        pytest.param({}, {"abi": 3}, {"devices", "signals", "parent"}, id="ABI 3"),
+        pytest.param({}, {"abi": 5}, {"signals", "parent"}, id="ABI 5"),
+        pytest.param({}, {"abi": 6}, set(), id="ABI 6"),
+        pytest.param({}, {"abi": 8}, set(), id="ABI 8"),
+        pytest.param({"network": Network.loopback()}, {}, {"network"}, id="a loopback of its own"),
+        pytest.param({"network": Network.loopback([80])}, {}, {"network"}, id="ports of the loopback"),
+        pytest.param({"limits": Limits(cpu=0.5)}, {}, {"limits.cpu"}, id="a part of a processor"),
+        pytest.param({"limits": Limits(disk="1M")}, {}, {"limits.disk"}, id="disk"),
+        pytest.param({"limits": HELD}, {}, set(), id="limits that are held"),
+        pytest.param(BELOW, {}, {"deny"}, id="a deny below a writable path"),
+        pytest.param({"grants": (write("/var"),)}, {}, {"tmp"}, id="a private directory below one"),
+        pytest.param({"grants": (write("/var"),)}, {"uid": FIRST_UNUSED}, set(), id="the same as root"),
     ],
 )
-def test_an_older_kernel_leaves_gaps(abi: int, lost: set[str]) -> None:
-    assert names(plan(), documented=False, abi=abi) == lost
-
-
-@pytest.mark.parametrize("network", [Network.loopback(), Network.loopback([80])])
-def test_a_loopback_of_its_own_cannot_be_held(network: Network) -> None:
-    assert names(plan(network=network), documented=False) == {"network"}
+def test_what_cannot_be_held(fields: dict[str, Any], findings: dict[str, int], lost: set[str]) -> None:
+    assert names(plan(**fields), documented=False, **findings) == lost
 
 
 def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
@@ -434,30 +441,10 @@ def test_names_are_reached_through_a_proxy_and_nothing_else_is() -> None:
     assert variables[b"RES_OPTIONS"] == b"use-vc"
 
 
-@pytest.mark.parametrize(("limit", "value"), [("cpu", 0.5), ("disk", "1M")])
-def test_other_limits_cannot_be_held(limit: str, value: float) -> None:
-    assert names(plan(limits=Limits(**{limit: value})), documented=False) == {f"limits.{limit}"}
-
-
-def test_limits_that_can_be_held_are_no_gap() -> None:
-    held = Limits(timeout=1, output=1, file_size=1, open_files=1, memory="1M", processes=1, cpu=1)
-    assert names(plan(limits=held), documented=False) == set()
-
-
-def test_a_deny_below_a_writable_path_cannot_be_held() -> None:
-    both = plan(grants=(write("/srv"),), hidden=(hidden("/srv/secret"),))
-    assert names(both, documented=False) == {"deny"}
-
-
 def test_that_a_denied_path_exists_can_be_seen(tree: Path) -> None:
     stepped = plan(grants=(read(tree),), hidden=(hidden(tree / "a/secret"),))
     assert "deny" in names(stepped, documented=True)
     assert names(stepped, documented=False) == set()
-
-
-def test_a_private_directory_below_a_writable_path_cannot_be_held() -> None:
-    assert names(plan(grants=(write("/var"),)), documented=False) == {"tmp"}
-    assert names(plan(grants=(write("/var"),)), documented=False, uid=FIRST_UNUSED) == set()
 
 
 def test_every_gap_is_about_a_promise_and_says_what_to_do() -> None:

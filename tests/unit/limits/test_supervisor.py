@@ -22,34 +22,25 @@ def test_below_the_limit_nobody_goes() -> None:
     assert (step.kill, step.closer) == ((), False)
 
 
-def test_the_limit_itself_is_not_above_it() -> None:
-    assert judge(sample(100), 100 * MB).kill == ()
+@pytest.mark.parametrize(
+    ("held", "shells", "victims"),
+    [
+        pytest.param(sample(100), set(), (), id="nobody at the limit itself"),
+        pytest.param(sample(10, 200, 30), set(), (11,), id="the largest"),
+        pytest.param(sample(60, 50), set(), (10,), id="the largest of two"),
+        pytest.param(sample(80, 70, 60, 5), set(), (10, 11), id="as many as are needed"),
+        pytest.param(sample(40, 40, 40, 40), set(), (10, 11), id="as many of equals"),
+        pytest.param(sample(5, 40, 80), {10}, (12,), id="not a shell that waits"),
+        pytest.param(sample(5, 1, shared=200), {10}, (11,), id="not a shell beside files in memory"),
+        pytest.param(sample(150, 1), {10}, (10,), id="a shell that takes the memory itself"),
+    ],
+)
+def test_these_go(held: Sample, shells: set[int], victims: tuple[int, ...]) -> None:
+    assert judge(held, 100 * MB, shells=shells).kill == victims
 
 
 def test_an_upper_bound_above_it_is_only_a_reason_to_look_closer() -> None:
     assert judge(sample(90, 90, exact=False), 100 * MB) == MemoryAction(closer=True)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "victims"),
-    [
-        ((10, 200, 30), (11,)),
-        ((60, 50), (10,)),
-        ((80, 70, 60, 5), (10, 11)),
-        ((40, 40, 40, 40), (10, 11)),
-    ],
-)
-def test_the_largest_go_and_no_more_than_needed(sizes: tuple[int, ...], victims: tuple[int, ...]) -> None:
-    assert judge(sample(*sizes), 100 * MB).kill == victims
-
-
-def test_a_shell_that_waits_is_spared() -> None:
-    assert judge(sample(5, 40, 80), 100 * MB, shells={10}).kill == (12,)
-    assert judge(sample(5, 1, shared=200), 100 * MB, shells={10}).kill == (11,)
-
-
-def test_a_shell_that_takes_the_memory_itself_is_not() -> None:
-    assert judge(sample(150, 1), 100 * MB, shells={10}).kill == (10,)
 
 
 def test_files_in_memory_that_take_it_all_end_whoever_could_write_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -21,29 +22,31 @@ def chosen(table: dict[int, tuple[int, int]], newest_job: int = 0, **pipes: set[
     )
 
 
-def test_what_began_since_is_of_the_run_with_all_below_it() -> None:
-    assert chosen({200: (SHELL, 5100), 201: (200, 5101), 300: (1, 5100)}) == {200, 201}
+OF_A_RUN: dict[str, tuple[dict[int, tuple[int, int]], dict[str, Any], set[int]]] = {
+    "what began since, with all below it": (
+        {200: (SHELL, 5100), 201: (200, 5101), 300: (1, 5100)},
+        {},
+        {200, 201},
+    ),
+    "not what began before": ({150: (SHELL, 4000), 200: (SHELL, 5100)}, {}, {200}),
+    "not what an older job starts meanwhile": ({150: (SHELL, 4000), 210: (150, 5200)}, {}, set()),
+    "at the same moment, what is no older than the newest job": (
+        {150: (SHELL, 5000), 151: (SHELL, 5000)},
+        {"newest_job": 150},
+        {151},
+    ),
+    "before anything else, what has its pipes": (
+        {150: (SHELL, 4999), 151: (SHELL, 5300), 152: (SHELL, 4000)},
+        {"present": {150}, "former": {151, 152}},
+        {150},
+    ),
+    "not an orphan with the pipes of an older job": ({210: (SHELL, 5200)}, {"former": {210}}, set()),
+}
 
 
-def test_what_began_before_is_not() -> None:
-    assert chosen({150: (SHELL, 4000), 200: (SHELL, 5100)}) == {200}
-
-
-def test_what_an_older_job_starts_meanwhile_is_the_older_jobs() -> None:
-    assert chosen({150: (SHELL, 4000), 210: (150, 5200)}) == set()
-
-
-def test_at_the_same_moment_the_number_of_the_newest_job_decides() -> None:
-    assert chosen({150: (SHELL, 5000), 151: (SHELL, 5000)}, newest_job=150) == {151}
-
-
-def test_the_pipes_that_it_holds_decide_before_anything_else() -> None:
-    table = {150: (SHELL, 4999), 151: (SHELL, 5300), 152: (SHELL, 4000)}
-    assert chosen(table, present={150}, former={151, 152}) == {150}
-
-
-def test_an_orphan_of_an_older_job_is_known_by_its_pipes() -> None:
-    assert chosen({210: (SHELL, 5200)}, former={210}) == set()
+@pytest.mark.parametrize(("table", "known", "run"), OF_A_RUN.values(), ids=OF_A_RUN)
+def test_of_a_run_is(table: dict[int, tuple[int, int]], known: dict[str, Any], run: set[int]) -> None:
+    assert chosen(table, **known) == run
 
 
 def test_the_dead_are_not_listed_but_their_children_are() -> None:
