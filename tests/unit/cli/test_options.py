@@ -20,32 +20,25 @@ TABLE = (
 )
 
 
-def said(*words: str) -> tuple[dict[str, list[str]], tuple[str, ...], bool]:
-    parsed = parse(words, TABLE, "run")
-    return parsed.options, parsed.words, parsed.dashed
-
-
-def test_both_spellings_of_a_value() -> None:
-    assert said("--timeout", "5") == said("--timeout=5") == ({"timeout": ["5"]}, (), False)
-
-
-def test_the_wrapped_commands_flags_are_its_own() -> None:
-    assert said("--json", "--", "grep", "-c", "--json", "--", "x") == (
-        {"json": [""]},
-        ("grep", "-c", "--json", "--", "x"),
-        True,
-    )
-
-
-def test_the_first_other_word_ends_the_options() -> None:
-    assert said("script.sh", "--timeout", "5", "-c") == ({}, ("script.sh", "--timeout", "5", "-c"), False)
-
-
-def test_a_value_may_look_like_anything() -> None:
-    assert said("-c", "--", "--read", "-x", "--read=--json")[0] == {
-        "command": ["--"],
-        "read": ["-x", "--json"],
-    }
+@pytest.mark.parametrize(
+    ("line", "options", "words", "dashed"),
+    [
+        pytest.param("--timeout 5", {"timeout": ["5"]}, "", False, id="a value after a space"),
+        pytest.param("--timeout=5", {"timeout": ["5"]}, "", False, id="a value after an equals sign"),
+        pytest.param("--json -- a -c --json -- x", {"json": [""]}, "a -c --json -- x", True, id="two dashes"),
+        pytest.param("a.sh --timeout 5 -c", {}, "a.sh --timeout 5 -c", False, id="the first other word"),
+        pytest.param(
+            "-c -- --read -x --read=--json",
+            {"command": ["--"], "read": ["-x", "--json"]},
+            "",
+            False,
+            id="a value that looks like an option",
+        ),
+    ],
+)
+def test_a_line_is_read_as(line: str, options: dict[str, list[str]], words: str, dashed: bool) -> None:
+    parsed = parse(line.split(), TABLE, "run")
+    assert (parsed.options, parsed.words, parsed.dashed) == (options, tuple(words.split()), dashed)
 
 
 @pytest.mark.parametrize(
