@@ -12,7 +12,7 @@ import pytest
 from staddle.errors import PolicyError
 from staddle.jail import agents
 from staddle.jail.agents import AGENTS, PROMPT, Agent, agent_named, changed_settings, fingerprint
-from staddle.jail.options import KEY, RunOpts, bootstrap, confinement
+from staddle.jail.options import RunOpts, bootstrap, confinement
 from staddle.jail.workspace import Workspace
 from staddle.policy import Network, Policy
 from staddle.policy.compiler import compile
@@ -112,10 +112,6 @@ def test_what_is_missing_is_left_out(agent: Agent, workspace: Workspace, home: P
 def test_the_key_is_in_its_own_variable(agent: Agent, workspace: Workspace) -> None:
     found = bootstrap(RunOpts(workspace, ["x"], agent=agent.name, api_key="sk-1"))
     assert [name for name, value in found.items() if value == "sk-1"] == [agent.key]
-
-
-def test_without_an_agent_the_key_is_in_the_usual_variable(workspace: Workspace) -> None:
-    assert bootstrap(RunOpts(workspace, ["x"], api_key="sk-1"))[KEY] == "sk-1"
 
 
 def test_an_agent_of_ones_own(workspace: Workspace, home: Path) -> None:
