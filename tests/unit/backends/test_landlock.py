@@ -22,7 +22,8 @@ from staddle.linux.idmaps import FIRST_UNUSED
 from staddle.linux.landlock import EVERYTHING, RIGHTS
 from staddle.policy import Limits, Network
 from staddle.policy.plan import Guard, Link, Plan, Socket, Text, Variable
-from tests.unit.backends.landlock_plans import found, hidden, plan, read, write
+from tests.unit.backends.landlock_plans import found, plan
+from tests.unit.mounts.plans import hidden, read, write
 
 PASSWD = Text(
     "/etc/passwd", b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/bash\n", "made up"

@@ -13,16 +13,16 @@ from staddle.policy.plan import Grant, Guard, Hidden, Plan, Scratch
 WHY = "test"
 
 
-def read(path: str, directory: bool = True) -> Grant:
-    return Grant(path, "read", directory, WHY)
+def read(path: object, directory: bool = True) -> Grant:
+    return Grant(str(path), "read", directory, WHY)
 
 
-def write(path: str, directory: bool = True) -> Grant:
-    return Grant(path, "write", directory, WHY)
+def write(path: object, directory: bool = True) -> Grant:
+    return Grant(str(path), "write", directory, WHY)
 
 
-def hidden(path: str, kind: str = "directory") -> Hidden:
-    return Hidden(path, kind, WHY)  # type: ignore[arg-type]
+def hidden(path: object, kind: str = "directory") -> Hidden:
+    return Hidden(str(path), kind, WHY)  # type: ignore[arg-type]
 
 
 def guard(path: str, directory: bool = True) -> Guard:
