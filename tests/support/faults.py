@@ -131,7 +131,7 @@ def site(name: str, args: tuple[int, ...], pid: int) -> str:
     if name == "ioctl":
         return "ioctl loopback" if low[1] == _SIOCSIFFLAGS else ""
     if name == "socket" and (low[0], low[2]) == (_AF_NETLINK, _SOCK_DIAG):
-        return ""  # a supervisor measures, at any time, and may fail to: see test_socket_memory.py
+        return ""  # a supervisor measures, at any time, and may fail to: see test_netlink.py
     if name == "prlimit64" and low[1] not in _LIMITS:
         return ""  # the C library asks for its stack
     if name == "prctl":
