@@ -19,7 +19,7 @@ from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
 from tests.support.sandboxes import open_none_in_advance
-from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_users
 
@@ -33,28 +33,6 @@ def project(tmp_path: Path) -> Path:
 
 
 # ---------------------------------------------------------------- the workspace
-
-
-def test_a_workspace_of_any_name_is_seen_at_its_place(project: Path) -> None:
-    sandbox = opened(str(project))
-    try:
-        assert output(sandbox, "cat", "/workspace/file") == ("of the host\n", 0)
-        assert output(sandbox, "pwd") == ("/workspace\n", 0)
-    finally:
-        close(sandbox)
-
-
-def test_changes_in_a_layer_are_not_the_hosts(project: Path) -> None:
-    sandbox = opened(str(project))
-    try:
-        assert output(sandbox, "sh", "-c", "echo mine > file; echo new > new; cat file new") == (
-            "mine\nnew\n",
-            0,
-        )
-    finally:
-        close(sandbox)
-    assert (project / "file").read_text() == "of the host\n"
-    assert os.listdir(project) == ["file"]
 
 
 def test_two_sandboxes_do_not_see_each_others_changes(project: Path) -> None:
@@ -72,16 +50,6 @@ def test_two_sandboxes_do_not_see_each_others_changes(project: Path) -> None:
         close(other)
 
 
-def test_a_bound_workspace_is_written_and_owned_as_on_the_host(project: Path) -> None:
-    sandbox = opened(str(project), "bind")
-    try:
-        assert output(sandbox, "sh", "-c", "echo mine > new; stat -c %U new") == ("user\n", 0)
-    finally:
-        close(sandbox)
-    assert (project / "new").read_text() == "mine\n"
-    assert os.stat(project / "new").st_uid == os.geteuid()
-
-
 def test_protected_names_of_a_bound_workspace_are_held(project: Path) -> None:
     (project / ".git").mkdir()
     (project / ".git" / "config").write_text("")
@@ -93,16 +61,6 @@ def test_protected_names_of_a_bound_workspace_are_held(project: Path) -> None:
         close(sandbox)
     assert (project / ".git" / "config").read_text() == ""
     assert (project / "free").exists()
-
-
-def test_a_readonly_workspace_is_not_written(project: Path) -> None:
-    sandbox = opened(str(project), "readonly")
-    try:
-        said, status = output(sandbox, "touch", "new")
-        assert status != 0
-        assert "Read-only" in said
-    finally:
-        close(sandbox)
 
 
 @pytest.mark.slow
@@ -129,21 +87,6 @@ def test_a_workspace_that_is_mounted_after_the_fork_server_was_started_is_the_on
 
 
 # ---------------------------------------------------------------- ends
-
-
-def test_whatever_runs_in_a_sandbox_ends_with_it() -> None:
-    sandbox = opened()
-    null = os.open("/dev/null", os.O_RDWR)
-    mark = unique_seconds()
-    script = f"trap '' TERM INT HUP; setsid sleep {mark} & setsid setsid sleep {mark} & wait"
-    started = sandbox.agent.spawn(
-        ["bash", "-c", script], sandbox.decided.environment, "/", stdio=(null, null, null)
-    )
-    os.close(null)
-    assert until(lambda: len(with_argument(mark)) == 2)
-    assert started.poll() is None
-    close(sandbox)
-    assert until(lambda: not with_argument(mark))
 
 
 @pytest.mark.slow

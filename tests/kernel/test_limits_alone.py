@@ -83,27 +83,6 @@ def alone(code: str) -> list[str]:
     return python(f"{ALONE}\ndef first():\n{lines}\nalone(first)\n").split()
 
 
-def test_a_fork_bomb_stops_at_the_limit_of_its_own_namespace() -> None:
-    said = alone("""
-def bomb():
-    made = 0
-    for _ in range(300):
-        try:
-            pid = os.fork()
-        except BlockingIOError:
-            break
-        if pid == 0:
-            time.sleep(10)
-            os._exit(0)
-        made += 1
-    os.write(1, b'%d\\n' % made)
-start(lambda: time.sleep(10))
-start(lambda: time.sleep(10))
-os.waitpid(start(bomb, Limits(processes=50)), 0)
-""")
-    assert said == ["49"], "with itself that is 50; its neighbours do not count"
-
-
 def test_processes_that_enter_one_sandbox_count_together() -> None:
     said = alone("""
 limits = tuple((number, most, most) for _, number, most in

@@ -223,6 +223,8 @@ def test_interrupt_ends_the_command_and_nothing_else(sb: Sandbox) -> None:
         (lambda sb: sb.run("true", stdin=3), "stdin"),
         (lambda sb: sb.run("true", env=["A=1"]), "env"),
         (lambda sb: sb.run("true", env={"A-B": "1"}), "A-B"),
+        (lambda sb: sb.run("true", env={"1a": "1"}), "1a"),
+        (lambda sb: sb.run("true", env={"": "1"}), "variable"),
         (lambda sb: sb.run("true", env={"A": "a\0b"}), "NUL"),
         (lambda sb: sb.run("true", cwd=""), "cwd"),
         (lambda sb: sb.run("true", cwd="a\0b"), "NUL"),
@@ -414,7 +416,7 @@ def test_sessions_have_their_own_state_in_the_same_sandbox(sb: Sandbox) -> None:
     assert dev.run("pwd").stdout == "/usr\n"
     assert sb.session("dev") is dev
     dev.restart()
-    assert dev.run('echo "${x-unset}"').stdout == "unset\n"
+    assert dev.run('echo "${x-unset}"; pwd').stdout == f"unset\n{sb.run('pwd').stdout}"
     dev.close()
     with pytest.raises(SandboxClosed):
         dev.run("true")
@@ -439,16 +441,22 @@ def test_two_sessions_run_at_the_same_time(sb: Sandbox) -> None:
 
 @pytest.mark.same_for_everyone
 def test_state_is_there_to_be_read(sb: Sandbox) -> None:
-    sb.run("cd /usr; export A='x y'; b=(1 2); declare -A c=([k]=v); f() { :; }; alias ll='ls -l'; set -u")
+    sb.run("cd /tmp; export A='x y'; b=(1 2); declare -A c=([k]=v); f() { echo f; }; alias l=ls; umask 077")
+    sb.run(r"cd /usr; set -fu; shopt -s extglob; set -- p 'q r'; trap 'echo t' INT; readonly r=1; x=$'\xff'")
     state = sb.state
-    assert state.cwd == "/usr"
+    assert (state.cwd, state.oldpwd, state.umask) == ("/usr", "/tmp", 0o077)
     assert state.env["A"] == "x y"
     assert "b" not in state.env
     assert state.variables["b"] == {0: "1", 1: "2"}
     assert state.variables["c"] == {"k": "v"}
-    assert "f" in state.functions
-    assert state.aliases["ll"] == "ls -l"
-    assert "nounset" in state.options
+    assert state.variables["x"] == "\udcff"
+    assert state.functions["f"] == "f () \n{ \n    echo f\n}"
+    assert state.aliases["l"] == "ls"
+    assert {"noglob", "nounset"} <= set(state.options)
+    assert "extglob" in state.shopts
+    assert state.positional == ("p", "q r")
+    assert state.traps == {"SIGINT": "echo t"}
+    assert state.readonly == ("r",)
     assert state.history[-1].startswith("cd /usr")
 
 
