@@ -15,13 +15,7 @@ from staddle.policy.environment import PATH
 from staddle.policy.layouts import SYSTEM
 
 #: What asks for the fixture `machine` of tests/kernel.
-ON_A_MACHINE = {
-    f"kernel/test_{name}.py"
-    for name in (
-        *("systemd", "systemd_endings", "systemd_network", "systemd_session"),
-        *("jail_systemd", "jail_systemd_endings", "limits_scope"),
-    )
-}
+ON_A_MACHINE = {f"kernel/test_{name}.py" for name in ("systemd", "jail_systemd", "limits_scope")}
 #: Groups that take long, the longest first: whoever begins with one of them at the end is waited for.
 LONG = (
     "kernel: machine",

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from staddle.cli.report import say_violations
+from staddle.events import Event
+from tests.support.kept_sandboxes import Run
 from tests.support.staddle_command import COMMAND, environment, is_one_error, staddle
 
 
@@ -372,3 +375,153 @@ def test_nothing_is_kept_for_a_command_that_rules_refuse(tmp_path: Path) -> None
     assert done.returncode == 125
     assert "'git push' should not be run here" in done.stderr
     assert not state.exists()
+
+
+# ---------------------------------------------------------------- limits
+
+
+HOG = "import time\na = bytearray(150 << 20)\ntime.sleep(20)"
+BOMB = "import os, time\nfor _ in range(100):\n    if not os.fork(): time.sleep(20); os._exit(0)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("option", "program", "status", "reason", "said"),
+    [
+        ("--memory=64M", HOG, 137, "memory", "64 MiB of memory (limits.memory)"),
+        ("--processes=20", BOMB, 1, "processes", "there were 20 (limits.processes)"),
+        ("--timeout=1", "import time; time.sleep(20)", 124, "timeout", "--timeout gives it more"),
+    ],
+    ids=["memory", "processes", "timeout"],
+)
+def test_a_command_that_ran_into_a_limit_is_told_so(
+    option: str, program: str, status: int, reason: str, said: str
+) -> None:
+    words = (option, "--backend=namespaces", "--", "python3", "-c", program)
+    done = staddle("run", *words)
+    assert (done.returncode, said in done.stderr) == (status, True)
+    told = json.loads(staddle("run", "--json", *words).stdout)
+    assert (told["exit_code"], told["reason"]) == (status, reason)
+    assert f"limits.{reason}" in told["why"]
+
+
+@pytest.mark.slow
+def test_a_command_in_a_kept_sandbox_is_told_so(command: Run) -> None:
+    done = command("run", "--keep=limited", "--memory=64M", "--", "python3", "-c", HOG, status=137)
+    assert "64 MiB of memory (limits.memory)" in done.stderr
+
+
+def test_what_holds_each_limit_is_told() -> None:
+    told = json.loads(staddle("run", "--json", "--memory=64M", "--", "true").stdout)
+    assert (told["reason"], told["why"]) == ("exited", "")
+    assert "memory" in [item["limit"] for item in told["enforced"]["limits"]]
+
+
+# ---------------------------------------------------------------- the network
+
+
+TWICE = (
+    "getent hosts evil.example; getent hosts evil.example; (echo > /dev/tcp/192.0.2.8/80) 2>/dev/null; exit 4"
+)
+
+
+@pytest.mark.same_for_everyone
+def test_each_refused_destination_is_one_line(tmp_path: Path) -> None:
+    done = staddle("run", "--allow", "allowed.example:443", "-c", TWICE, cwd=tmp_path)
+    assert done.returncode == 4
+    assert sorted(done.stderr.splitlines()) == [
+        "staddle: 192.0.2.8:80 was refused: no entry allows it; --allow 192.0.2.8:80",
+        "staddle: evil.example was refused: no entry allows it; --allow evil.example",
+    ]
+
+
+@pytest.mark.same_for_everyone
+def test_json_has_them_as_events(tmp_path: Path) -> None:
+    done = staddle("run", "--json", "--allow", "allowed.example:443", "-c", TWICE, cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["exit_code"], report["backend"]) == (4, 4, "namespaces")
+    assert report["enforced"]["gaps"] == []
+    told = {(e["kind"], e["what"], e["rule"], e["allow"]) for e in report["violations"]}
+    assert told == {
+        ("refused", "evil.example", "no entry allows it", "evil.example"),
+        ("refused", "192.0.2.8:80", "no entry allows it", "192.0.2.8:80"),
+    }
+
+
+@pytest.mark.same_for_everyone
+def test_what_an_entry_refuses_is_told_without_a_way_to_allow_it(tmp_path: Path) -> None:
+    words = ["--allow", "*.example", "--allow", "!evil.example"]
+    done = staddle("run", *words, "-c", "getent hosts evil.example", cwd=tmp_path)
+    assert done.stderr == "staddle: evil.example was refused: refused by !evil.example\n"
+
+
+@pytest.mark.same_for_everyone
+def test_nothing_is_said_when_nothing_was_refused(tmp_path: Path) -> None:
+    done = staddle("run", "--allow", "allowed.example", "-c", "getent hosts allowed.example", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.same_for_everyone
+def test_what_comes_from_inside_cannot_write_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "\x1b[31mred\nstaddle: all is well"
+    say_violations((Event("refused", hostile, hostile, hostile), Event("note", hostile, hostile)))
+    said = capsys.readouterr().err
+    assert "red" in said
+    assert "\x1b" not in said
+    assert len(said.splitlines()) == 2
+
+
+def test_a_backend_without_a_gateway_says_what_it_cannot_hold(tmp_path: Path) -> None:
+    words = ("explain", "--backend", "landlock", "--allow", "allowed.example:443", "--", "true")
+    done = staddle(*words, cwd=tmp_path)
+    assert "names are resolved over TCP only" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["namespaces", "bwrap"])
+def test_explain_lists_what_is_made(tmp_path: Path, backend: str) -> None:
+    words = ("explain", "--verbose", "--backend", backend, "--allow", "allowed.example:443", "--", "true")
+    done = staddle(*words, cwd=tmp_path)
+    assert "start the network gateway" in done.stdout
+    assert "route to the gateway: allowed.example:443" in done.stdout
+
+
+# ---------------------------------------------------------------- secrets
+
+
+KEY = "sk-live-0123456789abcdef"
+PRINT = "echo $SERVICE_API_KEY; echo $SERVICE_API_KEY >&2"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", KEY)
+
+
+@pytest.mark.same_for_everyone
+def test_run_hides_it_in_both_streams_unless_told(tmp_path: Path) -> None:
+    done = staddle("run", "--pass-env", "SERVICE_API_KEY", "-c", f"{PRINT}; exit 3", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "(hidden)\n", "(hidden)\n")
+    done = staddle("run", "--pass-env", "SERVICE_API_KEY", "--no-redact", "-c", PRINT, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (f"{KEY}\n", f"{KEY}\n")
+
+
+@pytest.mark.same_for_everyone
+def test_what_is_relayed_is_whole_and_a_reader_that_leaves_ends_it(tmp_path: Path) -> None:
+    words = ("run", "--pass-env", "SERVICE_API_KEY", "--output-cap", "1M")
+    done = staddle(*words, "-c", "head -c 300000 /dev/zero | tr '\\0' s; printf sk-", cwd=tmp_path)
+    assert done.stdout == "s" * 300000 + "sk-"
+
+
+@pytest.mark.slow
+@pytest.mark.same_for_everyone
+def test_json_overlays_and_shells_hide_it_too(tmp_path: Path) -> None:
+    passed = ("--pass-env", "SERVICE_API_KEY")
+    done = staddle("run", "--json", *passed, "-c", PRINT, cwd=tmp_path)
+    report = json.loads(done.stdout)
+    assert (report["stdout"], report["stderr"]) == ("(hidden)\n", "(hidden)\n")
+    script = "echo $SERVICE_API_KEY | tee f"
+    done = staddle("run", "--mode", "overlay", "--diff", *passed, "-c", script, cwd=tmp_path)
+    assert done.stdout == "(hidden)\n"
+    assert "+(hidden)" in done.stderr
+    assert KEY not in done.stderr
+    assert staddle("shell", *passed, input=PRINT, cwd=tmp_path).stdout == "(hidden)\n"

@@ -1,21 +1,24 @@
-"""A lifeline ends what a killed caller has started, also a child of bwrap that has left the process group."""
+"""What a killed caller or launcher has started ends, also a child of bwrap that has left the process group."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from staddle import Policy, wrap
+from staddle.launch import running
 from staddle.launch.running import Lifeline
 from staddle.linux.process_tree import descendants
 from tests.support.jail_runs import SOURCE, gone, processes_with
-from tests.support.waiting import until
+from tests.support.waiting import until, with_argument
 
 #: Is in a session of its own, as bwrap's child is before it is bound to bwrap.
 CHILD = 'setsid sh -c "echo \\$\\$; while :; do sleep 1; done" "$0"'
@@ -145,3 +148,16 @@ def _with_variable(mark: str) -> list[str]:
         except OSError:
             continue
     return found
+
+
+# ---------------------------------------------------------------- a launcher that is ended
+
+
+@pytest.mark.parametrize("backend", ["bwrap", "namespaces", "landlock"])
+def test_nothing_is_left_of_a_command_that_is_ended_while_it_is_set_up(backend: str) -> None:
+    mark = f"81234.{secrets.randbelow(10**9):09}"
+    for moment in range(8):
+        process = wrap(["sleep", mark], Policy.agent(), backend=backend).popen()
+        time.sleep(moment * 0.002)
+        running.end(process)
+        assert with_argument(mark) == []

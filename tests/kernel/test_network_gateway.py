@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from staddle.linux.process import SIGKILL
-from staddle.network.host import forward
 from staddle.network.host.gateway_process import GatewayBounds, GatewayProcess, start
 from staddle.policy.network import Network
-from tests.support.in_a_child import ROOT
+from tests.support.in_a_child import ROOT, python
 from tests.support.network_servers import echo, http_server
 from tests.support.network_world import OTHER, PUBLIC, in_a_world, network_of, sandbox, status
 from tests.support.waiting import until
@@ -67,43 +66,6 @@ def test_loopback_has_the_hosts_ports_that_are_named_and_no_other() -> None:
             assert inside.run("curl", "-sS", url)[0] == 7
         own = "a = ('127.0.0.1', 8001); s = socket.create_server(a); socket.create_connection(a); print(1)"
         assert inside.python(f"import socket; {own}") == "1"
-
-
-@in_a_world
-def test_ports_inside_can_be_reached_from_the_host() -> None:
-    with network_of(Network.deny()) as inside:
-        assert inside.gateway is not None
-        line = inside.descriptors.fileno()
-        with pytest.raises(forward.ForwardFailed, match="nothing listens"):
-            forward.connect(line, 8000)
-        server = "python3 -I -m http.server --bind 127.0.0.1 8000 --directory /usr/share/common-licenses"
-        inside.run("bash", "-c", f"exec timeout 20 {server} >/dev/null 2>&1 &")
-        assert until(lambda: _answers(line, 8000))
-        exposed = forward.ExposedPort(8000)
-        exposed.serve(inside.gateway, line)
-        port = exposed.host_port
-        for _ in range(40):  # more than were handed out at first
-            with socket.create_connection(("127.0.0.1", port), 5) as s:
-                s.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                assert s.recv(15) == b"HTTP/1.0 200 OK"
-            inside.gateway.attempts()
-            forward.feed(inside.gateway, line)
-        exposed.close()
-        inside.gateway.close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 5)
-
-
-def _answers(line: int, port: int) -> bool:
-    try:
-        with socket.socket(fileno=forward.connect(line, port)) as made:
-            made.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            return made.recv(8) == b"HTTP/1.0"
-    except forward.ForwardFailed:
-        return False
-
-
-# What no entry speaks of.
 
 
 @pytest.mark.same_for_everyone
@@ -200,25 +162,6 @@ def test_it_is_confined_and_gone_after_close() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_it_ends_when_whoever_started_it_is_killed() -> None:
-    said, say = os.pipe()
-    child = os.fork()
-    if child == 0:
-        gateway = start(Network.loopback([1]))
-        settled(gateway)
-        os.write(say, str(gateway.pid).encode())
-        os.close(say)
-        signal.pause()
-    os.close(say)
-    with os.fdopen(said) as file:
-        pid = int(file.read())
-    assert Path(f"/proc/{pid}").exists()
-    os.kill(child, SIGKILL)
-    os.waitpid(child, 0)
-    # Somebody else's child now: it may stay a zombie where nobody reaps.
-    assert until(lambda: not Path(f"/proc/{pid}").exists() or status(pid)["State"].startswith("Z"))
-
-
 @pytest.mark.same_for_everyone
 @pytest.mark.parametrize("nonsense", [b"nonsense", b"sockets 1\n", b"settings 1\n" + b"x" * 100])
 def test_nonsense_on_its_line_ends_it(nonsense: bytes) -> None:
@@ -241,3 +184,67 @@ def test_one_that_hangs_is_ended() -> None:
     os.kill(pid, signal.SIGSTOP)
     gateway.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+# ---------------------------------------------------------------- confinement
+
+
+PROBES = {
+    "open a file": "os.open('/etc/passwd', os.O_RDONLY)",
+    "make a file": "os.open('/tmp/staddle-probe', os.O_RDWR | os.O_CREAT)",
+    "list a directory": "os.listdir('/')",
+    "start a program": "os.execv('/bin/true', ['true'])",
+    "fork": "os.fork()",
+    "a UNIX socket": "_socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)",
+    "a netlink socket": "_socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, 0)",
+    "a raw socket": "_socket.socket(_socket.AF_INET, _socket.SOCK_RAW, 1)",
+    "signal its parent": "os.kill(os.getppid(), 0)",
+    "another user": "os.setuid(0)",
+    "a namespace": "call('unshare', 0x10000000)",
+    "look into a process": "call('ptrace', 16, 1, 0, 0)",
+    "a key": "call('keyctl', 0, -3, 0)",
+    "a listener": "_socket.socket(_socket.AF_INET, _socket.SOCK_STREAM).bind(('127.0.0.1', 0))",
+}
+CODE = """
+import _socket, socket
+from staddle.linux.syscalls import call
+{confine}
+try:
+    {probe}
+    said = "through"
+except OSError as error:
+    said = errno.errorcode[error.errno]
+os.write(1, said.encode())  # a descriptor that is there: all that is left
+os._exit(0)
+"""
+CONFINE = "from staddle.network.gateway.confinement import confine; confine()"
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_it_cannot(probe: str) -> None:
+    assert python(CODE.format(confine=CONFINE, probe=PROBES[probe])) in ("EPERM", "EACCES")
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        "_socket.socket(_socket.AF_INET, _socket.SOCK_STREAM).connect_ex(('127.0.0.1', 1))",
+        "_socket.socket(_socket.AF_INET6, _socket.SOCK_DGRAM).setblocking(False)",
+        "os.urandom(8)",
+        "bytearray(64 << 20)",
+        "time.monotonic()",
+    ],
+)
+def test_it_can_still(probe: str) -> None:
+    assert python(CODE.format(confine=CONFINE, probe=probe)) == "through"
+
+
+@pytest.mark.parametrize(
+    "probe", ["open a file", "list a directory", "a UNIX socket", "a listener", "signal its parent"]
+)
+def test_the_probes_get_through_without_confinement(probe: str) -> None:
+    assert python(CODE.format(confine="", probe=PROBES[probe])) == "through"
+
+
+def test_nothing_was_made() -> None:
+    assert not os.path.exists("/tmp/staddle-probe")

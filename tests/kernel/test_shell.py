@@ -8,13 +8,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from staddle import Sandbox
+from staddle import Policy, Sandbox
 from staddle.background import wait_for_jobs
 from staddle.errors import (
     BackendUnavailable,
@@ -25,13 +25,14 @@ from staddle.errors import (
     SessionBusy,
 )
 from staddle.sandbox.open.next_sandbox import NEXT
+from staddle.sandbox.session import Session
 from staddle.shell import idle
 from staddle.shell.command import CommandSpec, Outcome
 from staddle.shell.running_command import RunningCommand
 from staddle.shell.shell import Shell
 from tests.support.in_a_child import SRC
 from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
-from tests.support.waiting import as_soon_as, unique_seconds, until, with_argument
+from tests.support.waiting import as_soon_as, until
 
 
 @pytest.fixture(params=FULLY)
@@ -91,18 +92,6 @@ def test_all_that_is_printed_comes_whether_its_pipe_is_held_or_not(
 
 
 @pytest.mark.same_for_everyone
-def test_output_comes_as_it_is_printed(tried: TriedShell) -> None:
-    came: list[tuple[float, bytes]] = []
-    tried.shell.run(
-        CommandSpec(
-            b"echo a; sleep 0.3; echo b", out=lambda data: came.append((time.monotonic(), data)), err=nowhere
-        )
-    )
-    assert [data for _, data in came] == [b"a\n", b"b\n"]
-    assert came[1][0] - came[0][0] > 0.2
-
-
-@pytest.mark.same_for_everyone
 @pytest.mark.parametrize("lasts", [False, True], ids=["ends", "lasts"])
 def test_output_in_packets_comes_whole(tried: TriedShell, lasts: bool) -> None:
     """With O_DIRECT a pipe keeps each write apart, and a read gives one of them."""
@@ -125,35 +114,6 @@ def test_output_in_packets_comes_whole(tried: TriedShell, lasts: bool) -> None:
     assert tried.run("true").out == b""
 
 
-@pytest.mark.slow
-@pytest.mark.same_for_everyone
-def test_a_slow_reader_slows_the_command(tried: TriedShell) -> None:
-    printed = []
-
-    def slow(data: bytes) -> None:
-        if len(printed) < 3:
-            time.sleep(0.1)
-        printed.append(len(data))
-
-    tried.shell.run(
-        CommandSpec(
-            b"i=0; while [ $i -lt 400 ]; do head -c 10000 /dev/zero; i=$((i+1)); done", out=slow, err=nowhere
-        )
-    )
-    assert sum(printed) == 4_000_000
-    assert max(printed) <= 256 << 10
-
-
-@pytest.mark.same_for_everyone
-def test_a_sink_that_raises_ends_the_command(tried: TriedShell) -> None:
-    def full(_: bytes) -> None:
-        raise OverflowError("enough")
-
-    with pytest.raises(OverflowError, match="enough"):
-        tried.shell.run(CommandSpec(b"x=1; yes", out=full, err=nowhere))
-    assert tried.run("echo $x").out == b"1\n"
-
-
 @pytest.mark.same_for_everyone
 def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> None:
     with pytest.raises(SessionBusy):
@@ -162,18 +122,6 @@ def test_a_sink_cannot_run_a_command_in_its_own_session(tried: TriedShell) -> No
 
 
 # Interruptions.
-
-
-@pytest.mark.same_for_everyone
-def test_another_thread_interrupts(tried: TriedShell) -> None:
-    out = bytearray()
-    as_soon_as(lambda: out, tried.shell.interrupt)
-    outcome = tried.shell.run(
-        CommandSpec(b"x=1; echo a; sleep 20; echo no", timeout=20, out=out.extend, err=nowhere)
-    )
-    assert (out, outcome.reason) == (b"a\n", "cancelled")
-    assert not outcome.shell_exited
-    assert tried.run("echo $x").out == b"1\n"
 
 
 @pytest.mark.slow
@@ -192,19 +140,12 @@ def test_an_interruption_at_the_very_beginning_is_not_lost(tried: TriedShell) ->
 
 
 @pytest.mark.same_for_everyone
-def test_an_interruption_that_comes_too_late_is_for_nobody(tried: TriedShell) -> None:
-    tried.run("true")
-    tried.shell.interrupt()
-    assert tried.run("sleep 0.1; echo whole").out == b"whole\n"
-
-
-@pytest.mark.same_for_everyone
 def test_keyboard_interrupt_ends_the_command_and_keeps_the_session(tmp_path: Path) -> None:
     code = f"""
         import sys; sys.path[:0] = [{str(SRC)!r}, {str(SRC.parent)!r}]
         import os, signal, threading
         from tests.support.shell_habitats import native
-        from tests.support.waiting import until
+        from tests.support.waiting import as_soon_as, until
         def interrupt():
             until(lambda: os.path.exists({str(tmp_path / "begun")!r}))
             os.kill(os.getpid(), signal.SIGINT)
@@ -247,20 +188,6 @@ def test_nothing_is_run_after_what_was_interrupted(tried: TriedShell, sleeper: s
 
 
 @pytest.mark.same_for_everyone
-def test_concurrent_runs_queue(tried: TriedShell) -> None:
-    def add() -> None:
-        for _ in range(20):
-            assert tried.run("n=$((n+1)); m=$n; echo $((n-m))").out == b"0\n"
-
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert tried.run("echo $n").out == b"80\n"
-
-
-@pytest.mark.same_for_everyone
 def test_a_run_in_pieces(tried: TriedShell) -> None:
     shell, out = tried.shell, bytearray()
     shell.begin(CommandSpec(b"seq 1 100000; x=1", timeout=10, out=out.extend, err=nowhere))
@@ -276,23 +203,6 @@ def test_a_run_in_pieces(tried: TriedShell) -> None:
 
 
 @pytest.mark.same_for_everyone
-def test_close_ends_a_run_and_refuses_the_next(tried: TriedShell) -> None:
-    as_soon_as(lambda: tried.shell.busy, tried.shell.close)
-    assert tried.run("sleep 20").outcome.reason == "closed"
-    with pytest.raises(SandboxClosed):
-        tried.run("true")
-
-
-@pytest.mark.same_for_everyone
-def test_restart_begins_anew(tried: TriedShell) -> None:
-    tried.run("x=1; cd /")
-    tried.shell.restart()
-    done = tried.run('echo "${x-gone}"')
-    assert done.out == b"gone\n"
-    assert done.outcome.cwd == tried.directory
-
-
-@pytest.mark.same_for_everyone
 def test_what_is_no_command_is_refused(tried: TriedShell) -> None:
     with pytest.raises(InvalidCall, match="NUL"):
         tried.run(b"echo a\0b")
@@ -302,27 +212,15 @@ def test_what_is_no_command_is_refused(tried: TriedShell) -> None:
     assert tried.run("echo ok").out == b"ok\n"
 
 
-# State.
-
-
 @pytest.mark.same_for_everyone
-def test_the_state_is_readable(tried: TriedShell) -> None:
-    tried.run("export E='a b'; a=(1 2); declare -A h=([k]=v); f() { echo f; }; alias l=ls; umask 077")
-    tried.run("set -f; shopt -s extglob; set -- p 'q r'; trap 'echo t' INT; readonly r=1; x=$'\\xff'; cd /")
-    state = tried.shell.state()
-    assert state.env["E"] == "a b"
-    assert state.variables["a"] == {0: "1", 1: "2"}
-    assert state.variables["h"] == {"k": "v"}
-    assert state.variables["x"] == "\udcff"
-    assert state.functions["f"] == "f () \n{ \n    echo f\n}"
-    assert state.aliases["l"] == "ls"
-    assert "noglob" in state.options
-    assert "extglob" in state.shopts
-    assert state.positional == ("p", "q r")
-    assert state.traps == {"SIGINT": "echo t"}
-    assert state.readonly == ("r",)
-    assert state.umask == 0o077
-    assert (state.cwd, state.oldpwd) == ("/", tried.directory)
+def test_close_ends_a_run_and_refuses_the_next(tried: TriedShell) -> None:
+    as_soon_as(lambda: tried.shell.busy, tried.shell.close)
+    assert tried.run("sleep 20").outcome.reason == "closed"
+    with pytest.raises(SandboxClosed):
+        tried.run("true")
+
+
+# State.
 
 
 @pytest.mark.same_for_everyone
@@ -441,25 +339,6 @@ def test_runs_leave_no_descriptor(tried: TriedShell) -> None:
     assert until(lambda: open_descriptors() <= before)
 
 
-def test_a_program_beside_the_shell(tried: TriedShell) -> None:
-    read, write = os.pipe()
-    null = os.open("/dev/null", os.O_RDWR)
-    spawned = tried.agent.spawn(
-        ["sh", "-c", "echo $A; exit 7"], {"A": "b", "PATH": "/usr/bin:/bin"}, "/", stdio=(null, write, write)
-    )
-    os.close(write)
-    assert spawned.wait(60) == 7
-    assert os.read(read, 99) == b"b\n"
-    spawned.close()
-    for name, code in (("nosuchprogram", 127), ("/etc/passwd", 126)):
-        failed = tried.agent.spawn([name], {"PATH": "/usr/bin:/bin"}, "/", stdio=(null, null, null))
-        assert failed.wait(60) == code
-        assert name in failed.failure
-        failed.close()
-    os.close(read)
-    os.close(null)
-
-
 @pytest.mark.same_for_everyone
 def test_a_large_argument_list(tried: TriedShell) -> None:
     read, write = os.pipe()
@@ -473,49 +352,6 @@ def test_a_large_argument_list(tried: TriedShell) -> None:
     spawned.close()
     for fd in (read, write, null):
         os.close(fd)
-
-
-def test_signals_reach_a_program_and_all_below_it(tried: TriedShell) -> None:
-    null = os.open("/dev/null", os.O_RDWR)
-    script = "trap '' TERM; sleep 77 & setsid sleep 77 & echo up >&2; wait"
-    read, write = os.pipe()
-    spawned = tried.agent.spawn(["sh", "-c", script], {"PATH": "/bin"}, "/", stdio=(null, null, write))
-    assert os.read(read, 9) == b"up\n"
-    spawned.signal(15)
-    assert spawned.wait(0.1) is None
-    spawned.signal(9, everything=True)
-    assert spawned.wait(60) == 128 + 9
-    os.close(write)
-    assert os.read(read, 9) == b""  # nobody of them is left
-    spawned.close()
-    os.close(read)
-    os.close(null)
-
-
-@pytest.mark.same_for_everyone
-def test_a_terminal(tried: TriedShell) -> None:
-    spawned = tried.agent.spawn(
-        ["sh", "-c", "tty; stty size; read x; echo got $x"],
-        {"PATH": "/usr/bin:/bin"},
-        "/",
-        terminal=(30, 100),
-    )
-    os.write(spawned.master, b"hi\n")
-    said = b""
-    while b"got hi" not in said:
-        said += os.read(spawned.master, 999)
-    assert b"/dev/pts/" in said
-    assert b"30 100" in said
-    assert spawned.wait(60) == 0
-    os.close(spawned.master)
-    spawned.close()
-
-
-def test_everything_ends_with_the_line(tried: TriedShell) -> None:
-    mark = unique_seconds()
-    tried.run(f"(setsid sleep {mark} &) ; trap '' TERM; setsid setsid sleep {mark} & sleep {mark} &")
-    tried.agent.close()
-    assert until(lambda: not with_argument(mark))  # the kernel takes a moment to end a pid namespace
 
 
 def test_a_lost_sandbox_is_an_error_with_a_sentence(unconfined: TriedShell) -> None:
@@ -576,3 +412,112 @@ def test_a_shell_that_is_replaced_is_told_with_the_next_result(text: str, why: s
         assert "the shell was replaced" in result.why
         assert why in result.why
         assert not sb.run("true").why
+
+
+# ---------------------------------------------------------------- where another shell begins
+
+
+LIMITED = Policy.agent().with_limits(disk="10M")
+#: Commands that end their shell: by a limit, a signal, or themselves.
+ENDS = {
+    "disk": "dd if=/dev/zero of=core.dump bs=1M count=5000",
+    "SIGKILL": "kill -9 $$",
+    "exec": "exec true",
+    "exit": "exit 3",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for up in (tmp_path, *tmp_path.parents[:2]):
+        up.chmod(0o755)
+    (tmp_path / "project/sub").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def _main(project: Path) -> tuple[Sandbox, Session, str]:
+    sandbox = Sandbox(project, LIMITED)
+    return sandbox, sandbox.session("main"), "/workspace"
+
+
+def _workdir(project: Path) -> tuple[Sandbox, Session, str]:
+    sandbox = Sandbox(project, LIMITED, workdir="sub")
+    return sandbox, sandbox.session("main"), "/workspace/sub"
+
+
+def _named(project: Path) -> tuple[Sandbox, Session, str]:
+    sandbox = Sandbox(project, LIMITED)
+    return sandbox, sandbox.session("other"), "/workspace"
+
+
+def _without_workspace(_: Path) -> tuple[Sandbox, Session, str]:
+    sandbox = Sandbox(policy=LIMITED)
+    return sandbox, sandbox.session("main"), "/workspace"
+
+
+def _linked(project: Path) -> tuple[Sandbox, Session, str]:
+    sandbox = Sandbox(project, LIMITED, workspace_at="/app")
+    return sandbox, sandbox.session("main"), "/app"
+
+
+SHELLS: dict[str, Callable[[Path], tuple[Sandbox, Session, str]]] = {
+    "main": _main,
+    "workdir": _workdir,
+    "named": _named,
+    "without a workspace": _without_workspace,
+    "workspace_at": _linked,
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("end", ENDS)
+def test_when_the_first_command_ends_it(project: Path, shell: str, end: str) -> None:
+    sandbox, session, start = SHELLS[shell](project)
+    with sandbox:
+        first = session.run(ENDS[end])
+        assert first.shell_exited
+        assert first.cwd == start
+        assert session.run("pwd").stdout == f"{start}\n"
+        assert session.run("pwd").cwd == start
+        if shell in {"main", "without a workspace"} and end != "disk":
+            sandbox.files.write("here", "x")
+            assert sandbox.exec(["ls", "/workspace/here"]).ok
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_when_a_later_command_ends_it(project: Path, end: str) -> None:
+    with Sandbox(project, LIMITED) as sandbox:
+        sandbox.run("mkdir -p a/b; cd a/b; x=1")
+        assert sandbox.state.cwd == "/workspace/a/b"  # and so the state is known
+        assert sandbox.run(ENDS[end]).cwd == "/workspace/a/b"
+        assert sandbox.run("pwd; echo $x").stdout == "/workspace/a/b\n1\n"
+
+
+def test_when_its_directory_is_gone_it_is_in_the_nearest_above(project: Path) -> None:
+    with Sandbox(project, LIMITED) as sandbox:
+        sandbox.run("mkdir -p a/b/c; cd a/b/c")
+        sandbox.run("rm -r /workspace/a/b")
+        sandbox.run("kill -9 $$")
+        assert sandbox.run("pwd").stdout == "/workspace/a\n"
+
+
+def test_after_a_restore_to_a_time_without_its_directory(project: Path) -> None:
+    with Sandbox(project) as sandbox:
+        before = sandbox.snapshot()
+        sandbox.run("mkdir -p d/e; cd d/e")
+        sandbox.restore(before)
+        assert sandbox.run("pwd").stdout == "/workspace\n"
+
+
+def test_a_shell_that_was_killed_between_two_commands_is_told_of(project: Path) -> None:
+    with Sandbox(project) as sandbox:
+        sandbox.run("cd sub; x=kept")
+        assert sandbox.state.env  # and so the state is known
+        pid = sandbox.run("echo $$").stdout.strip()
+        other = sandbox.session("other")
+        other.run(f"kill -9 {pid}")
+        other.run(f"while kill -0 {pid} 2>/dev/null; do :; done")
+        result = sandbox.run("pwd; echo $x")
+        assert result.stdout == "/workspace/sub\nkept\n"
+        assert "another one" in result.why
+        assert sandbox.run("true").why == ""
