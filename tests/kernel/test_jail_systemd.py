@@ -10,29 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jail_agent import Ways, leave, reached
 from tests.support.jail_prison import ENDLESS, Prison
 from tests.support.private_systemd import PrivateSystemd
 from tests.support.systemd_sandbox import wait_for
 
 pytestmark = pytest.mark.needs_root
-
-#: Listens where agents and daemons do, for the control of each attempt to reach them.
-LISTEN = """
-import os, socket, sys
-doors = []
-for place in sys.argv[1:]:
-    os.makedirs(os.path.dirname(place), exist_ok=True)
-    if os.path.lexists(place):  # where Docker is installed
-        os.unlink(place)
-    door = socket.socket(socket.AF_UNIX)
-    door.bind(place)
-    os.chmod(place, 0o666)
-    door.listen(8)
-    doors.append(door)
-print(flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(params=["user", "root"])
@@ -66,45 +48,6 @@ def test_from_a_repository_to_a_published_branch(prison: Prison) -> None:
     log = prison.shell(f"git -C {prison.repository} log --format=%s staddle/{name}")
     assert log == b"The rest\nThe work\nfirst\n"
     assert prison.healthy()
-
-
-@pytest.mark.slow
-def test_it_cannot_leave(prison: Prison) -> None:
-    machine, name, other = prison.machine, prison.create(), prison.create()
-    runtime = f"/run/user/{machine.uid}"
-    doors = ["/run/docker.sock", f"{prison.top}/ssh-agent", f"{prison.top}/home/.gnupg/S.gpg-agent"]
-    bus = f"{runtime}/bus" if prison.user else "/run/dbus/system_bus_socket"
-    scope = "--user " if prison.user else ""
-    hook = f"{prison.repository}/.git/hooks/pre-commit"
-    ways: Ways = [
-        ("systemd-run", "run", f"systemd-run {scope}--wait --collect --quiet true"),
-        ("systemctl", "run", f"systemctl {scope}show-environment"),
-        ("the bus", "connect", bus),
-        *((f"the socket {door}", "connect", door) for door in doors),
-        ("a secret of the home", "read", f"{prison.top}/home/.ssh/id"),
-        ("another workspace", "read", f"{prison.workspaces}/{other}/tree/file.txt"),
-        ("its own record", "change", f"{prison.workspaces}/{name}/workspace.json"),
-        ("a hook", "add", hook),
-        ("the repository's config", "change", f"{prison.repository}/.git/config"),
-        ("the agent's variable", "variable", "SSH_AUTH_SOCK"),
-    ]
-    listening = machine.popen(["/usr/bin/python3", "-c", LISTEN, *doors], user=False)
-    try:
-        assert listening.stdout is not None
-        assert listening.stdout.readline(), listening.communicate()
-        command = leave(ways)
-        agent = {"SSH_AUTH_SOCK": f"{prison.top}/ssh-agent"}
-        done = prison.jail("run", name, "--backend", "systemd", "--", *command, **agent)
-        assert done.returncode == 0, done.stderr
-        assert reached(done.stdout) == []
-        assert not machine.outside(hook).exists()
-        control = prison.unconfined(command, env={**prison.env, **agent})
-        assert reached(control.stdout) == [way for way, _, _ in ways]
-    finally:
-        listening.kill()
-        listening.communicate()
-        for door in doors:
-            machine.outside(door).unlink(missing_ok=True)
 
 
 @pytest.mark.slow
@@ -149,45 +92,7 @@ def test_the_key_is_in_no_unit_and_on_no_command_line(prison: Prison) -> None:
             assert key.encode() not in file.read_bytes()
 
 
-@pytest.mark.slow
-def test_many_agents_of_one_repository(prison: Prison) -> None:
-    names = [prison.create() for _ in range(8)]
-    script = (
-        "for i in 1 2 3; do echo $i >> mine; git add mine; git commit -qm $i; done; git branch --show-current"
-    )
-    started = [
-        prison.machine.popen(
-            prison.words_of("run", name, "--backend", "systemd", "--", "bash", "-c", script),
-            user=prison.user,
-            env=prison.env,
-        )
-        for name in names
-    ]
-    told = [process.communicate(timeout=60)[0].decode().strip() for process in started]
-    assert told == [f"staddle/{name}" for name in names]
-    for name in names:
-        log = prison.shell(f"git -C {prison.repository} log --format=%s main..staddle/{name}")
-        assert log.split() == [b"3", b"2", b"1"]
-    assert prison.healthy()
-    assert prison.jail("rm", *names).returncode == 0
-    assert os.listdir(prison.machine.outside(prison.workspaces)) == []
-
-
 # ---------------------------------------------------------------- how it ends
-
-
-@pytest.mark.slow
-def test_a_timeout_stops_the_unit(prison: Prison) -> None:
-    mark = f"mark-{time.monotonic_ns()}"
-    name = prison.create()
-    done = prison.go(name, f'(setsid sh -c "{ENDLESS}" {mark} &); {ENDLESS}', "--timeout", "1")
-    assert done.returncode == 124
-    assert prison.processes(mark) == []
-    wait_for("the manager forgets the unit", lambda: prison.units() == [])
-    assert prison.state(name) == "failed"
-    assert prison.go(name, "true").returncode == 0
-    assert prison.state(name) == "stopped"
-    assert prison.healthy()
 
 
 @pytest.mark.slow

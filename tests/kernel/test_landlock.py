@@ -58,46 +58,6 @@ def test_nothing_is_restricted_by_making_a_ruleset(work: Path) -> None:
     assert restricted(code) == "done done"
 
 
-def test_only_what_is_allowed_can_be_read(work: Path) -> None:
-    code = f"""
-        inside, outside = {str(work / "inside")!r}, {str(work / "outside")!r}
-        control = attempt(open, outside + "/file")
-        restrict(inside)
-        print(control, attempt(open, inside + "/file"), attempt(open, outside + "/file"),
-              attempt(os.listdir, outside), attempt(open, inside + "/file", "w"))
-    """
-    assert restricted(code) == "done done EACCES EACCES EACCES"
-
-
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "os.truncate, out('file'), 0",
-        "open, out('new'), 'x'",
-        "os.unlink, out('file')",
-        "os.rename, out('file'), out('other')",
-        "os.rename, out('file'), ins('stolen')",
-        "os.rename, ins('file'), out('given')",
-        "os.link, out('file'), ins('stolen')",
-        "os.mkdir, out('directory')",
-        "os.symlink, 'x', out('link')",
-        "os.mkfifo, out('fifo')",
-        "open, ins('link') + '/file'",
-    ],
-)
-def test_nothing_outside_can_be_changed(attack: str, work: Path) -> None:
-    (work / "inside" / "link").symlink_to("../outside")
-    names = f"""
-ins = lambda name: os.path.join({str(work / "inside")!r}, name)
-out = lambda name: os.path.join({str(work / "outside")!r}, name)
-"""
-    before = sorted((path.name, path.stat().st_size) for path in (work / "outside").iterdir())
-    confined = restricted(f"{names}restrict(ins(''), rights=L.WRITE)\nprint(attempt({attack}))")
-    assert confined in ("EACCES", "EXDEV")
-    assert sorted((path.name, path.stat().st_size) for path in (work / "outside").iterdir()) == before
-    assert restricted(f"{names}print(attempt({attack}))") == "done"  # the control
-
-
 def test_a_file_takes_only_the_rights_that_mean_something_for_it(work: Path) -> None:
     code = f"""
         file = {str(work / "inside/file")!r}
@@ -105,17 +65,6 @@ def test_a_file_takes_only_the_rights_that_mean_something_for_it(work: Path) -> 
         print(attempt(open, file, "a"), attempt(os.unlink, file))
     """
     assert restricted(code) == "done EACCES"
-
-
-def test_processes_outside_cannot_be_signalled_and_those_inside_can() -> None:
-    code = """
-        restrict("/", rights=L.FILES, scoped={"signal"})
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-        print(attempt(os.kill, os.getppid(), 0), attempt(os.kill, child, 9))
-    """
-    assert restricted(code) == "EPERM done"
 
 
 def test_a_signal_to_everybody_reaches_exactly_the_domain() -> None:
