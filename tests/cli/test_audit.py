@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from staddle.observe.audit import AuditLog
-from tests.support.waiting import until
+from tests.support.in_a_child import captured
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.same_for_everyone
 
 
 def audit(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "staddle", "audit", *words], capture_output=True, text=True, check=False
-    )
+    return captured([sys.executable, "-m", "staddle", "audit", *words])
 
 
 @pytest.fixture
@@ -81,8 +80,7 @@ def test_a_log_is_followed(tmp_path: Path) -> None:
     log.write("opened")
     words = [sys.executable, "-m", "staddle", "audit", str(path), "--follow"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
-        assert following.stdout is not None
-        assert "opened" in following.stdout.readline()
+        assert "opened" in next_line(following)
         log.write("command", command="later")
         assert "later" in following.stdout.readline()
         following.send_signal(signal.SIGINT)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.orphans import adopted
+from tests.support.pty_screen import PtyScreen
 from tests.support.staddle_command import COMMAND, environment, gone, processes_with, staddle, start
 from tests.support.waiting import until
 
@@ -189,11 +190,6 @@ def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
 
 def test_a_terminal_gets_its_modes_back_and_cannot_be_typed_into(tmp_path: Path) -> None:
     """The command has the terminal as its streams, but can neither break it nor inject keys."""
-    import pty
-    import termios
-
-    controller, terminal = pty.openpty()
-    before = termios.tcgetattr(terminal)
     probe = (
         "import fcntl, termios, tty\n"
         "tty.setraw(0)\n"
@@ -202,21 +198,12 @@ def test_a_terminal_gets_its_modes_back_and_cannot_be_typed_into(tmp_path: Path)
         "try: open('/dev/tty').close(); print('HAS-TTY')\n"
         "except OSError: print('no controlling terminal')\n"
     )
-    process = subprocess.Popen(
-        [*COMMAND, "run", "--", "python3", "-c", probe],
-        cwd=tmp_path,
-        env=environment(),
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
-    process.wait(30)
-    shown = os.read(controller, 65536).decode()
+    terminal = PtyScreen([*COMMAND, "run", "--", "python3", "-c", probe], environment(), str(tmp_path))
+    assert terminal.ended() == 0
+    shown = terminal.raw.decode()
     assert "refused" in shown
     assert "no controlling terminal" in shown
     assert "INJECTED" not in shown
     assert "HAS-TTY" not in shown
-    assert termios.tcgetattr(terminal) == before
-    os.close(controller)
-    os.close(terminal)
+    assert terminal.modes_now() == terminal.modes
+    terminal.close()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from staddle.cli.jail import _parsed
 from staddle.cli.jail_run import RUN_OPTIONS, SHELL_OPTIONS, _opts
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
-from tests.support.staddle_command import COMMAND, gone, staddle, start
+from tests.support.staddle_command import COMMAND, environment, gone, staddle, start
+from tests.support.waiting import until
 
 TYPIST = Path(__file__).parents[1] / "support/typing_at_a_terminal.py"
 
@@ -42,6 +42,12 @@ def jail(*words: str, status: int = 0, **kwargs: object) -> subprocess.Completed
     done = staddle("jail", *words, **kwargs)
     assert done.returncode == status, done.stderr
     return done
+
+
+def typed(lines: list[str], *words: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """What came of a command at a terminal, where somebody types these lines."""
+    argv = [sys.executable, str(TYPIST), json.dumps(lines), *words]
+    return subprocess.run(argv, env={**environment(), **env}, capture_output=True, timeout=60, check=False)
 
 
 def state(name: str) -> str:
@@ -147,9 +153,7 @@ def test_when_it_is_ended_so_is_the_agent(name: str, how: signal.Signals, status
     script = f"(setsid sh -c 'sleep 600' {mark} &); touch ready; sleep 600"
     running = start("jail", "run", name, "--", "bash", "-c", script)
     try:
-        until = time.monotonic() + 30
-        while not os.path.exists(f"{tree}/ready") and time.monotonic() < until:
-            time.sleep(0.02)
+        assert until(lambda: os.path.exists(f"{tree}/ready"))
         assert state(name) == "running"
         assert "in use" in jail("run", name, "--", "true", status=125).stderr
         assert "in use" in jail("rm", name, "--force", status=125).stderr
@@ -169,7 +173,7 @@ def test_the_key_comes_from_a_variable_or_a_file(name: str, world: World) -> Non
     key = "sk-0123456789"
     (world.top / "key").write_text(f"{key}\n")
     words = ["--", "sh", "-c", 'test "$GEMINI_API_KEY" = sk-0123456789; echo $?']
-    env = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "MY_KEY": key}
+    env = {**environment(), "MY_KEY": key}
     for option, value in (("--key-file", "key"), ("--key-env", "MY_KEY")):
         done = jail("run", name, "--agent", "gemini", option, value, *words, env=env)
         assert done.stdout == "0\n"
@@ -248,13 +252,7 @@ def test_a_shell_reads_its_commands_from_a_pipe(name: str) -> None:
 def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -> None:
     lines = ["stty size; echo $TERM", "sleep 300", "\x03", "echo $((40 + 2)) > answer", "jobs; exit 5"]
     words = [*COMMAND, "jail", "shell", name, "--", "bash", "--norc"]
-    done = subprocess.run(
-        [sys.executable, str(TYPIST), json.dumps(lines), *words],
-        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2]), "TERM": "vt100"},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = typed(lines, *words, TERM="vt100")
     assert done.returncode == 5, done.stdout
     assert b"31 99" in done.stdout
     assert b"vt100" in done.stdout
@@ -265,25 +263,13 @@ def test_a_shell_on_a_terminal_has_job_control_and_the_windows_size(name: str) -
 
 def test_a_shell_on_a_terminal_has_a_name_for_it_and_no_other_run_has(name: str) -> None:
     look = "tty; echo to-it > $(tty)"
-    done = subprocess.run(
-        [sys.executable, str(TYPIST), "[]", *COMMAND, "jail", "shell", name, "--", "sh", "-c", look],
-        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = typed([], *COMMAND, "jail", "shell", name, "--", "sh", "-c", look)
     assert b"/dev/console" in done.stdout, done
     assert b"to-it" in done.stdout
     # The user's own terminal is no file of a command that does not have it.
     looks = json.dumps([*COMMAND, "jail", "run", name, "--", "sh", "-c", "test -e /dev/console || echo none"])
     script = f"import subprocess; subprocess.run({looks})"
-    done = subprocess.run(
-        [sys.executable, str(TYPIST), "[]", sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
+    done = typed([], sys.executable, "-c", script)
     assert b"none" in done.stdout, done
 
 
@@ -293,20 +279,13 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
     tree = Workspace.find(name).path
     script = f"trap '' HUP; (setsid sh -c 'sleep 600' {mark} &); touch ready; sleep 600"
     words = [*COMMAND, "jail", "shell", name, "--", "bash", "-c", script]
-    window = subprocess.Popen(
-        [sys.executable, str(TYPIST), "[]", *words],
-        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])},
-        stdout=subprocess.DEVNULL,
-    )
-    until = time.monotonic() + 30
-    while not os.path.exists(f"{tree}/ready") and time.monotonic() < until:
-        time.sleep(0.02)
+    argv = [sys.executable, str(TYPIST), "[]", *words]
+    window = subprocess.Popen(argv, env=environment(), stdout=subprocess.DEVNULL)
+    assert until(lambda: os.path.exists(f"{tree}/ready"))
     window.kill()
     window.wait()
     assert gone(mark)
-    until = time.monotonic() + 60
-    while state(name) == "running" and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: state(name) != "running")
     assert state(name) in ("failed", "stopped")
     jail("run", name, "--", "true")
 
@@ -314,18 +293,12 @@ def test_when_the_window_is_closed_everything_inside_ends(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_what_an_agent_wrote_does_not_move_the_cursor(name: str) -> None:
-    jail(
-        "run",
-        name,
-        "--",
-        "sh",
-        "-c",
-        r"printf 'a\033[2Jb\n' > odd; git add odd; git commit -qm 'x'$(printf '\033[1m')",
-    )
+    script = r"printf 'a\033[2Jb\n' > odd; git add odd; git commit -qm 'x'$(printf '\033[1m')"
+    jail("run", name, "--", "sh", "-c", script)
     assert "\x1b[2J" in jail("diff", name).stdout  # for another program: as it is
     leader, follower = os.openpty()
-    env = {**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[2])}
-    subprocess.run([*COMMAND, "jail", "diff", name], stdout=follower, env=env, check=True, timeout=60)
+    diff = [*COMMAND, "jail", "diff", name]
+    subprocess.run(diff, stdout=follower, env=environment(), check=True, timeout=60)
     os.close(follower)
     seen = os.read(leader, 65536)
     os.close(leader)

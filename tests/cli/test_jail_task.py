@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.git_plants import World
 from tests.support.staddle_command import environment, staddle
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 #: Tasks, files and options. What a jail is for which user: test_jail.py, and tests/kernel/test_jail.py.
 pytestmark = pytest.mark.same_for_everyone
@@ -103,19 +103,8 @@ def test_what_is_left_is_told_and_committed_by_choice(world: World) -> None:
     log = world.git("log", "-2", "--format=%s %an <%ae>", f"staddle/{name}", where=world.repository)
     assert log.decode() == f"The rest {who}\ninside {who}\n"
     assert facts(name)["uncommitted"] == []
-    jail(
-        "run",
-        name,
-        "--commit",
-        "no",
-        "--timeout",
-        "1",
-        "--",
-        "sh",
-        "-c",
-        "echo 5 > five; sleep 60",
-        status=124,
-    )
+    late = ("sh", "-c", "echo 5 > five; sleep 60")
+    jail("run", name, "--commit", "no", "--timeout", "1", "--", *late, status=124)
     assert facts(name)["uncommitted"] == ["five"]  # it did not end by itself
     jail("commit", name, "-m", "By hand", "--author", "Bob <b@x>")
     assert world.git("log", "-1", "--format=%an", f"staddle/{name}", where=world.repository) == b"Bob\n"
@@ -123,17 +112,8 @@ def test_what_is_left_is_told_and_committed_by_choice(world: World) -> None:
 
 @pytest.mark.slow
 def test_what_cannot_be_committed_is_told_and_the_status_stays(world: World) -> None:
-    done = jail(
-        "run",
-        create(),
-        "--commit",
-        "x",
-        "--",
-        "sh",
-        "-c",
-        "git checkout -q --detach; touch a; exit 3",
-        status=3,
-    )
+    script = "git checkout -q --detach; touch a; exit 3"
+    done = jail("run", create(), "--commit", "x", "--", "sh", "-c", script, status=3)
     assert "not committed" in done.stderr
 
 
@@ -217,8 +197,7 @@ def test_a_run_that_was_killed_has_an_end_in_the_journal(world: World) -> None:
     name = create()
     argv = [sys.executable, "-m", "staddle", "jail", "run", name, "--", "sh", "-c", "echo up; sleep 1000"]
     running = subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment())
-    assert running.stdout is not None
-    assert running.stdout.readline() == b"up\n"
+    assert next_line(running) == b"up\n"
     assert [entry["what"] for entry in _journal(name)] == ["created", "began"]
     running.kill()
     running.wait()

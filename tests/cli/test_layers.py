@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.kept_sandboxes import Run, at_a_terminal, names
 from tests.support.staddle_command import COMMAND, environment
+from tests.support.waiting import next_line
 
 # ---------------------------------------------------------------- run and shell
 
@@ -123,9 +124,8 @@ def test_a_session_that_is_in_use_is_not_used_twice(command: Run, state: Path, p
         words, cwd=project, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert first.stdout is not None
         assert first.stdin is not None
-        assert first.stdout.readline() == "ready\n"
+        assert next_line(first) == "ready\n"
         for words in (["run", "--keep", "fix", "--", "true"], ["discard", "fix"], ["rm", "--force", "fix"]):
             assert f"process {first.pid}" in command(*words, status=125).stderr
         assert names(command) == ["A /workspace/file"]  # looking is allowed
@@ -145,8 +145,7 @@ def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
     env = {**environment(), "XDG_STATE_HOME": str(state)}
     words = [*COMMAND, "run", "--keep", "fix", "-c", "echo 1 > file; echo ready; sleep 1251.5"]
     first = subprocess.Popen(words, cwd=project, env=env, stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "ready\n"
+    assert next_line(first) == "ready\n"
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert command("run", "--keep", "fix", "-c", "cat file; echo 2 > other").stdout == "1\n"

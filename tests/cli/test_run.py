@@ -12,6 +12,7 @@ import pytest
 
 from staddle.cli.report import say_violations
 from staddle.events import Event
+from tests.support.in_a_child import captured
 from tests.support.kept_sandboxes import Run
 from tests.support.staddle_command import COMMAND, environment, is_one_error, staddle
 
@@ -318,15 +319,7 @@ def test_output_that_nobody_reads_on_is_no_failure_of_ours() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_change_nothing_else(closed: str, tmp_path: Path) -> None:
     words = " ".join(map(shlex.quote, [*COMMAND, "run", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]))
-    done = subprocess.run(
-        ["sh", "-c", f"{words} {closed}"],
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = captured(["sh", "-c", f"{words} {closed}"], env=environment(), cwd=tmp_path)
     assert done.returncode == 7
     assert done.stdout == ("" if ">&-" in closed.replace("2>&-", "") else "out\n")
     assert done.stderr == ("" if "2>&-" in closed else "err\n")

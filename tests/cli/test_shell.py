@@ -2,88 +2,54 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
 import select
 import shlex
 import signal
-import struct
 import subprocess
 import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.pty_screen import PtyScreen
 from tests.support.staddle_command import COMMAND, environment, gone, processes_with, staddle
-from tests.support.waiting import PATIENCE, unique_seconds, until
+from tests.support.waiting import PATIENCE, next_line, unique_seconds, until
 
 BACKENDS = ["namespaces", "bwrap"]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def _at_a_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have ignored it
-
-
-class Person:
+class Person(PtyScreen):
     """Somebody at a terminal, who starts `staddle shell` there."""
 
-    def __init__(self, place: Path, *words: str, rows: int = 24, cols: int = 80) -> None:
-        self._master, terminal = pty.openpty()
-        self.resize(rows, cols)
-        self.modes: list[Any] = termios.tcgetattr(terminal)
-        self.seen = b""
-        self.process = subprocess.Popen(
-            [*COMMAND, "shell", *words],
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            cwd=place,
-            env={**environment(), "TERM": "vt100"},
-            start_new_session=True,
-            preexec_fn=_at_a_terminal,  # noqa: PLW1509 - no thread here
-        )
-        self._terminal = terminal  # held open, to look at it afterwards
+    def __init__(self, place: Path, *words: str) -> None:
+        env = {**environment(), "TERM": "vt100"}
+        super().__init__([*COMMAND, "shell", *words], env, str(place), rows=24, cols=80)
+        self._past = 0
 
-    def resize(self, rows: int, cols: int) -> None:
-        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+    @property
+    def seen(self) -> bytes:
+        """What was printed since the last thing that was waited for."""
+        return self.raw[self._past :]
 
-    def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
-
-    def sees(self, what: str, seconds: float = 60) -> bool:
+    def sees(self, what: str) -> bool:
         """Whether `what` is printed from here on, in time."""
-        until = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while what.encode() not in self.seen:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self._master], [], [], left)[0]:
+            if time.monotonic() > end:
                 return False
-            self.seen += os.read(self._master, 65536)
-        self.seen = self.seen.partition(what.encode())[2]
+            select.select([self._leader], [], [], 0.1)
+            self.text()
+        self._past = self.raw.index(what.encode(), self._past) + len(what.encode())
         return True
 
-    def status(self) -> int:
-        until = time.monotonic() + 60
-        while self.process.poll() is None and time.monotonic() < until:
-            if select.select([self._master], [], [], 0.05)[0]:  # or it could not print its last words
-                self.seen += os.read(self._master, 65536)
-        return self.process.wait(60)
-
     def has_the_terminal_back(self) -> bool:
-        return termios.tcgetattr(self._terminal) == self.modes
-
-    def leave(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._terminal)
-        os.close(self._master)
+        return self.modes_now() == self.modes
 
 
 @pytest.fixture
@@ -93,7 +59,7 @@ def person(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Person]:
     made = Person(tmp_path, "--backend", backend)
     assert made.sees("$ "), made.seen
     yield made
-    made.leave()
+    made.close()
 
 
 on_every_backend = pytest.mark.parametrize("person", BACKENDS, indirect=True)
@@ -109,7 +75,7 @@ def test_it_is_an_interactive_shell_in_the_sandbox(person: Person) -> None:
     for expected in ("/workspace\r\n", "text\r\n", "/dev/pts/0\r\n", "vt100\r\n", "24 80\r\n"):
         assert person.sees(expected), person.seen
     person.type("exit 7\n")
-    assert person.status() == 7
+    assert person.ended() == 7
     assert person.has_the_terminal_back()
 
 
@@ -117,7 +83,7 @@ def test_it_is_an_interactive_shell_in_the_sandbox(person: Person) -> None:
 def test_the_terminal_is_raw_meanwhile(person: Person) -> None:
     assert not person.has_the_terminal_back()
     person.type("\x04")
-    assert person.status() == 0
+    assert person.ended() == 0
     assert person.has_the_terminal_back()
 
 
@@ -133,7 +99,7 @@ def test_control_c_goes_inside_and_the_shell_goes_on(person: Person) -> None:
     assert person.sees("alive-42")
     assert b"not-42" not in person.seen
     person.type("exit\n")
-    assert person.status() == 0
+    assert person.ended() == 0
 
 
 @pytest.mark.same_for_everyone
@@ -159,15 +125,12 @@ def test_a_new_size_of_the_window_is_told_inside(person: Person) -> None:
 @pytest.mark.same_for_everyone
 def test_stopped_and_continued_it_takes_the_terminal_again(person: Person) -> None:
     person.process.send_signal(signal.SIGSTOP)
-    termios.tcsetattr(person._terminal, termios.TCSANOW, person.modes)  # as the user's own shell does
+    termios.tcsetattr(person._follower, termios.TCSANOW, person.modes)  # as the user's own shell does
     person.process.send_signal(signal.SIGCONT)
-    until = time.monotonic() + 60
-    while person.has_the_terminal_back() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not person.has_the_terminal_back()
+    assert until(lambda: not person.has_the_terminal_back())
     person.type("echo alive-$((40+2)); exit\n")
     assert person.sees("alive-42")
-    assert person.status() == 0
+    assert person.ended() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
@@ -176,7 +139,7 @@ def test_a_signal_ends_it_all_and_gives_the_terminal_back(person: Person, number
     person.type(f"sleep {mark} &\n")
     assert _appears(mark)
     person.process.send_signal(number)
-    assert person.status() == 128 + number
+    assert person.ended() == 128 + number
     assert person.has_the_terminal_back()
     assert gone(mark)
 
@@ -194,7 +157,7 @@ def test_killed_outright_it_leaves_nothing_inside(tmp_path: Path, backend: str) 
         person.process.wait()
         assert gone(mark)
     finally:
-        person.leave()
+        person.close()
 
 
 def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
@@ -204,8 +167,8 @@ def test_a_terminal_that_is_taken_away_ends_it(tmp_path: Path) -> None:
         assert person.sees("$ ")
         person.type(f"sleep {mark}\n")
         assert _appears(mark)
-        os.close(person._terminal)
-        os.close(person._master)
+        os.close(person._follower)
+        os.close(person._leader)
         assert person.process.wait(60) != 0
         assert gone(mark)
     finally:
@@ -223,11 +186,11 @@ def test_much_output_arrives_whole(person: Person) -> None:
 def test_a_timeout_ends_it(tmp_path: Path) -> None:
     person = Person(tmp_path, "--backend", "bwrap", "--timeout", "1")
     try:
-        assert person.status() == 124  # perhaps before it has said "$ "
+        assert person.ended() == 124  # perhaps before it has said "$ "
         assert person.has_the_terminal_back()
         assert person.sees("--timeout gives it more")
     finally:
-        person.leave()
+        person.close()
 
 
 def _appears(mark: str) -> bool:
@@ -287,8 +250,7 @@ def test_signals_reach_the_script(tmp_path: Path) -> None:
     assert process.stdin
     process.stdin.write(f"trap 'echo caught; exit 9' TERM; echo ready; sleep {mark} & wait\n".encode())
     process.stdin.flush()
-    assert process.stdout
-    assert process.stdout.readline() == b"ready\n"
+    assert next_line(process) == b"ready\n"
     process.terminate()
     assert process.wait(60) == 9
     assert process.stdout.read() == b"caught\n"

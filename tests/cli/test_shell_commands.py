@@ -15,6 +15,7 @@ from staddle import backends
 from staddle.cli.shell_commands import HELP, NAMES, is_command
 from staddle.cli.shell_input import InputLines
 from staddle.cli.terminal import TypedLine
+from tests.support.in_a_child import captured
 from tests.support.staddle_command import COMMAND, environment, staddle
 
 TYPIST = Path(__file__).parents[1] / "support/typing_at_a_terminal.py"
@@ -45,15 +46,7 @@ def shell(script: str, *words: str, status: int = 0) -> subprocess.CompletedProc
 
 def typed(*lines: str, words: tuple[str, ...] = ("--mode", "overlay")) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(TYPIST), json.dumps(lines), *COMMAND, "shell", *words]
-    return subprocess.run(
-        argv,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    return captured(argv, env=environment(), stdin=subprocess.DEVNULL)
 
 
 # From a pipe

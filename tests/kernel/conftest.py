@@ -1,13 +1,16 @@
-"""A private systemd, started when the first test asks; one backend after the other."""
+"""What several files of tests ask for: a private systemd, one backend after the other, a place to work in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import staddle
 from tests.support.fresh_roots import BACKENDS, CHOICE
 from tests.support.private_systemd import PrivateSystemd
+from tests.support.sandboxes import BACKENDS as BACKENDS_OF_SESSIONS
 from tests.support.systemd_sandbox import Sandbox, boot
 from tests.support.waiting import until
 
@@ -36,3 +39,18 @@ def fresh_root(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """One backend with a fresh root after the other, for `tests.support.fresh_roots`."""
     monkeypatch.setenv(CHOICE, request.param)
     return str(request.param)
+
+
+@pytest.fixture(params=BACKENDS_OF_SESSIONS)
+def sb(request: pytest.FixtureRequest) -> Iterator[staddle.Sandbox]:
+    """A sandbox without a workspace of the host, on one backend after the other."""
+    with staddle.Sandbox(backend=request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """An empty directory, in one that a test may fill."""
+    made = tmp_path / "work"
+    made.mkdir()
+    return made

@@ -22,6 +22,7 @@ from staddle.agents.broker import ShellBroker
 from staddle.agents.install import brokers_of, home_of, install, plan, remove
 from staddle.agents.relay import RelayedCommand
 from staddle.agents.table import CODING_AGENTS
+from tests.support.pty_screen import PtyScreen
 from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 CLAUDE = CODING_AGENTS["claude"]
@@ -209,31 +210,16 @@ def test_a_terminal_is_passed_on_with_its_size_and_its_keys(
     """The size is there when the command starts, however late we are to compare it."""
     if is_slow:
         monkeypatch.setattr(RelayedCommand, "_resize", lambda _: None)
-    master, slave = pty.openpty()
+    text = "test -t 0 && stty size; read -r a; echo got $a; sleep 1000"
+    shim = PtyScreen([f"{broker.home}/bash", "-c", text], os.environ, str(workspace), rows=33, cols=111)
     try:
-        import termios
-
-        termios.tcsetwinsize(slave, (33, 111))
-        text = "test -t 0 && stty size; read -r a; echo got $a; sleep 1000"
-        shim = subprocess.Popen(
-            [f"{broker.home}/bash", "-c", text], stdin=slave, stdout=slave, stderr=slave, cwd=workspace
-        )
-        said = b""
-
-        def heard(words: bytes) -> bool:
-            nonlocal said
-            while words not in said:
-                said += os.read(master, 1000)
-            return True
-
-        assert heard(b"33 111")
-        os.write(master, b"keys\r")
-        assert heard(b"got keys")
-        os.write(master, b"\x03")
-        assert shim.wait(PATIENCE) == 130
+        shim.until("33 111")
+        shim.type("keys\r")
+        shim.until("got keys")
+        shim.type("\x03")
+        assert shim.ended() == 130
     finally:
-        os.close(master)
-        os.close(slave)
+        shim.close()
 
 
 def test_a_terminal_as_an_editor_opens_it(broker: ShellBroker, workspace: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from staddle.backends.bwrap import Bwrap
 from staddle.errors import BackendUnavailable, LaunchFailed
 from staddle.linux import programs
 from tests.support.fresh_roots import Ran, system
+from tests.support.in_a_child import captured
 from tests.unit.mounts.plans import read
 
 HERE = Path(__file__).parent
@@ -199,7 +199,7 @@ def cause(*traits: str, before: str = "", source: Path = SRC) -> str:
     """Why bwrap is unusable on a host with these traits."""
     script = f"{before}\nfrom staddle.backends.bwrap import Bwrap\n"
     script += "p = Bwrap().probe()\nprint(p.usable, p.why, p.fix, sep='|')"
-    done = subprocess.run(
+    done = captured(
         [
             sys.executable,
             str(HERE.parent / "support/other_hosts.py"),
@@ -210,10 +210,6 @@ def cause(*traits: str, before: str = "", source: Path = SRC) -> str:
             script,
         ],
         env={**os.environ, "PYTHONPATH": str(source)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert done.stdout.count("|") == 2, done.stderr
     usable, why, fix = done.stdout.strip().split("|")
@@ -256,15 +252,11 @@ open("/proc/sys/user/max_user_namespaces", "w").write("0")
 @pytest.mark.needs_root
 @pytest.mark.parametrize("lost", ["setuid", "setgid", "sys_admin"])
 def test_root_that_cannot_become_nobody_is_told_why(lost: str) -> None:
-    done = subprocess.run(
+    done = captured(
         [
             *("setpriv", f"--bounding-set=-{lost}", sys.executable, "-c"),
             "from staddle.backends.bwrap import Bwrap; p = Bwrap().probe(); print(p.usable, p.why)",
         ],
         env={**os.environ, "PYTHONPATH": str(SRC)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
     )
     assert done.stdout.startswith("False root lacks the capabilities CAP_" + lost.upper()), done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from staddle import Limits, Policy, Reason, Sandbox, wrap
 from staddle.limits import cgroup_layout, enforced, host_cgroups, memory_watch
 from staddle.linux import cgroups
 from staddle.linux.memory import ancestors
+from tests.support.in_a_child import captured
 from tests.support.sandboxes import open_none_in_advance
 
 pytestmark = pytest.mark.both_users
@@ -149,14 +149,11 @@ def test_a_host_program_in_a_small_memory_group_lives() -> None:
         for setting in cgroup_layout.settings(Limits.none(memory=300 * _MEBI), place.version):
             if os.path.exists(f"{group}/{setting.file}"):
                 cgroups.write(group, setting.file, setting.text)
-        done = subprocess.run(
+        done = captured(
             [sys.executable, "-c", HOST, "head -c 1G /dev/zero > big", "rm big", TAKE],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
             preexec_fn=lambda: cgroups.add(group, os.getpid()),
-            capture_output=True,
-            text=True,
             timeout=110,
-            check=False,
         )
     finally:
         _remove(group)

@@ -15,6 +15,7 @@ from staddle import AsyncSandbox, LocalEnvironment, Policy, Sandbox, wrap
 from staddle.command_rules import shell_parser
 from staddle.environment import AsyncLocalEnvironment, CommandRules, Rule
 from staddle.errors import CommandNotUnderstood, CommandRefused, ExtraMissing
+from tests.support.in_a_child import captured
 
 RULES = CommandRules(deny=[Rule("touch", owner="write_file", reason="files are written with the file tools")])
 
@@ -121,9 +122,7 @@ def test_a_rule_of_a_policy_file_holds_on_the_command_line(tmp_path: Path) -> No
 
     def staddle(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "staddle", *words]
-        return subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, cwd=tmp_path / "work"
-        )
+        return captured(command, input=text, cwd=tmp_path / "work")
 
     told = "use write_file"
     done = staddle("run", "--policy", str(file), "--", "touch", "b")

@@ -19,7 +19,7 @@ from staddle.sandbox.workspace import stores
 from tests.support.forkservers import children, close, opened, output
 from tests.support.in_a_child import ROOT, SRC, python
 from tests.support.sandboxes import open_none_in_advance
-from tests.support.waiting import until
+from tests.support.waiting import command_line, next_line, until
 
 pytestmark = pytest.mark.both_users
 
@@ -126,30 +126,22 @@ sys.stdin.read()
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    started = {int(word) for word in process.stdout.readline().split()}
+    started = {int(word) for word in next_line(process).split()}
     assert len(started) >= 1 + 5 * 2
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert until(lambda: all(map(has_ended, started)))
 
 
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""  # it has just ended
-
-
 def test_a_fork_server_that_was_killed_is_replaced() -> None:
     close(opened())
-    killed = {pid for pid in children() if b"forkserver" in _command(pid)}
+    killed = {pid for pid in children() if b"forkserver" in command_line(pid)}
     with_theirs = killed.union(*map(below, killed))
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     # A sandbox that is opened in advance may start another one at any moment.
     assert killed
-    assert until(lambda: not any(_command(pid) for pid in with_theirs))  # none of its sandboxes is left
+    assert until(lambda: not any(command_line(pid) for pid in with_theirs))  # none of its sandboxes is left
     sandbox = opened()
     assert output(sandbox, "echo", "there") == ("there\n", 0)
     close(sandbox)

@@ -38,6 +38,8 @@ from tests.support.fresh_roots import (
     system,
     tree,
 )
+from tests.support.in_a_child import captured
+from tests.support.waiting import next_line
 from tests.unit.mounts.plans import guard, hidden, read, scratch, write
 
 pytestmark = pytest.mark.usefixtures("fresh_root")
@@ -326,9 +328,7 @@ def test_abstract_sockets_of_the_host_are_out_of_reach_also_with_the_network_ope
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen()
-        control = subprocess.run(
-            ["/usr/bin/python3", "-c", script], capture_output=True, text=True, check=False
-        )
+        control = captured(["/usr/bin/python3", "-c", script])
         assert control.stdout == "0 0\n"
         for network, answer in ((Network.deny(), errno.ECONNREFUSED), (Network.open(), errno.EPERM)):
             wanted = system(network=network)
@@ -353,8 +353,7 @@ def test_everything_ends_with_the_process_that_started_it(tmp_path: Path) -> Non
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"},
     )
-    assert starter.stdout is not None
-    assert starter.stdout.readline() == b"on\n"
+    assert next_line(starter) == b"on\n"
     starter.kill()
     starter.wait()
     assert starter.stdout.read() == b""  # whoever held it is gone

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.fresh_roots import SANDBOX, run, shell, started, system, tree
+from tests.support.in_a_child import captured
+from tests.support.waiting import next_line
 from tests.unit.mounts.plans import read, write
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.usefixtures("fresh_root")]
@@ -21,8 +23,7 @@ def test_it_is_not_root_on_the_host_and_cannot_write_the_kernels_settings() -> N
         system(), ("/bin/sh", "-c", "echo x > /proc/sys/kernel/core_pattern; echo tried; read x")
     )
     process = started(launch, stdin=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "tried\n"
+    assert next_line(process) == "tried\n"
     status = Path(f"/proc/{process.pid}/status").read_text()
     ids = {line.split()[1] for line in status.splitlines() if line.startswith(("Uid:", "Gid:"))}
     groups = next(line.split()[1:] for line in status.splitlines() if line.startswith("Groups:"))
@@ -117,13 +118,6 @@ def test_the_calling_process_keeps_its_mounts(tmp_path: Path) -> None:
 def in_python(script: str) -> str:
     """Run a script in an interpreter of its own, which may change its mounts."""
     here = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = captured([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": f"{here}:{here}/src"})
     assert done.returncode == 0, done.stderr
     return done.stdout

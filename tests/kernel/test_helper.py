@@ -16,7 +16,9 @@ from staddle.ipc.exec_spec import encode
 from staddle.launch import contract
 from staddle.launch.contract import helper_command, helper_launch
 from staddle.linux import seccomp
-from tests.support.helper_runs import READ, ROOT, Started, marked, order, run, soon
+from tests.support.helper_runs import READ, ROOT, Started, marked, order, run
+from tests.support.in_a_child import captured
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_users
 
@@ -29,13 +31,6 @@ PATHS = [str(Path(contract.__file__).parents[2]), str(Path(__file__).parents[2])
 def mark() -> str:
     """An argument of `sleep` that no other process has."""
     return f"{1000 + int.from_bytes(os.urandom(4), 'little') / 1e6:.6f}"
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
 
 
 # Exit codes.
@@ -58,9 +53,7 @@ def work(tmp_path: Path) -> Path:
     ],
 )
 def test_arguments_that_mean_nothing_are_2(words: list[str]) -> None:
-    done = subprocess.run(
-        [*HELPER, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    done = captured([*HELPER, *words], stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert done.stderr.startswith("staddle: ")
     assert len(done.stderr.splitlines()) == 1
@@ -130,9 +123,7 @@ def test_a_failure_is_said_aloud_when_nobody_listens() -> None:
     launch = helper_launch(order("no-such-program"))
     assert launch.status is not None
     os.close(launch.status)
-    done = subprocess.run(
-        launch.argv, env=launch.env, pass_fds=launch.pass_fds, capture_output=True, text=True, check=False
-    )
+    done = captured(launch.argv, env=launch.env, pass_fds=launch.pass_fds)
     launch.close()
     assert done.returncode == 4
     assert done.stderr == "staddle: 'no-such-program' cannot be run: No such file or directory\n"
@@ -375,7 +366,7 @@ def started_sleeping(mark: str, **how: object) -> tuple[Started, str]:
     """A helper whose command and its children sleep, with a private directory."""
     top = "/tmp/staddle-test-" + os.urandom(4).hex()
     started = Started(order("sh", "-c", DAEMONS.format(mark) + "wait", scratch=(os.fsencode(top),)), **how)
-    assert soon(lambda: len(marked(mark)) >= 5)
+    assert until(lambda: len(marked(mark)) >= 5)
     return started, top
 
 
@@ -383,23 +374,23 @@ def test_nothing_survives_the_launcher(mark: str) -> None:
     started, top = started_sleeping(mark)
     started.process.kill()
     assert started.end()[0] == -9
-    assert soon(lambda: not marked(mark))
-    assert soon(lambda: not os.path.exists(top))
+    assert until(lambda: not marked(mark))
+    assert until(lambda: not os.path.exists(top))
 
 
 def test_nothing_survives_the_launchers_process_group(mark: str) -> None:
     started, top = started_sleeping(mark, start_new_session=True)
     os.killpg(started.process.pid, signal.SIGKILL)
     started.end()
-    assert soon(lambda: not marked(mark))
-    assert soon(lambda: not os.path.exists(top))
+    assert until(lambda: not marked(mark))
+    assert until(lambda: not os.path.exists(top))
 
 
 def test_nothing_survives_the_supervisor(mark: str) -> None:
     started, top = started_sleeping(mark)
     os.kill(started.supervisor(), signal.SIGKILL)
     assert started.end()[0] == 137
-    assert soon(lambda: not marked(mark))
+    assert until(lambda: not marked(mark))
     assert not os.path.exists(top)
 
 

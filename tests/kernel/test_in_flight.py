@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import staddle
+from tests.support.in_a_child import captured
 
 pytestmark = pytest.mark.needs_root  # to take a user of its own
 
@@ -118,7 +118,7 @@ def source() -> Iterator[str]:
 
 def run(program: str, source: str, soft: int, hard: int) -> list[str]:
     """The lines that `program` prints, run by that user with these limits, while the payload is at it."""
-    done = subprocess.run(
+    done = captured(
         [
             *("setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"),
             *(os.path.realpath(sys.executable), "-I", "-c", BEGIN + program, source, str(soft), str(hard)),
@@ -126,10 +126,7 @@ def run(program: str, source: str, soft: int, hard: int) -> list[str]:
         input=PAYLOAD,
         env={"HOME": "/", "PATH": os.environ["PATH"]},
         cwd="/",
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     first, *said = done.stdout.splitlines()

@@ -18,6 +18,7 @@ from staddle.jail.jail import RunOpts, new_jail
 from staddle.jail.workspace import Workspace
 from tests.support.git_plants import World
 from tests.support.jail_runs import BACKENDS, SOURCE, agent, appears, gone, healthy, make_world
+from tests.support.waiting import run_together, until
 
 #: Hears nothing, and has a child in another session that hears nothing either.
 ENDLESS = "trap '' TERM INT HUP; while :; do sleep 1; done"
@@ -127,10 +128,8 @@ def start_caller(world: World, backend: str, workspace: Workspace, mark: str) ->
 
 def nothing_left(world: World, workspace: Workspace) -> bool:
     """No directory of ours for what was private, no lock, and a repository that is whole."""
-    until = time.monotonic() + 60
-    while os.listdir(world.top / "tmp") and time.monotonic() < until:
-        time.sleep(0.02)
-    return os.listdir(world.top / "tmp") == [] and healthy(world) and workspace.status == "failed"
+    is_empty = until(lambda: not os.listdir(world.top / "tmp"))
+    return is_empty and healthy(world) and workspace.status == "failed"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -160,8 +159,8 @@ def test_at_whatever_moment_the_caller_is_killed_nothing_is_left(world: World, b
     for number in range(8):
         marks.append(f"mark-{os.urandom(6).hex()}")
         caller = start_caller(world, backend, workspace, marks[-1])
-        until = time.monotonic() + 60
-        while workspace.record.state != "running" and time.monotonic() < until:
+        end = time.monotonic() + 60
+        while workspace.record.state != "running" and time.monotonic() < end:
             time.sleep(0.001)
         time.sleep(number * 0.006)  # from before the launcher to after the command
         caller.kill()
@@ -193,10 +192,7 @@ def test_twenty_workspaces_of_one_repository_at_once(world: World) -> None:
             answers[number] = error
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
+    run_together(threads)
     for number in range(20):
         workspace = answers[number]
         assert isinstance(workspace, Workspace), workspace

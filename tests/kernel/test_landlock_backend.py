@@ -24,13 +24,6 @@ def run(script: str, policy: Policy, cwd: Path, *, best_effort: bool = False) ->
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
-
-
 def test_it_says_that_it_works_here_and_which_version() -> None:
     backend = Landlock()
     probe = backend.probe()

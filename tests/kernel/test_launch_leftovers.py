@@ -17,7 +17,7 @@ from staddle.background import wait_for_jobs
 from staddle.launch import running
 from staddle.launch.contract import Launch
 from staddle.sandbox.open.spare_agents import SPARES
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.both_users
 
@@ -100,7 +100,6 @@ def test_layers_of_a_program_that_takes_long_to_end_are_removed(everybodys: Path
     source = str(Path(staddle.__file__).parents[1])
     words, variables = [sys.executable, "-c", SLOW_TO_END], {**os.environ, **places, "PYTHONPATH": source}
     with subprocess.Popen(words, env=variables, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
+        assert next_line(process) == "1\n"
         process.kill()
     assert until(lambda: not [name for _, _, names in os.walk(layers) for name in names])

@@ -1,4 +1,4 @@
-"""What a killed caller or launcher has started ends, also a child of bwrap that has left the process group."""
+"""What a killed caller or launcher has started ends, even a child of bwrap outside its process group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from staddle.launch import running
 from staddle.launch.running import Lifeline
 from staddle.linux.process_tree import descendants
 from tests.support.jail_runs import SOURCE, gone, processes_with
-from tests.support.waiting import until, with_argument
+from tests.support.waiting import next_line, until, with_argument
 
 #: Is in a session of its own, as bwrap's child is before it is bound to bwrap.
 CHILD = 'setsid sh -c "echo \\$\\$; while :; do sleep 1; done" "$0"'
@@ -39,8 +39,7 @@ ENDED = '{ "exit-code": 0 }\n'
 @contextmanager
 def child(mark: str) -> Iterator[int]:
     with subprocess.Popen(["sh", "-c", CHILD, mark], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
+        pid = int(next_line(process))
         try:
             yield pid
         finally:
@@ -55,8 +54,7 @@ def kill_caller(status: str) -> int:
         env={**os.environ, "PYTHONPATH": SOURCE},
         stdout=subprocess.PIPE,
     ) as caller:
-        assert caller.stdout is not None
-        group = int(caller.stdout.readline())
+        group = int(next_line(caller))
         caller.kill()
     return group
 
@@ -128,7 +126,7 @@ def test_what_popen_starts_on_bwrap_ends_with_its_caller_at_any_moment() -> None
         names.append(mark())
         words = [sys.executable, "-c", HASTY, names[-1], str(step * 0.0007)]
         subprocess.run(words, env={**os.environ, "PYTHONPATH": SOURCE}, check=False)
-    assert until(lambda: not any(_with_variable(name) for name in names))
+    assert until(lambda: not any(processes_with(name) for name in names))
 
 
 def test_the_lifeline_of_a_popen_ends_with_its_command() -> None:
@@ -136,18 +134,6 @@ def test_the_lifeline_of_a_popen_ends_with_its_command() -> None:
     with wrap(["/bin/true"], Policy.agent(), backend="bwrap").popen() as process:
         assert process.wait(60) == 0
     assert {*descendants(os.getpid())} <= before
-
-
-def _with_variable(mark: str) -> list[str]:
-    """The processes that have this in their environment."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                found += [pid] if mark.encode() in file.read() else []
-        except OSError:
-            continue
-    return found
 
 
 # ---------------------------------------------------------------- a launcher that is ended

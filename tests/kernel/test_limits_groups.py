@@ -27,7 +27,7 @@ from staddle.linux.syscalls import call
 from tests.containment.namespaces import same_user
 from tests.support.in_a_child import SRC
 from tests.support.limited import family, leftovers, limited, means, ran, started
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.needs_root
 
@@ -120,8 +120,7 @@ def test_nothing_survives_being_killed(how: str) -> None:
     try:
         group = whole.group(Limits(processes=200))
         with started(group, stubborn) as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "ready\n"
+            assert next_line(child) == "ready\n"
             assert len(group.members()) > 48  # those that fork may have run into the limit by now
             group.kill()
             assert until(lambda: not group.members())
@@ -138,8 +137,7 @@ def test_a_frozen_group_stands_still_and_goes_on(how: str) -> None:
     try:
         group = whole.group(Limits())
         with started(group, "for at in range(2000): print(at, flush=True); time.sleep(0.005)") as child:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "0\n"
+            assert next_line(child) == "0\n"
             assert group.freezes
             assert group.freeze()
             os.set_blocking(child.stdout.fileno(), False)
@@ -342,8 +340,7 @@ print(*tree._own.values(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        paths = [Path(word) for word in child.stdout.readline().split()]
+        paths = [Path(word) for word in next_line(child).split()]
         assert paths
         assert all(path.is_dir() for path in paths)
         child.kill()
@@ -374,8 +371,7 @@ print(pid, flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        stopped = int(child.stdout.readline())
+        stopped = int(next_line(child))
         assert Path(f"/proc/{stopped}").exists()
         child.kill()
     assert until(lambda: not Path(f"/proc/{stopped}").exists())

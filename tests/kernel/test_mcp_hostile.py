@@ -17,7 +17,7 @@ from mcp import Client
 from staddle.mcp.sandboxes import ServerSettings
 from staddle.mcp.server import TOOLS, make_server
 from tests.kernel.test_mcp import ALL, ERAS, SERVER, Person, call, refused, said, served
-from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
+from tests.support.waiting import PATIENCE, next_line, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -241,8 +241,7 @@ def test_a_connection_that_is_dropped_in_a_call_ends_its_command(tmp_path: Path)
     seconds = unique_seconds()
     words = [*SERVER, "--http", "0", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
-        assert server.stdout is not None
-        said = json.loads(server.stdout.readline())
+        said = json.loads(next_line(server))
         host = said["url"].split("/")[2]
         name, _, port = host.partition(":")
         prefix = "io.modelcontextprotocol"

@@ -20,6 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from staddle.mcp.sandboxes import DEFAULT_TOOLS, ServerSettings
 from staddle.mcp.server import TOOLS, make_server
 from tests.kernel.test_mcp import ALL, ERAS, SERVER, Person, call, refused, said, served
+from tests.support.in_a_child import captured
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.same_for_everyone
@@ -81,9 +82,7 @@ def test_tools_can_be_chosen(tmp_path: Path) -> None:
     assert asyncio.run(names("--tools", "bash, grep")) == {"bash", "grep"}
     assert asyncio.run(names("--yes", "allow_host")) == DEFAULT_TOOLS | {"allow_host"}
     for wrong in ("bash,nope", ""):
-        done = subprocess.run(
-            [*SERVER, "--tools", wrong, str(tmp_path)], capture_output=True, text=True, check=False
-        )
+        done = captured([*SERVER, "--tools", wrong, str(tmp_path)])
         assert done.returncode == 125
         assert f"there is no tool {wrong.rpartition(',')[2]!r}" in done.stderr
         assert all(name in done.stderr for name in TOOLS)
@@ -92,9 +91,7 @@ def test_tools_can_be_chosen(tmp_path: Path) -> None:
 def test_without_the_extra_one_sentence_names_the_command_that_installs_it(tmp_path: Path) -> None:
     code = "import sys; sys.modules['mcp'] = None; from staddle.cli import main; sys.exit(main(sys.argv[1:]))"
     for words in (["mcp", str(tmp_path)], ["mcp", "--help"]):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
-        )
+        done = captured([sys.executable, "-c", code, *words])
         assert "pip install 'staddle[mcp]'" in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
 
@@ -218,13 +215,7 @@ def test_a_client_that_cannot_ask_is_told_which_command_commits(tmp_path: Path) 
     assert "is not kept" in asyncio.run(task())
     try:
         [command] = re.findall(r"`(staddle commit [^`]*)`", asyncio.run(task("--keep", name)))
-        done = subprocess.run(
-            [sys.executable, "-m", *command.split(), "--yes"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = captured([sys.executable, "-m", *command.split(), "--yes"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert (tmp_path / ".git/hooks/pre-commit").read_text() == "x\n"
         assert (tmp_path / "made").read_text() == "y\n"

@@ -13,6 +13,7 @@ import pytest
 from staddle.errors import LaunchFailed
 from staddle.linux.own_mounts import with_own_mounts
 from staddle.linux.process_tree import descendants
+from tests.support.in_a_child import captured
 
 HERE = Path(__file__).parent
 ROOT = os.geteuid() == 0
@@ -41,13 +42,9 @@ def refuses(call_, *args):
 
 
 def in_child(script: str, tmp_path: Path) -> str:
-    done = subprocess.run(
+    done = captured(
         [sys.executable, "-c", IN_OWN_NAMESPACE + script, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -19,8 +19,10 @@ import pytest
 from staddle import Policy, wrap
 from staddle.errors import LaunchFailed
 from staddle.linux import userns
+from tests.support.in_a_child import captured
+from tests.support.jail_runs import gone, processes_with
 from tests.support.staddle_command import COMMAND, environment
-from tests.support.waiting import until
+from tests.support.waiting import next_line
 
 pytestmark = pytest.mark.both_users
 
@@ -36,16 +38,7 @@ def by_launcher(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def by_command_line(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     words = [*COMMAND, "run", "--backend", "namespaces", "--", *command]
-    return subprocess.run(
-        words,
-        cwd=cwd,
-        env={**environment(), "SECRET": SECRET},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return captured(words, cwd=cwd, env={**environment(), "SECRET": SECRET}, stdin=subprocess.DEVNULL)
 
 
 both = pytest.mark.parametrize("started", [by_launcher, by_command_line])
@@ -128,14 +121,8 @@ for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 def test_closed_streams_lead_nowhere_and_others_are_closed(tmp_path: Path) -> None:
     run = " ".join([*COMMAND, "run", "--backend", "namespaces", "--", "ls", "-l", "/proc/self/fd"])
     for closed in ("<&-", "<&- 2>&-"):
-        done = subprocess.run(
-            ["/bin/bash", "-c", f"exec 7</ 9>&1; {run} {closed}"],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
+        done = captured(
+            ["/bin/bash", "-c", f"exec 7</ 9>&1; {run} {closed}"], cwd=tmp_path, env=environment()
         )
         seen = {line.split()[-3]: line.split()[-1] for line in done.stdout.splitlines() if "->" in line}
         assert seen.pop("0") == "/dev/null", done
@@ -157,26 +144,10 @@ def test_a_failed_start_is_a_sentence(tmp_path: Path) -> None:
 STAYERS = "setsid sleep 1000 & sleep 1000 & echo up; wait"
 
 
-def processes_called(mark: str) -> list[int]:
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(int(pid))
-        except OSError:
-            continue
-    return found
-
-
-def gone(mark: str) -> bool:
-    return until(lambda: not processes_called(mark))
-
-
 def running(mark: str, script: str) -> subprocess.Popen[bytes]:
     policy = Policy.agent().with_env(MARK=mark)
     process = wrap(["bash", "-c", script], policy, backend="namespaces").popen(stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
+    assert next_line(process) == b"up\n"
     return process
 
 
@@ -198,7 +169,7 @@ def test_everything_ends_when_the_launcher_is_killed(mark: str) -> None:
 def test_everything_ends_with_the_command_at_once(mark: str) -> None:
     process = running(mark, "setsid sleep 1000 & echo up; exit 4")
     assert process.wait(60) == 4
-    assert processes_called(mark) == []  # before we are told
+    assert processes_with(mark) == []  # before we are told
     process.communicate()
 
 

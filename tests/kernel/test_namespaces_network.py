@@ -22,9 +22,10 @@ from staddle.errors import LaunchFailed, PolicyError
 from staddle.events import Event
 from staddle.linux.process_tree import descendants
 from staddle.network.host import gateway_process
+from tests.support.in_a_child import captured
 from tests.support.jail_runs import agent, make_world
 from tests.support.staddle_command import COMMAND, SRC, environment
-from tests.support.waiting import until
+from tests.support.waiting import command_line, next_line, until
 from tests.support.web import serving
 
 SECONDS = 120
@@ -53,14 +54,11 @@ def by_launcher(script: str, network: Network, backend: str = "namespaces", *rea
 
 
 def by_command_line(script: str, network: Network, backend: str = "auto") -> Done:
-    done = subprocess.run(
+    done = captured(
         [*COMMAND, "run", "--backend", backend, *options(network), "-c", script],
         env=environment(),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=SECONDS,
-        check=False,
     )
     said = [line.split()[1] for line in done.stderr.splitlines() if " was refused: " in line]
     return Done(done.returncode, done.stdout, done.stderr, tuple(said))
@@ -101,14 +99,6 @@ def gateways_of(starter: int) -> list[int]:
             if words[-3:-1] == [str(SRC / "staddle/network/gateway/__main__.py").encode(), b"%d" % starter]:
                 found.append(int(name))
     return found
-
-
-def _command_line(pid: int) -> bytes:
-    """Empty for one that has ended, whether or not somebody has waited for it."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 # What is reached.
@@ -232,11 +222,10 @@ def test_when_the_gateway_dies_nothing_goes_out_any_more(server: int, backend: s
     with wrap(["bash", "-c", script], policy, backend=backend).popen(
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "hello from outside\n"
+        assert next_line(process) == "hello from outside\n"
         (gateway,) = gateways_of(process.pid)
         os.kill(gateway, signal.SIGKILL)
-        assert until(lambda: not _command_line(gateway))
+        assert until(lambda: not command_line(gateway))
         # Refused, or taken by what is left of it, and dropped.
         assert process.communicate("\n", timeout=SECONDS)[0] in ("7\n", "52\n", "56\n")
 
@@ -255,8 +244,7 @@ def test_it_goes_with_a_launcher_that_is_ended(number: signal.Signals, backend: 
     policy = Policy.agent().with_network(Network.allow("allowed.example"))
     command = ["bash", "-c", "echo running; exec sleep 60"]
     with wrap(command, policy, backend=backend).popen(stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "running\n"
+        assert next_line(process) == "running\n"
         assert len(gateways_of(process.pid)) == 1
         process.send_signal(number)
         process.wait(SECONDS)
@@ -275,8 +263,7 @@ def test_it_goes_with_a_launcher_that_was_started_by_hand(backend: str) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "running\n"
+        assert next_line(process) == "running\n"
         assert len(gateways_of(process.pid)) == 1
         process.kill()
     assert until(lambda: gateways_of(process.pid) == [])  # although we hold both ends of its line
@@ -294,15 +281,14 @@ def test_it_goes_with_our_command_line_however_that_ends(number: signal.Signals,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "running\n"
+        assert next_line(process) == "running\n"
         # Either of our command line, or of the bwrap that it has started.
         starters = (process.pid, *descendants(process.pid))
         (gateway,) = (pid for starter in starters for pid in gateways_of(starter))
         process.send_signal(number)
         code = process.wait(SECONDS)
     assert code in (-number, 128 + number)
-    assert until(lambda: not _command_line(gateway))
+    assert until(lambda: not command_line(gateway))
 
 
 @each_backend
@@ -336,14 +322,11 @@ def test_without_a_gateway_there_is_no_command(without_a_gateway: Path) -> None:
     )
     run = ["-m", "staddle", "run", "--allow", "allowed.example", "--", "echo", "it ran"]
     for words in (["-c", by_hand, "namespaces"], ["-c", by_hand, "bwrap"], run):
-        done = subprocess.run(
+        done = captured(
             [sys.executable, *words],
             env={**environment(), "PYTHONPATH": str(without_a_gateway)},
             cwd="/",
-            capture_output=True,
-            text=True,
             timeout=SECONDS,
-            check=False,
         )
         assert done.returncode not in (0, None)
         assert "it ran" not in done.stdout
@@ -358,8 +341,8 @@ def test_a_network_that_cannot_be_made_is_no_command(backend: str, monkeypatch: 
     wrapped = wrap(["echo", "it ran"], policy, backend=backend)
     with pytest.raises(LaunchFailed, match="nonsense"):
         wrapped.run(capture_output=True)
-    mine = [pid for pid in descendants(os.getpid()) if b"network/gateway/__main__" in _command_line(pid)]
-    assert until(lambda: not any(_command_line(pid) for pid in mine))
+    mine = [pid for pid in descendants(os.getpid()) if b"network/gateway/__main__" in command_line(pid)]
+    assert until(lambda: not any(command_line(pid) for pid in mine))
 
 
 def test_a_list_that_is_too_long_is_an_error_before_anything_runs() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.in_a_child import SRC, python
+from tests.support.in_a_child import SRC, captured, python
 
 _PRELUDE = """
 import signal, threading
@@ -129,15 +128,7 @@ def test_an_odd_environment(case: str) -> None:
         env.pop(name, None)
         if value is not None:
             env[name] = value
-    done = subprocess.run(
-        [sys.executable, *options, "-c", _EVERYTHING],
-        env=env,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=100,
-        check=False,
-    )
+    done = captured([sys.executable, *options, "-c", _EVERYTHING], env=env, errors="replace")
     assert (done.returncode, done.stdout, done.stderr) == (0, "works\n", "")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from staddle.linux.openat2 import open_beneath, open_without_symlinks
+from tests.support.in_a_child import captured
 
 HERE = Path(__file__).parent
 
@@ -97,13 +97,8 @@ try:
 except OSError as error:
     print(error.errno)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+    done = captured(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")}
     )
     assert done.stdout.strip() == str(errno.ENOSYS), done.stderr
 

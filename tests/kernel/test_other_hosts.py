@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.in_a_child import captured
+
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
 ROOT = os.geteuid() == 0
@@ -31,15 +33,12 @@ def on_host(
         "staddle",
         *words,
     ]
-    return subprocess.run(
+    return captured(
         [*(before or []), *command],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(SRC)},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
         timeout=200,
-        check=False,
     )
 
 

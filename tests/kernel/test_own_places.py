@@ -18,6 +18,7 @@ from staddle.errors import CommitRefused, InvalidCall, PathEscape, PolicyError, 
 from staddle.files.beneath import open_for_write, safe_mkdir_all, safe_remove
 from staddle.policy import own_places
 from tests.support.staddle_command import environment, staddle
+from tests.support.waiting import next_line
 
 #: Where variables put our places, below a home that a sandbox may write.
 USUAL: dict[str, str] = {}
@@ -265,8 +266,7 @@ done = wrap(["sh", "-c", sys.argv[2]], Policy(write=[sys.argv[1]]), cwd=sys.argv
     first = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path), slow], env=env, stdout=subprocess.PIPE, text=True
     )
-    assert first.stdout is not None
-    assert first.stdout.readline() == "begun\n"
+    assert next_line(first) == "begun\n"
     subprocess.run([sys.executable, "-c", code, str(tmp_path), "true"], env=env, check=True)
     assert (tmp_path / ".config/staddle").is_dir(), "another program needs it"
     assert first.wait() == 0

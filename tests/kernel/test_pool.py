@@ -12,7 +12,7 @@ import pytest
 from staddle import Pool, Sandbox
 from staddle.errors import InvalidCall, PolicyError, PoolExhausted, SandboxClosed
 from tests.support.sandboxes import children, descriptors, every_backend
-from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.waiting import run_together, unique_seconds, until, with_argument
 
 
 @every_backend
@@ -68,10 +68,7 @@ def test_many_threads_share_it() -> None:
 
     with Pool(3, backend="native") as pool:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(threads)
     assert sorted(used, key=int) == [str(number) for number in range(12)]
 
 

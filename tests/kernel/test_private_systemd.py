@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.private_systemd import PrivateSystemd
 from tests.support.systemd_sandbox import wait_for
+from tests.support.waiting import next_line
 
 HERE = Path(__file__).parent
 
@@ -38,8 +39,7 @@ def test_a_killed_test_run_leaves_no_machine_behind(tmp_path: Path) -> None:
         "with PrivateSystemd() as m: print(m.init, flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(HERE.parents[1])], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    init = int(process.stdout.readline())
+    init = int(next_line(process))
     keeper = Path(f"/proc/{init}/stat").read_text().rpartition(")")[2].split()[1]
     groups = _groups(init)
     assert groups

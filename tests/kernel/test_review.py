@@ -12,6 +12,7 @@ import pytest
 from staddle import AsyncSandbox, Sandbox
 from staddle.errors import CommitRefused, InvalidCall
 from staddle.layers.review import Review
+from tests.support.waiting import until
 
 Mode = Literal["overlay", "copy"]
 
@@ -214,9 +215,7 @@ def test_a_review_is_of_one_moment(project: Path) -> None:
     with Sandbox(project) as sandbox:
         writing = "i=0; while :; do i=$((i+1)); echo $i > a; echo $i > b; done"
         sandbox.start(f"exec bash -c '{writing}'")
-        deadline = time.monotonic() + 20
-        while not sandbox.files.exists("b") and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert until(lambda: sandbox.files.exists("b"))
         for _ in range(5):
             review = sandbox.review()
             assert {change.path for change in review.changes} <= {"/workspace/a", "/workspace/b"}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.containers import SOURCE
+from tests.support.in_a_child import captured
 
 pytestmark = pytest.mark.needs_root
 
@@ -96,11 +96,8 @@ def found(request: pytest.FixtureRequest) -> Iterator[Any]:
         if request.param == "one id":
             for path in [place, *place.rglob("*")]:
                 os.chown(path, 1234, 1234)
-        done = subprocess.run(
+        done = captured(
             [*KINDS[request.param], sys.executable, "-c", SCRIPT, str(place)],
-            capture_output=True,
-            text=True,
-            check=False,
             cwd=place,
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "HOME": str(place / "home")},
         )

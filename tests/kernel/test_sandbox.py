@@ -27,14 +27,8 @@ from staddle.errors import (
     SessionBusy,
     UnknownBackend,
 )
-from tests.support.sandboxes import BACKENDS, confining, every_backend
-from tests.support.waiting import as_soon_as, unique_seconds, until, with_argument
-
-
-@pytest.fixture(params=BACKENDS)
-def sb(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(backend=request.param) as made:
-        yield made
+from tests.support.sandboxes import confining, every_backend
+from tests.support.waiting import as_soon_as, next_line, run_together, unique_seconds, until, with_argument
 
 
 @pytest.fixture(scope="module")
@@ -189,10 +183,7 @@ def test_a_callback_cannot_wait_for_its_own_session(sb: Sandbox) -> None:
 def test_concurrent_runs_take_turns(sb: Sandbox) -> None:
     sb.run("n=0")
     threads = [threading.Thread(target=sb.run, args=("m=$n; sleep 0.01; n=$((m + 1))",)) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert sb.run("echo $n").stdout == "10\n"
 
 
@@ -558,8 +549,7 @@ def test_a_fork_of_the_program_neither_uses_nor_ends_nor_keeps_it(backend: str) 
         start_new_session=True,
     )
     try:
-        assert parent.stdout is not None
-        assert [parent.stdout.readline() for _ in range(2)] == [b"SandboxClosed\n", b"mine\n"]
+        assert [next_line(parent) for _ in range(2)] == [b"SandboxClosed\n", b"mine\n"]
         assert with_argument(mark)
         parent.kill()
         parent.wait()

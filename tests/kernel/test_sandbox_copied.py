@@ -18,7 +18,7 @@ from staddle.layers import trash
 from staddle.sandbox.open.spare_agents import SPARES
 from staddle.sandbox.workspace import stores
 from tests.support.layers_overlay import picture
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.parametrize("backend", ["bwrap", "landlock", "native"])
 
@@ -265,8 +265,7 @@ print(sandbox._now().workspace.copy, flush=True)
 time.sleep(100)
 """
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    place = program.stdout.readline().strip()
+    place = next_line(program).strip()
     assert os.path.isdir(place)
     program.kill()
     program.wait()

@@ -17,7 +17,7 @@ from staddle import AsyncSandbox, Sandbox
 from staddle.errors import InvalidCall, PolicyError, SandboxClosed
 from tests.support.file_habitats import Place, opened, place
 from tests.support.forkservers import children
-from tests.support.waiting import until
+from tests.support.waiting import run_together, until
 
 __all__ = ["place"]
 
@@ -432,10 +432,7 @@ def test_many_threads(place: Place) -> None:
             assert files.read(f"f{number}") == f"{number} {step}" * 9000
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    run_together(threads)
     assert [files.read(f"f{number}") for number in range(4)] == [f"{number} 19" * 9000 for number in range(4)]
 
 

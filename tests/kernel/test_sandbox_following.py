@@ -11,16 +11,17 @@ from staddle import AsyncSandbox, Network, Policy, Sandbox
 from staddle.errors import InvalidCall, WaitTimeout
 from tests.support.waiting import PATIENCE, until
 
-SERVER = """
-import http.server as s
-s.HTTPServer(("127.0.0.1", {}), s.SimpleHTTPRequestHandler).serve_forever()
-"""
-
 
 @pytest.fixture(scope="module", params=["namespaces", "native"])
 def sb(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(backend=request.param) as made:
         yield made
+
+
+SERVER = """
+import http.server as s
+s.HTTPServer(("127.0.0.1", {}), s.SimpleHTTPRequestHandler).serve_forever()
+"""
 
 
 @pytest.mark.same_for_everyone

@@ -18,7 +18,7 @@ import pytest
 from staddle import AsyncSandbox, Network, Policy, Sandbox
 from staddle.errors import AuditFailed, CommandFailed, InvalidCall
 from staddle.observe.audit import AuditProblem, read
-from tests.support.waiting import until
+from tests.support.waiting import run_together, until
 
 SECRET = "sk-0123456789abcdef"
 
@@ -296,10 +296,7 @@ def test_threads_do_not_mix_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Sandbox(audit=log) as sb:
         threads = [threading.Thread(target=lambda: [sb.run("true") for _ in range(20)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_together(threads)
     assert problems_of(log) == []
     begun = {line["id"] for line in lines_of(log) if line["what"] == "command"}
     assert begun == {line["id"] for line in lines_of(log) if line["what"] == "result"} == set(range(1, 81))

@@ -19,7 +19,7 @@ from staddle.files.remove_tree import remove
 from staddle.layers import persistent_store, session_record, trash
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.support.in_a_child import SRC
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.both_users
 
@@ -184,8 +184,7 @@ def test_nothing_of_a_killed_process_writes_when_the_next_one_begins(project: Pa
     for _ in range(3):
         words = [sys.executable, "-c", code, str(project)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"ready\n"
+            assert next_line(other) == b"ready\n"
             assert until((upper(state) / "file-3").exists)
             other.kill()
             other.wait()

@@ -33,7 +33,7 @@ from staddle.limits.usage import Usage
 from tests.support.in_a_child import SRC
 from tests.support.limited import HIDDEN, groups_in_use, leftovers, no_groups_left  # noqa: F401 - a fixture for all
 from tests.support.timers import CONTINUED
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.both_users
 
@@ -702,8 +702,7 @@ time.sleep(60)
 """
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == b"ready\n"
+        assert next_line(program) == b"ready\n"
         assert leftovers(program.pid)
     finally:
         os.kill(program.pid, signal.SIGKILL)

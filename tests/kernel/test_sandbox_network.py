@@ -21,7 +21,7 @@ from staddle.network.host.gateway_log import GatewayLog
 from staddle.network.host.prewarm import GATEWAYS
 from staddle.sandbox.open import network
 from tests.support.staddle_command import environment
-from tests.support.waiting import until
+from tests.support.waiting import command_line, next_line, until
 from tests.support.web import serving
 
 
@@ -217,12 +217,11 @@ time.sleep(1000)
 def test_nothing_is_left_when_the_host_program_is_killed(backend: str) -> None:
     words = [sys.executable, "-c", HOST_PROGRAM, backend]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout
-        assert program.stdout.readline() == "open\n"
+        assert next_line(program) == "open\n"
         everything = descendants(program.pid)
-        assert any(b"network/gateway/__main__" in _command(pid) for pid in everything)
+        assert any(b"network/gateway/__main__" in command_line(pid) for pid in everything)
         program.kill()
-    assert until(lambda: not any(_command(pid) for pid in everything))
+    assert until(lambda: not any(command_line(pid) for pid in everything))
 
 
 def test_where_a_gateway_cannot_be_started_again_nothing_goes_out_any_more(
@@ -331,12 +330,6 @@ def _kill_gateways() -> None:
 
 
 def _gateways() -> list[int]:
-    return [pid for pid in descendants(os.getpid()) if b"staddle/network/gateway/__main__" in _command(pid)]
-
-
-def _command(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+    return [
+        pid for pid in descendants(os.getpid()) if b"staddle/network/gateway/__main__" in command_line(pid)
+    ]

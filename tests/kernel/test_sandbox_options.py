@@ -16,13 +16,14 @@ from staddle import AsyncPool, AsyncSandbox, Network, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, InvalidCall, SandboxClosed
 from tests.support.waiting import until
 
-MIXED = "echo a; echo b >&2; echo c; echo d >&2"
-
 
 @pytest.fixture(scope="module", params=["namespaces", "native"])
 def sb(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with Sandbox(backend=request.param) as made:
         yield made
+
+
+MIXED = "echo a; echo b >&2; echo c; echo d >&2"
 
 
 # ---------------------------------------------------------------- one stream

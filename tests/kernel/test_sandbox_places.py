@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from staddle import Policy, Sandbox, Snapshot
 from staddle.errors import CommitFailed, CommitRefused, InvalidCall, LayerError
+from tests.support.in_a_child import captured
 from tests.support.layers_overlay import MEMORY, picture
 from tests.support.waiting import until
 
@@ -80,12 +80,8 @@ def test_layers_on_a_disk_do_not_wait_for_it_unless_they_are_kept(tmp_path: Path
             "XDG_STATE_HOME": f"{place}/state",
             "PYTHONPATH": str(SRC),
         }
-        done = subprocess.run(
-            [sys.executable, "-c", _ON_A_DISK, str(tmp_path / "work")],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
+        done = captured(
+            [sys.executable, "-c", _ON_A_DISK, str(tmp_path / "work")], env={**os.environ, **variables}
         )
     assert done.stdout == "True\nFalse\n", done.stderr
 
@@ -119,13 +115,7 @@ worked_on(here / "seen/below", here / "archive" if os.geteuid() else None)  # ro
 print("done")
 """
     own = ["--mount"] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps", "--mount"]
-    done = subprocess.run(
-        ["unshare", *own, sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = captured(["unshare", *own, sys.executable, "-c", code])
     assert done.stdout == "done\n", done.stderr
     assert (tmp_path / "upper/below/file").read_text() == "new\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from staddle.errors import InvalidCall, SandboxClosed
 from staddle.sandbox.process_table import ProcessInfo
 from staddle.sandbox.processes import Process
 from staddle.sandbox.terminal import Terminal
-from tests.support.sandboxes import BACKENDS, children, descriptors, every_backend
+from tests.support.sandboxes import children, descriptors, every_backend
 from tests.support.waiting import unique_seconds, until, with_argument
 
 
@@ -21,12 +20,6 @@ from tests.support.waiting import unique_seconds, until, with_argument
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On `native` a terminal reads the start files of whoever runs the tests: they are nobody's here."""
     monkeypatch.setenv("HOME", str(tmp_path))
-
-
-@pytest.fixture(params=BACKENDS)
-def sb(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    with Sandbox(backend=request.param) as made:
-        yield made
 
 
 # ---------------------------------------------------------------- processes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ import pytest
 from staddle import AsyncSandbox, Identity, Policy, Reason, Sandbox
 from staddle.errors import InvalidCall, RootUnavailable
 from staddle.files.remove_tree import remove
-from tests.support.in_a_child import SRC
+from tests.support.in_a_child import SRC, captured
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_users
@@ -196,13 +195,9 @@ def state() -> Iterator[str]:
 @pytest.mark.slow
 def test_what_root_changed_is_kept_and_roots_also_for_another_process(how: str, state: str) -> None:
     def run(script: str) -> str:
-        done = subprocess.run(
+        done = captured(
             [sys.executable, "-c", KEEP, how, script],
             env={**os.environ, "PYTHONPATH": str(SRC), "XDG_STATE_HOME": state},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
         )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

@@ -24,6 +24,7 @@ from staddle.places import is_shared
 from staddle.sandbox.workspace import snapshot_file
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from staddle.sandbox.workspace.stores import close_stores, empty_directory, store_for
+from tests.support.in_a_child import captured
 from tests.support.kills import killed_at
 
 SRC = Path(__file__).parents[2] / "src"
@@ -64,9 +65,7 @@ with Sandbox.from_snapshot({str(saved)!r}, {str(project)!r}) as sandbox:
     print(sandbox.session("other").run("echo $?; echo $y; pwd").stdout, end="")
     print(*((change.kind, change.path) for change in sandbox.diff()))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = captured([sys.executable, "-c", code])
     changes = (
         "('modified', '/workspace/file') ('deleted', '/workspace/gone') ('added', '/workspace/sub')"
         " ('added', '/workspace/sub/link') ('added', '/workspace/sub/new')\n"

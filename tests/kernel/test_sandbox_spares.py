@@ -22,7 +22,7 @@ from staddle.linux.fileio import read_if_there
 from staddle.linux.process import has_ended
 from staddle.sandbox.open.spare_agents import SPARES, SpareAgent
 from staddle.sandbox.workspace import stores
-from tests.support.waiting import until
+from tests.support.waiting import run_together, until
 
 
 def take(place: Path | None, said: str = "true", **options: object) -> str:
@@ -164,10 +164,7 @@ def test_many_at_once_have_each_their_own(place: Path) -> None:
             said.append(take(place, f"echo {number}.{turn} > mine; sleep 0.02; cat mine"))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert sorted(said) == sorted(f"{number}.{turn}\n" for number in range(4) for turn in range(5))
     assert sorted(os.listdir(place)) == ["file", "sub"]
 

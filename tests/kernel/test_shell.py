@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from staddle.shell import idle
 from staddle.shell.command import CommandSpec, Outcome
 from staddle.shell.running_command import RunningCommand
 from staddle.shell.shell import Shell
-from tests.support.in_a_child import SRC
+from tests.support.in_a_child import SRC, captured
 from tests.support.shell_habitats import FULLY, HABITATS, TriedShell
 from tests.support.waiting import as_soon_as, until
 
@@ -158,9 +157,7 @@ def test_keyboard_interrupt_ends_the_command_and_keeps_the_session(tmp_path: Pat
     """
     import textwrap
 
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = captured([sys.executable, "-c", textwrap.dedent(code)])
     assert done.stdout == "interrupted b'1\\n'\n", done.stderr
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.in_a_child import python
+from tests.support.in_a_child import captured, python
 
 SOAK = Path(__file__).parents[2] / "benchmarks/soak"
 
@@ -26,13 +26,8 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def soak(*parts: str) -> subprocess.CompletedProcess[str]:
     """Run these parts with as few steps as can be, as this user only."""
     who = ["--as-root"] if os.geteuid() == 0 else []
-    return subprocess.run(
-        [sys.executable, str(SOAK), "--no-page", *who, *parts],
-        env={**os.environ, "SOAK": "0.0005"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    return captured(
+        [sys.executable, str(SOAK), "--no-page", *who, *parts], env={**os.environ, "SOAK": "0.0005"}
     )
 
 

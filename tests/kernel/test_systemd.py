@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.private_systemd import SOURCE_INSIDE, PrivateSystemd
 from tests.support.systemd_sandbox import DRIVER, PROCESSES, Sandbox, wait_for
-from tests.support.waiting import unique_seconds
+from tests.support.waiting import next_line, unique_seconds
 
 pytestmark = pytest.mark.needs_root
 
@@ -199,8 +199,7 @@ def running(sandbox: Sandbox) -> Iterator[tuple[Sandbox, subprocess.Popen[bytes]
     mark = unique_seconds()
     text = f"trap 'echo got term; exit 5' TERM; trap 'echo got int; exit 6' INT; setsid sleep {mark} & sleep {mark} & echo up; wait; wait; wait"
     process = sandbox.popen(["bash", "-c", text], pid_file=f"{place}/pid", write=[place], cwd=place)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
+    assert next_line(process) == b"up\n"
     pid = int((sandbox.machine.outside(place) / "pid").read_text())
     yield sandbox, process, pid, mark
     process.kill()
@@ -215,8 +214,7 @@ def test_signals_reach_the_command_and_its_answer_counts(
 ) -> None:
     sandbox, process, pid, mark = running
     sandbox.unconfined(["kill", f"-{name}", str(pid)])
-    assert process.stdout is not None
-    assert process.stdout.readline() == word
+    assert next_line(process) == word
     assert process.wait(60) == code
     assert not sandbox.processes(f"sleep\0{mark}")
 
@@ -262,8 +260,7 @@ def test_a_command_that_hears_nothing_is_ended_by_killing_its_client(sandbox: Sa
     mark = unique_seconds()
     text = f"trap '' TERM INT HUP; echo up; while :; do sleep {mark}; done"
     process = sandbox.popen(["bash", "-c", text], pid_file=f"{place}/pid", write=[place], cwd=place)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"up\n"
+    assert next_line(process) == b"up\n"
     pid = (sandbox.machine.outside(place) / "pid").read_text()
     sandbox.unconfined(["kill", "-TERM", pid])
     time.sleep(0.3)

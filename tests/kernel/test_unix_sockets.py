@@ -87,13 +87,6 @@ class Host:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    made.mkdir()
-    return made
-
-
-@pytest.fixture
 def host() -> Iterator[Host]:
     """In a directory that no policy here grants, and that anybody may enter."""
     top = PLACE / f"staddle-{os.urandom(6).hex()}"

@@ -22,7 +22,7 @@ from staddle.errors import (
 )
 from staddle.wrapping import is_wrapped
 from tests.support.in_a_child import python
-from tests.support.waiting import until
+from tests.support.waiting import next_line, run_together, until
 
 BACKENDS = ["namespaces", "bwrap", "landlock"]
 confined = pytest.mark.parametrize("backend", BACKENDS)
@@ -117,10 +117,7 @@ def test_many_at_once_from_threads_and_no_descriptor_left(backend: str, tmp_path
         results.append(done.stdout)
 
     threads = [threading.Thread(target=one, args=(n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_together(threads)
     assert sorted(results) == sorted(b"%d\n" % n for n in range(12))
     assert until(lambda: descriptors() <= before)  # of a test before, some may be closed only now
 
@@ -175,8 +172,7 @@ def test_a_program_that_an_agent_names_stays_hidden(tmp_path: Path) -> None:
 def test_a_signal_of_popen_reaches_the_command(backend: str) -> None:
     script = "trap 'echo caught; exit 7' TERM; echo ready; while :; do sleep 0.01; done"
     process = wrap(["sh", "-c", script], Policy.agent(), backend=backend).popen(stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    assert next_line(process) == b"ready\n"
     process.terminate()
     assert process.communicate()[0] == b"caught\n"
     assert process.returncode == 7
@@ -185,8 +181,7 @@ def test_a_signal_of_popen_reaches_the_command(backend: str) -> None:
         ["sh", "-c", "trap '' TERM; echo ready; exec sleep 1000"], Policy.agent(), backend=backend
     )
     process = stubborn.popen(stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    assert next_line(process) == b"ready\n"
     process.kill()
     assert process.communicate()[0] == b"", "and with it went what held the pipe"
 

@@ -15,7 +15,7 @@ from staddle import Network, Policy, wrap
 from staddle.errors import InvalidCall
 from staddle.linux.process_tree import descendants
 from staddle.wrapping import WrappedCommand
-from tests.support.waiting import until
+from tests.support.waiting import next_line, until
 
 pytestmark = pytest.mark.both_users
 
@@ -48,8 +48,7 @@ def serving(
     )
     process = wrapped.popen(stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"listening\n"
+        assert next_line(process) == b"listening\n"
         yield wrapped, process
     finally:
         process.kill()
@@ -133,8 +132,7 @@ def test_a_command_can_be_exposed_as_soon_as_it_is_started(backend: str) -> None
     process = wrapped.popen(stdout=subprocess.PIPE)
     try:
         port = wrapped.expose(8000)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"listening\n"
+        assert next_line(process) == b"listening\n"
         assert exchange(socket.create_connection(("127.0.0.1", port))) == b"HELLO"
     finally:
         process.kill()

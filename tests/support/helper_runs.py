@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,13 +104,3 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
-
-
-def soon(condition: Any, seconds: float = 60) -> bool:
-    """Whether `condition` becomes true before long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

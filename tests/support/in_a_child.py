@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import staddle
 
@@ -29,6 +31,12 @@ def python(code: str, *, around: list[str] | None = None, timeout: float = 60) -
     )
     assert done.returncode == 0, f"ended with {done.returncode}: {done.stderr}"
     return done.stdout.strip()
+
+
+def captured(words: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, whatever its status; with what it printed, as text."""
+    given = {"capture_output": True, "text": True, "timeout": 100, **options}
+    return subprocess.run(words, check=False, **given)
 
 
 def own_processes() -> list[str]:

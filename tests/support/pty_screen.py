@@ -16,6 +16,11 @@ from staddle.tui.emulator.emulator import Emulator
 from tests.support.waiting import PATIENCE
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have ignored it
+
+
 class PtyScreen:
     """Runs `argv` on a terminal of its own."""
 
@@ -36,7 +41,7 @@ class PtyScreen:
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - one system call
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - two system calls
         )
         self._follower = follower
 
@@ -48,9 +53,9 @@ class PtyScreen:
         self._emulator.resize(rows, cols)
         self._size(rows, cols)
 
-    def type(self, data: bytes) -> None:
+    def type(self, keys: bytes | str) -> None:
         """Type keys."""
-        os.write(self._leader, data)
+        os.write(self._leader, keys.encode() if isinstance(keys, str) else keys)
 
     def text(self) -> str:
         """What is on the screen now."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 #: Longer than anything takes, however busy the machine is; only what never comes is waited for so long.
 PATIENCE = 60.0
@@ -41,6 +43,14 @@ def with_argument(mark: str) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> bytes:
+    """Empty for one that has ended, whether or not somebody has waited for it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> threading.Thread:
     """Do it, in a thread, when it is so; never, when that does not come to be."""
 
@@ -51,6 +61,20 @@ def as_soon_as(ready: Callable[[], object], then: Callable[[], object]) -> threa
     watching = threading.Thread(target=watch)
     watching.start()
     return watching
+
+
+def run_together(threads: list[threading.Thread]) -> None:
+    """Start all of them, and wait until each has ended."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * PATIENCE)
+
+
+def next_line(process: subprocess.Popen[Any]) -> Any:
+    """The next line that a program prints, whose standard output is a pipe."""
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 class JumpingClock:
