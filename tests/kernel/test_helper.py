@@ -140,6 +140,21 @@ def test_the_exit_status_is_the_commands(script: str, status: int) -> None:
     assert run(order("sh", "-c", script))[0] == status
 
 
+def test_only_the_standard_streams_are_open() -> None:
+    extra = os.open("/", os.O_RDONLY)
+    os.set_inheritable(extra, True)
+    launch = helper_launch(order("sh", "-c", "ls /proc/self/fd | wc -l"))
+    try:
+        done = subprocess.run(
+            launch.argv, env=launch.env, pass_fds=(*launch.pass_fds, extra), capture_output=True, check=False
+        )
+    finally:
+        launch.close()
+        os.close(launch.status or -1)
+        os.close(extra)
+    assert done.stdout == b"4\n"  # 0, 1, 2, and the directory that ls reads
+
+
 def test_the_environment_is_what_was_said() -> None:
     odd = (b"A=1", b"B=x=y", b"C=\xff", b"D=two\nlines", b"E=")
     status, out, _ = run(order("/usr/bin/env", "-0", environment=odd))
@@ -392,6 +407,25 @@ def test_nothing_survives_the_supervisor(mark: str) -> None:
     assert started.end()[0] == 137
     assert until(lambda: not marked(mark))
     assert not os.path.exists(top)
+
+
+def test_nothing_survives_whoever_started_it(mark: str) -> None:
+    code = f"""
+import sys, time
+sys.path[:0] = {PATHS!r}
+from tests.kernel.test_helper import started_sleeping
+print(started_sleeping({mark!r})[1], flush=True)
+time.sleep(60)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    top = starter.stdout.readline().strip()
+    assert marked(mark)
+    starter.kill()
+    starter.wait()
+    assert until(lambda: not marked(mark))
+    assert until(lambda: not os.path.exists(top))
+    starter.stdout.close()
 
 
 def test_it_survives_the_thread_that_started_it(mark: str) -> None:
