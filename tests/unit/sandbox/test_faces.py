@@ -13,7 +13,7 @@ from staddle.errors import InvalidCall
 from staddle.faces import BlockingFace, FilesNames, Forwarded, SandboxNames, names
 from staddle.sandbox import arguments
 from staddle.sandbox.aio.sandbox import AsyncFiles
-from staddle.sandbox.aio.session import AsyncSession, AsyncStream
+from staddle.sandbox.aio.session import AsyncSession
 from staddle.sandbox.capture import CapturedCommand
 from staddle.sandbox.files import Files
 from staddle.sandbox.open import open as opening
