@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Literal, TypeVar
+    from typing import Any, Literal, Self, TypeVar
 
     from ..linux.process_tree import Children
     from ..network.host.gateway_log import GatewayLog
@@ -277,8 +277,8 @@ def see_through(
 ) -> tuple[Kept | None, Kept | None, Literal["", "timeout", "cancelled"]]:
     """Feed stdin, collect bounded output, wait. The last value is the reason if the command was ended.
 
-    `foreground.attend` deliberately has its own loop. This loop serves a Popen in any thread of any program,
-    without a descriptor for its end. The other one owns a process with a single thread, waits for signals and
+    `foreground.attend` deliberately has its own loop. This loop serves a Popen in any thread of any program.
+    The other one owns a process with a single thread, waits for signals and
     descriptors, and loads neither subprocess nor selectors. They share only the steps before and after.
 
     `keep` creates the buffer of a stream. `cancelled` is called every `look_every` seconds. `gateway_log` is
@@ -292,9 +292,11 @@ def see_through(
     unsent = memoryview(data or b"")
     ended_at: float | None = None
     ending: Literal["", "timeout", "cancelled"] = ""
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, _ExitHandle(process.pid) as exit_handle:
         for stream in kept:
             selector.register(stream, selectors.EVENT_READ)
+        if exit_handle.fd >= 0:
+            selector.register(exit_handle.fd, selectors.EVENT_READ)
         if gateway_log is not None:
             selector.register(gateway_log, selectors.EVENT_READ)
         if process.stdin is not None and data is not None:
@@ -303,6 +305,9 @@ def see_through(
         while selector.get_map():
             if ended_at is None and process.poll() is not None:
                 ended_at = time.monotonic()  # leftover processes may use the pipes briefly
+                if exit_handle.fd >= 0:
+                    selector.unregister(exit_handle.fd)
+                    continue
             limit = ended_at + 0.5 if ended_at is not None else deadline
             left = None if limit is None else limit - time.monotonic()
             if ended_at is None and cancelled():
@@ -315,10 +320,10 @@ def see_through(
                     end(process)
                     continue
                 break
-            # Popen has no descriptor for its end. If a leftover process keeps the pipes open, only polling
-            # notices that the launcher has ended.
             for key, _ in selector.select(look_every if left is None else min(left, look_every)):
                 file: Any = key.fileobj
+                if file == exit_handle.fd:
+                    continue
                 if file is gateway_log:
                     if not gateway_log.read():
                         selector.unregister(gateway_log)
@@ -348,6 +353,23 @@ def see_through(
             if ending:
                 end(process)
     return kept.get(process.stdout), kept.get(process.stderr), ending
+
+
+class _ExitHandle:
+    """A pidfd, readable when the process has ended; -1 where there is none, and the caller polls."""
+
+    def __init__(self, pid: int) -> None:
+        try:
+            self.fd = os.pidfd_open(pid)
+        except (AttributeError, OSError):
+            self.fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 def _send(file: Any, unsent: memoryview) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 
 import pytest
@@ -126,3 +127,16 @@ def test_processes_that_cannot_be_looked_at_do_not_count_as_ended(monkeypatch: p
     monkeypatch.setattr(memory_watch.os, "listdir", full)
     with pytest.raises(TooManyOpenFiles):
         memory_watch.below(1)
+
+
+@pytest.mark.parametrize("kernel_counts", [True, False])
+def test_open_files_are_counted(kernel_counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernel_counts:  # before Linux 6.2
+        monkeypatch.setattr(open_files.os, "stat", lambda path: os.stat_result((0,) * 10))
+    before = open_files.count()
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    try:
+        assert open_files.count() == before + 3
+    finally:
+        for fd in opened:
+            os.close(fd)
