@@ -253,7 +253,10 @@ def test_shims_and_brokers_are_never_where_a_sandbox_can_write(
             broker.close()
 
 
-def test_two_programs_share_what_they_keep_and_the_last_one_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("creator_ends_first", [True, False])
+def test_two_programs_share_what_they_keep_and_the_last_one_leaves_nothing(
+    tmp_path: Path, creator_ends_first: bool
+) -> None:
     code = """
 import sys
 from staddle import Policy, wrap
@@ -262,14 +265,31 @@ done = wrap(["sh", "-c", sys.argv[2]], Policy(write=[sys.argv[1]]), cwd=sys.argv
     for up in (tmp_path, *tmp_path.parents[:2]):
         up.chmod(0o755)
     env = {**environment(), "HOME": str(tmp_path)}
-    slow = "echo begun; sleep 1; mkdir -p .config/staddle/x"
-    first = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), slow], env=env, stdout=subprocess.PIPE, text=True
-    )
-    assert next_line(first) == "begun\n"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), "true"], env=env, check=True)
-    assert (tmp_path / ".config/staddle").is_dir(), "another program needs it"
-    assert first.wait() == 0
+    begun = []
+    for _ in range(2):
+        begun.append(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    code,
+                    str(tmp_path),
+                    "echo begun; read line; mkdir -p .config/staddle/x",
+                ],
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        assert next_line(begun[-1]) == "begun\n"
+    order = (begun[0], begun[1]) if creator_ends_first else (begun[1], begun[0])
+    for program, is_last in zip(order, (False, True), strict=True):
+        program.communicate("go\n", timeout=60)
+        assert program.returncode == 0
+        assert (tmp_path / ".config/staddle").is_dir() is not is_last, (
+            "another program needs it, or none does"
+        )
     assert os.listdir(tmp_path) == []
 
 

@@ -8,6 +8,7 @@ afterwards. Otherwise the command could create it, and staddle would trust it la
 from __future__ import annotations
 
 import os
+import stat
 
 from .. import places
 from ..errors import LaunchFailed, PathEscape, PolicyError
@@ -16,7 +17,7 @@ from .plan import Guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from .grants import Visibility
     from .plan import Grant, Plan
@@ -82,7 +83,7 @@ def _is_written(grant: Grant | None) -> bool:
 
 
 def make_own(plan: Plan) -> None:
-    """Create missing guarded places before a command starts. They are removed when this process exits.
+    """Create missing guarded places before a command starts. The last process that needs them removes them.
 
     Runs outside, with the rights of the starting user.
     """
@@ -91,9 +92,11 @@ def make_own(plan: Plan) -> None:
             _hold(plan.outside(guard.path))
 
 
-#: Places that this process keeps for its sandboxes, each open with a shared lock, and those it created.
+#: Places that this process keeps for its sandboxes, each open with a shared lock; and the directories to
+#: remove, parents first, that it or another process of ours created. Their mode marks them.
 _held: dict[str, int] = {}
 _made: list[str] = []
+_MADE = stat.S_IFDIR | stat.S_ISVTX | 0o700
 
 
 def _hold(path: str) -> None:
@@ -111,18 +114,15 @@ def _hold(path: str) -> None:
             place = os.path.dirname(place)
         for place in reversed(missing):
             try:
-                places.make_directory(place)
-            except FileExistsError:
-                continue  # another process created it
+                places.make_directory(place, stat.S_IMODE(_MADE))
+            except (FileExistsError, FileNotFoundError):
+                continue  # another process created it, or removed its parent
             except OSError as error:
                 raise LaunchFailed(
                     f"{place!r} cannot be made",
                     why=f"it is staddle's own, below what may be written, and must exist: {error.strerror}",
                     fix="make it, or grant less",
                 ) from None
-            if not _made:
-                atexit.register(remove_made, os.getpid())
-            _made.append(place)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -132,12 +132,22 @@ def _hold(path: str) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.path.lexists(path):
             _held[path] = fd
+            if not _made:
+                atexit.register(remove_made, os.getpid())
+            _made.extend(reversed([each for each in _marked(path) if each not in _made]))
             return
         os.close(fd)
 
 
+def _marked(path: str) -> Iterator[str]:
+    """Yield `path` and its parents, as long as a process of ours has created them."""
+    while os.lstat(path).st_mode == _MADE:
+        yield path
+        path = os.path.dirname(path)
+
+
 def remove_made(process: int = 0) -> None:
-    """Remove the empty directories that `make_own` created, unless a sandbox of another process needs them.
+    """Remove empty directories that `make_own` created, unless a sandbox of another process needs them.
 
     Does nothing in a fork of `process`.
     """
