@@ -21,8 +21,7 @@ from ..ipc import agent_messages
 from ..ipc.forkserver_messages import LONGEST, decode_request
 from ..ipc.wire import reason, receive, send
 from ..limits import process_attributes
-from ..limits.sandbox_cgroups import LimitTally
-from ..limits.supervisor import Supervisor
+from ..limits.supervisor import LimitTally, Supervisor
 from ..linux import mounts, process, procfs, userns
 from ..linux.landlock import Ruleset
 from ..linux.syscalls import call

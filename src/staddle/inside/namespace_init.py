@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from ..ipc.exec_spec import ExecSpec
     from ..ipc.namespace_spec import NamespaceSpec
-    from ..limits.sandbox_cgroups import LimitTally
+    from ..limits.supervisor import LimitTally
     from ..linux.landlock import Ruleset
     from ..mounts.operations import Operation
     from .gateway import CommandGateway
@@ -155,8 +155,7 @@ def _watch(spec: NamespaceSpec, operations: Sequence[Operation]) -> LimitTally |
     """Return the supervisor that enforces limits without cgroups in the first process's loop, if needed."""
     if not spec.memory and not spec.processes:
         return None
-    from ..limits.sandbox_cgroups import LimitTally
-    from ..limits.supervisor import Supervisor
+    from ..limits.supervisor import LimitTally, Supervisor
     from ..mounts.operations import Empty  # while our files can be read
 
     in_memory = [item.path for item in operations if isinstance(item, Empty)]

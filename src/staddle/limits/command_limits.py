@@ -8,7 +8,7 @@ import struct
 from . import enforced, host_cgroups, usage
 from .cgroup_layout import CgroupSupport
 from .enforced import RLIMIT_NPROC, asked, rlimits, usable
-from .sandbox_cgroups import SIZE, TALLY
+from .supervisor import SIZE, TALLY
 from .usage import Events, GroupMeter
 
 TYPE_CHECKING = False

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.agent_messages import Who
-    from ...limits.sandbox_cgroups import LimitTally
+    from ...limits.supervisor import LimitTally
     from ...network.namespace.socket_handoff import ForwardSockets
     from .confinement import AnotherUser
     from .mount_swap import Swap

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from ...ipc.exec_spec import ExecSpec
-    from ...limits.sandbox_cgroups import LimitTally
+    from ...limits.supervisor import LimitTally
     from .connections import Broker
 
 #: The kernel sends this when the thread that started the launcher ends. People do not send it.
@@ -138,8 +138,7 @@ def _limits(spec: ExecSpec, command: int, others: int) -> LimitTally | None:
     """
     if not spec.memory and not spec.processes:
         return None
-    from ...limits.sandbox_cgroups import LimitTally
-    from ...limits.supervisor import Supervisor, threads
+    from ...limits.supervisor import LimitTally, Supervisor, threads
     from ...linux.process_tree import descendants, threads_of_user
 
     watch = Supervisor(

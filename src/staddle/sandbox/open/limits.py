@@ -16,7 +16,7 @@ import struct
 from ...errors import LaunchFailed, StaddleError
 from ...limits import enforced, usage
 from ...limits.cgroup_layout import CgroupSupport
-from ...limits.sandbox_cgroups import PEAK, SIZE, TALLY
+from ...limits.supervisor import PEAK, SIZE, TALLY
 from ...limits.usage import Events, GroupMeter, Usage
 from .disk_quota import DiskQuota
 
