@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -14,7 +15,14 @@ import pytest
 from staddle import LocalEnvironment, Policy, Sandbox, places, wrap
 from staddle.agents.broker import ShellBroker
 from staddle.agents.install import brokers_of
-from staddle.errors import CommitRefused, InvalidCall, PathEscape, PolicyError, PolicyNotEnforceable
+from staddle.errors import (
+    CommitRefused,
+    InvalidCall,
+    LaunchFailed,
+    PathEscape,
+    PolicyError,
+    PolicyNotEnforceable,
+)
 from staddle.files.beneath import open_for_write, safe_mkdir_all, safe_remove
 from staddle.policy import own_places
 from tests.support.staddle_command import environment, staddle
@@ -308,3 +316,29 @@ def test_an_audit_log_is_not_where_the_audited_can_write(tmp_path: Path, door: s
     with pytest.raises(InvalidCall, match="can be written"):
         doors[door]()
     assert os.listdir(tmp_path / "granted") == []
+
+
+def test_a_directory_that_a_killed_program_left_is_removed_with_those_below_it(tmp_path: Path) -> None:
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left").chmod(own_places._MADE & 0o7777)
+    own_places._hold(str(tmp_path / "left/place"))
+    own_places.remove_made()
+    os.close(own_places._held.pop(str(tmp_path / "left/place")))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_place_that_cannot_be_made_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = places.make_directory
+
+    def refuse_the_second(path: str, mode: int) -> None:
+        if path.endswith("second"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        make(path, mode)
+
+    monkeypatch.setattr(places, "make_directory", refuse_the_second)
+    with pytest.raises(LaunchFailed, match="cannot be made"):
+        own_places._hold(str(tmp_path / "first/second"))
+    own_places.remove_made()
+    assert os.listdir(tmp_path) == []

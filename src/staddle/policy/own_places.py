@@ -93,9 +93,9 @@ def make_own(plan: Plan) -> None:
 
 
 #: Places that this process keeps for its sandboxes, each open with a shared lock; and the directories to
-#: remove, parents first, that it or another process of ours created. Their mode marks them.
+#: remove, which it or another process of ours created. Their mode marks them.
 _held: dict[str, int] = {}
-_made: list[str] = []
+_made: set[str] = set()
 _MADE = stat.S_IFDIR | stat.S_ISVTX | 0o700
 
 
@@ -103,7 +103,6 @@ def _hold(path: str) -> None:
     """Create a place if it is missing, and lock it so that no other process of ours removes it."""
     if path in _held and os.path.lexists(path):
         return
-    import atexit
     import fcntl
 
     while True:
@@ -123,6 +122,7 @@ def _hold(path: str) -> None:
                     why=f"it is staddle's own, below what may be written, and must exist: {error.strerror}",
                     fix="make it, or grant less",
                 ) from None
+            _remove_at_exit(place)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -132,11 +132,17 @@ def _hold(path: str) -> None:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.path.lexists(path):
             _held[path] = fd
-            if not _made:
-                atexit.register(remove_made, os.getpid())
-            _made.extend(reversed([each for each in _marked(path) if each not in _made]))
+            _remove_at_exit(*_marked(path))
             return
         os.close(fd)
+
+
+def _remove_at_exit(*directories: str) -> None:
+    import atexit
+
+    if directories and not _made:
+        atexit.register(remove_made, os.getpid())
+    _made.update(directories)
 
 
 def _marked(path: str) -> Iterator[str]:
@@ -153,7 +159,7 @@ def remove_made(process: int = 0) -> None:
     """
     import fcntl
 
-    for path in reversed(_made if process in (0, os.getpid()) else []):
+    for path in sorted(_made if process in (0, os.getpid()) else (), reverse=True):  # children first
         try:
             if path in _held:
                 fcntl.flock(_held[path], fcntl.LOCK_EX | fcntl.LOCK_NB)
