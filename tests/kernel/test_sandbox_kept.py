@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Policy, Sandbox
+from staddle import Identity, Policy, Sandbox
 from staddle.errors import InvalidCall, LayerError, PolicyNotEnforceable
 from staddle.files.remove_tree import remove
 from staddle.layers import persistent_store, session_record, trash
@@ -300,3 +300,12 @@ def test_root_is_told_when_nobody_else_can_reach_the_place(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(LayerError, match="pass through"):
         Sandbox(project, keep="fix")
+
+
+def test_the_workspace_is_mounted_at_its_own_path_later(project: Path) -> None:
+    who = Identity(home=str(project.parent))
+    with Sandbox(project, keep="later", identity=who) as sb:
+        sb.run("echo one > new").check()
+    with Sandbox(project, keep="later", workspace_at=project, identity=who) as sb:
+        told = sb.run("cat new; cd ~/project; pwd -P; cat new").stdout
+        assert told == f"one\n{project}\none\n"

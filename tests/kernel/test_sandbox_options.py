@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from staddle import AsyncPool, AsyncSandbox, Network, Policy, Reason, Sandbox
+from staddle import AsyncPool, AsyncSandbox, Identity, Network, Policy, Reason, Sandbox
 from staddle.errors import CommandFailed, InvalidCall, SandboxClosed
 from tests.support.waiting import until
 
@@ -219,6 +219,24 @@ def test_the_workspace_can_be_seen_elsewhere(mode: str, work: Path) -> None:
             assert sb.exec(["cat", "a.txt"]).stdout == "a\n"
             assert sb.session("other").run("pwd").stdout == f"{place}\n"
             assert sb.files.read(f"{place}/a.txt") == "a\n"
+
+
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_the_workspace_is_mounted_at_its_own_path_in_the_home(uid: int, tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "home" / "deep" / "my work"
+    work.mkdir(parents=True)
+    (work / "a.txt").write_text("a\n")
+    with Sandbox(
+        work, workspace_at=work, identity=Identity(uid=uid, home=str(home)), backend="namespaces"
+    ) as sb:
+        assert sb.run("pwd -P; realpath a.txt; echo one > new").stdout == f"{work}\n{work}/a.txt\n"
+        sb.snapshot("first")
+        sb.run("mkdir sub; cd sub; echo two > ../new; touch ~/other").check()
+        assert [change.path for change in sb.diff([f"{work}/new"])] == ["/workspace/new"]
+        sb.restore("first")
+        assert sb.run(f"pwd -P; cat new /workspace/new; ls '{home}'").stdout == f"{work}\none\none\ndeep\n"
+        sb.discard()
+        assert sb.run("pwd; ls").stdout == f"{work}\na.txt\n"
 
 
 def test_layers_and_forks_keep_it(work: Path) -> None:

@@ -22,7 +22,7 @@ from ..mounts import shared_view
 from ..mounts.from_plan import LAYOUT, entry_of
 from ..mounts.operations import Bind, encode_operations
 from ..network.namespace.from_policy import network_spec
-from ..policy.paths import WORKSPACE_PATH
+from ..policy.paths import WORKSPACE_PATH, covers
 from ..shell.quoting import quoted
 from .connection import ForkServerClient, OverlayDirs
 
@@ -129,7 +129,8 @@ def root_of(mounter: tuple[int, int] | None, uid: int) -> int | None:
 
 def hides_nothing(plan: Plan, bash: str) -> bool:
     """Whether the workspace is shown unchanged: nothing is mounted in it."""
-    return len(_views_of(plan, bash).plain.workspace) <= 1
+    shown = _views_of(plan, bash).plain.workspace
+    return not any(covers(WORKSPACE_PATH, each.path) for each in shown[1:])
 
 
 def open_sandbox(

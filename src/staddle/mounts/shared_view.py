@@ -15,7 +15,7 @@ the shared part keeps it aside, in a directory that no sandbox sees.
 from __future__ import annotations
 
 from .._value import Value
-from ..policy.paths import ROOT_HOME, WORKSPACE_PATH, covers
+from ..policy.paths import ALSO_AT, ROOT_HOME, WORKSPACE_PATH, covers
 from .operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Symlink
 
 TYPE_CHECKING = False
@@ -66,9 +66,14 @@ def share(operations: Sequence[Operation], layered: Collection[str] = (), base: 
     roots: list[str] = []
     places: list[str] = []
     mounted: list[str] = []  # in these
+    also: list[str] = []  # further paths of the workspace
+    is_shown = any(isinstance(operation, Bind) and operation.path == WORKSPACE_PATH for operation in rest)
     skeleton: list[Operation] = []
     for operation in rest:
         path = operation.path
+        if is_shown and isinstance(operation, Symlink) and operation.origin == ALSO_AT:
+            also.append(path)
+            operation = Directory(path, 0o755, ALSO_AT)  # noqa: PLW2901 - a mount point instead of a link
         if path == "/proc/1" or isinstance(operation, Devices):
             continue  # the first process hides itself
         if (isinstance(operation, Bind) and path == WORKSPACE_PATH) or (
@@ -98,6 +103,7 @@ def share(operations: Sequence[Operation], layered: Collection[str] = (), base: 
                 own.append(operation.replace(below=True))
         else:
             template.append(operation)
+    workspace += [Bind(path, True, ALSO_AT, below=True, source=WORKSPACE_PATH) for path in also]
     return SharedView(tuple(template), tuple(own), tuple(workspace), tuple(places), tuple(skeleton))
 
 

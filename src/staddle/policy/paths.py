@@ -27,6 +27,8 @@ KERNEL_TREES = ("/proc", "/sys", "/dev")
 _BELOW_KERNEL_TREES = tuple(f"{tree}/" for tree in KERNEL_TREES)
 #: The path of the workspace in a session.
 WORKSPACE_PATH = "/workspace"
+#: The origin of a further path of the workspace.
+ALSO_AT = "workspace_at"
 #: Name of the layered tree at the root of a sandbox, if directories can be created there. Not a path.
 ROOT_TREE = "/."
 #: The home of root inside.

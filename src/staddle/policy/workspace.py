@@ -15,7 +15,7 @@ from ..linux.fileio import current_directory
 from .base import ORIGIN
 from .compiler import asking, compile, compile_directory
 from .environment import Environment
-from .paths import WORKSPACE_PATH, covers
+from .paths import ALSO_AT, WORKSPACE_PATH, covers
 from .plan import COPY, Grant, Link, Scratch
 from .root_scripts import with_sudo
 from .tools import VARIABLES
@@ -84,9 +84,9 @@ def _passed(policy: Policy) -> frozenset[tuple[str, str]]:
 
 
 def seen_at(plan: Plan, path: str) -> Plan:
-    """Return the plan with a link to the workspace at another path, in which the session starts.
+    """Return the plan with the workspace at another path as well, in which the session starts.
 
-    Files of a base at that path are hidden, as below a mount.
+    The fork server mounts it there; other backends make a link. Files of a base at that path are hidden.
     """
 
     def is_hidden(entry: Grant | Link | Text) -> bool:
@@ -99,7 +99,8 @@ def seen_at(plan: Plan, path: str) -> Plan:
             raise PolicyError(f"workspace_at is {path!r}", why=why, fix="choose another path")
     links = (link for link in plan.links if not is_hidden(link))
     texts = tuple(text for text in plan.texts if not is_hidden(text))
-    link = Link(path, WORKSPACE_PATH, "workspace_at")
+    links = (each for each in links if each.path != path)  # of a virtual environment in the workspace
+    link = Link(path, WORKSPACE_PATH, ALSO_AT)
     return plan.replace(grants=grants, links=_by_path((*links, link)), texts=texts, cwd=path)
 
 

@@ -91,8 +91,8 @@ class Sandbox:
     command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
     propagate from the call. `audit` is a file, a stream or a function that receives a record of each of these
     and of every state change; see `staddle audit`. `identity`, `environment` and `base` replace the policy's
-    fields. `workspace_at` is another path inside that links to the workspace; commands start there. `name`,
-    `labels` and `id` identify it.
+    fields. `workspace_at` is another path inside at which the workspace is also mounted; commands start
+    there. `name`, `labels` and `id` identify it.
 
     All methods are thread-safe. After `close()` they raise SandboxClosed. A command that was running then
     returns a result with `Reason.closed`.

@@ -58,6 +58,7 @@ class TreeMounts:
         self._places, self._operations = tuple(places), operations
         self._statics: dict[str, dict[str, bool]] = {}
         self._workspace: Sequence[Operation] = ()
+        self._also: tuple[str, ...] = ()  # further paths of the workspace
         self._root = RootMount()
         self._added: set[str] = set()  # roots other than the workspace's and the home tree's
         self._room = -1  # the number of trees for which `aside` has directories
@@ -75,12 +76,25 @@ class TreeMounts:
         place = operations[0]
         if not isinstance(place, Bind):
             raise ValueError("a workspace starts with what is shown")
-        if len(operations) > 1:
-            Builder.extending("/", owner=self._owner, taken={place: tree}).build(operations)
+        self._also = tuple(
+            each.path for each in operations if not f"{each.path}/".startswith(f"{place.path}/")
+        )
+        self._workspace = [each for each in operations if each.path not in self._also]
+        if len(self._workspace) > 1:
+            Builder.extending("/", owner=self._owner, taken={place: tree}).build(self._workspace)
         else:  # the usual case, without loading more code into every sandbox's memory
             _attach(tree, place.path)
             os.close(tree)
-        self._workspace = operations
+        for path in self._also:
+            directory = os.open(place.path, _DIRECTORY)
+            try:
+                again = mounts.clone_tree(directory)
+            finally:
+                os.close(directory)
+            try:
+                _attach(again, path)
+            finally:
+                os.close(again)
 
     def swap(self, roots: Collection[str], alone: bool, come: Callable[[], Mapping[str, int]]) -> list[int]:
         """Replace the trees with these roots: all of them, or none.
@@ -177,11 +191,11 @@ class TreeMounts:
     def _shown_at(self, root: str) -> tuple[str, ...]:
         if root == WORKSPACE_PATH and not self._workspace:
             raise OSError(errno.EINVAL, "this sandbox has no workspace")
-        return self._places if root == HOME_TREE else (root,)
+        return self._places if root == HOME_TREE else (root, *(self._also if root == WORKSPACE_PATH else ()))
 
     def _within(self, paths: Collection[str], new: Collection[str] = ()) -> list[str]:
         """Return the paths in these trees at which other trees are mounted, outer paths first."""
-        every = sorted({*self._places, *self._added, *new})
+        every = sorted({*self._places, *self._added, *self._also, *new})
         return [other for other in every if any(_is_in(other, path) for path in paths)]
 
     # ------------------------------------------------------------ making ready
@@ -196,7 +210,10 @@ class TreeMounts:
             root = shown[path]
             tree = trees[root]
             inner, static = self._within([path], shown), self._static(path, old.get(path))
-            if root == WORKSPACE_PATH:
+            if root == WORKSPACE_PATH and tree in parts.values():
+                made.append(mounts.clone_tree(tree))
+                parts[path] = made[-1]
+            elif root == WORKSPACE_PATH:
                 parts[path] = self._workspace_part(tree)
             elif path == root and not inner and not static:
                 parts[path] = tree
@@ -210,6 +227,8 @@ class TreeMounts:
                     if not any(_is_in(below, other) for other in inner):
                         _carry(old[path], part, below[len(path) + 1 :], needed)
                 for below in inner:
+                    if below in self._also:
+                        _make_way(part, below[len(path) + 1 :], self._owner)
                     _mount_in(part, below[len(path) + 1 :], parts.get(below), old.get(below, -1))
                 made.append(mounts.clone_tree(part))
                 parts[path] = made[-1]
@@ -231,13 +250,14 @@ class TreeMounts:
         if old is None:
             return {}
         if path not in self._statics:
-            view = () if path == WORKSPACE_PATH else self._operations()
+            view = () if path in (WORKSPACE_PATH, *self._also) else self._operations()
             self._statics[path] = carried(view, path, copied=path == _COPIED)
         return self._statics[path]
 
     def _is_mounted(self, path: str, old: int) -> bool:
         """Whether `path`, open as `old`, is a mount point."""
-        return path in (WORKSPACE_PATH, *self._places, *self._added) or _is_mount(old, path)
+        known = (WORKSPACE_PATH, *self._also, *self._places, *self._added)
+        return path in known or _is_mount(old, path)
 
     # ------------------------------------------------------------ mounting
 
@@ -256,7 +276,11 @@ class TreeMounts:
                 mounts.umount(path)
             raise
         for path in self._within(covered, shown):
-            if path in old and path in (*self._places, *self._added):  # it is visible in the new tree
+            if path in old and path in (
+                *self._places,
+                *self._added,
+                *self._also,
+            ):  # it is visible in the new tree
                 _attach(old[path], self._aside_for(path, old))
 
     def _exchange_root(self, tree: int, old: dict[str, int]) -> None:
@@ -271,7 +295,8 @@ class TreeMounts:
     def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
         """Return the path to which the old tree at `path` is moved."""
         name = f"{_BEFORE}{list(old).index(path)}"
-        hides = len(self._workspace) > 1 if path == WORKSPACE_PATH else bool(self._static(path, old[path]))
+        ours = path in (WORKSPACE_PATH, *self._also)
+        hides = len(self._workspace) > 1 if ours else bool(self._static(path, old[path]))
         if hides:
             self._hiding.append(name)
         return self._place_aside(name)
@@ -372,6 +397,20 @@ def _carry(old: int, new: int, path: str, needed: bool) -> None:
             raise
     finally:
         os.close(source)
+
+
+def _make_way(directory: int, path: str, owner: int) -> None:
+    """Create the directories on the way to a mount point, if a process inside has moved them away."""
+    names = path.split("/")
+    for count in range(1, len(names) + 1):
+        above = open_beneath(directory, "/".join(names[: count - 1]) or ".", _DIRECTORY)
+        try:
+            os.mkdir(names[count - 1], 0o755, dir_fd=above)
+            os.chown(names[count - 1], owner, owner, dir_fd=above, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        finally:
+            os.close(above)
 
 
 def _mount_in(directory: int, path: str, tree: int | None, source: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from ...background import do_later, let_catch_up
@@ -13,7 +14,7 @@ from ...layers.frozen_base import FrozenBase
 from ...layers.host_directory import HostDirectory
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import Layer
-from ...policy.paths import WORKSPACE_PATH
+from ...policy.paths import WORKSPACE_PATH, covers
 from .home_layer import home_layer
 from .stores import EMPTY, empty_directory, store_for
 from .trees import LayeredTree, by_tree, overlay_dirs, path_of
@@ -216,7 +217,11 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def by_tree(self, paths: Collection[str], directory: str) -> dict[str, list[str]]:
         """Map paths as seen inside, relative to `directory`, to their trees; see `trees.by_tree`."""
-        return by_tree(paths, directory, {root: tree.mounted_at for root, tree in self.trees.items()})
+        mounted_at = {root: tree.mounted_at for root, tree in self.trees.items()}
+        wholes = (os.path.normpath(os.path.join(directory, path)) for path in paths)
+        also = self._also_at
+        named = [WORKSPACE_PATH + path[len(also) :] if covers(also, path) else path for path in wholes]
+        return by_tree(named, directory, mounted_at)
 
     # ------------------------------------------------------------ snapshots
 

@@ -72,6 +72,7 @@ class SandboxWorkspace(ABC):
     #: Path of the workspace inside.
     mounted_at = WORKSPACE_PATH
     _mounted: MountedTrees | None = None
+    _also_at = WORKSPACE_PATH  # where it is mounted as well, if it is another path
 
     @property
     def stack(self) -> Stack:
@@ -100,7 +101,7 @@ class SandboxWorkspace(ABC):
 
     def attach(self, mounted: MountedTrees, at: str) -> None:
         """Connect it to the open sandbox: its trees are `mounted`, `at` is the workspace's path inside."""
-        self._mounted = mounted
+        self._mounted, self._also_at = mounted, at
         self._begin_watch()
 
     @property
