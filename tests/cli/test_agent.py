@@ -21,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with a Claude Code that prints what it is started with."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "claude"
@@ -37,17 +38,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["agent", "nobody"], "staddle knows no agent 'nobody'"),
         (["agent", "codex", "--way", "mcp"], "has no way 'mcp'"),
-        (["agent", "claude", "go"], "staddle agent claude -- go"),
+        (["claude", "-p", "go"], "staddle claude -- -p go"),
+        (["claude", "--policy", "a.toml"], "--policy is not for a whole agent"),
+        (["claude", "--network", "deny", "--allow", "a.example"], "contradict each other"),
+        (["claude", "--way", "shell", "--continue"], "--continue is for a whole agent"),
         (["agent", "claude", "--install", "--check"], "stands alone"),
         (["agent", "claude", "--install"], "add --yes"),
         (["agent", "claude", "--remove"], "is not installed"),
         (["agent", "claude", "--install", "--workspace", "/tmp"], "--workspace is not for settings"),
-        (["agent", "gemini", "--print"], "--way mcp"),
+        (["agent", "gemini", "--way", "shell", "--print"], "--way mcp"),
         (["agent", "aider", "--print"], "has no setting"),
-        (["agent", "claude", "--way", "inside", "--keep", "a"], "there is no layer"),
-        (["agent", "claude", "--mode", "bind", "--keep", "a"], "--keep needs --mode overlay"),
+        (["claude", "--mode", "bind", "--keep", "a"], "--keep and --mode bind contradict each other"),
+        (["claude", "--way", "shell", "--mode", "bind", "--keep", "a"], "--keep needs --mode overlay"),
         (["agent", "gemini"], "gemini is not on the PATH"),
-        (["agent", "claude", "--", "--settings={}"], "--settings cannot be given"),
+        (["agent", "claude", "--way", "shell", "--", "--settings={}"], "--settings cannot be given"),
         (["agent", "vscode"], "--install"),
         (["mcp", "--http", "x"], "is not a port"),
         (["mcp", "--yes", "bash"], "names no tool that asks"),
@@ -62,7 +66,7 @@ def test_refusals(words: list[str], said: str, capsys: pytest.CaptureFixture[str
 def test_an_agent_is_started_with_its_words_and_a_shim_that_is_gone_afterwards(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["agent", "claude", "--", "-p", "hi there"]) == 0
+    assert main(["agent", "claude", "--way", "shell", "--", "-p", "hi there"]) == 0
     shim, *words = capfd.readouterr().out.splitlines()
     # Also as an argument: the settings of a project would replace the variable.
     assert words == ["--settings", f'{{"env": {{"CLAUDE_CODE_SHELL_PREFIX": "{shim}"}}}}', "-p", "hi there"]

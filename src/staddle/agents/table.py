@@ -1,8 +1,8 @@
 """Coding agents and the ways in which each can be used with staddle, as data.
 
-There are three ways. `shell`: the agent runs outside, and its shell commands run in a sandbox. `mcp`: the
-agent runs outside without its own tools, and uses those of `staddle mcp`. `inside`: the whole agent runs in a
-sandbox.
+There are three ways. `inside`: the whole agent runs in a sandbox, on a layer of the project. `shell`: the
+agent runs outside, and its shell commands run in a sandbox. `mcp`: the agent runs outside without its own
+tools, and uses those of `staddle mcp`. The rows of `jail.agents` have the rest about each agent.
 
 The rows were tested by driving each agent with a scripted model (`make test-agents`), except where `untried`
 gives a reason.
@@ -16,6 +16,7 @@ import shlex
 import sys
 
 from .._value import Value
+from ..jail.agents import AGENTS
 from .shim import BASH, PREFIX
 
 TYPE_CHECKING = False
@@ -73,6 +74,11 @@ class CodingAgent(Value):
     def default(self) -> str:
         """The default way: the first."""
         return next(iter(self.ways))
+
+    @property
+    def installed(self) -> str:
+        """The default way of its settings: the first that settings can describe."""
+        return next((name for name, way in self.ways.items() if way.edits is not None), self.default)
 
 
 def mcp_server(workspace: str | None) -> list[str]:
@@ -175,15 +181,21 @@ def _codex_check(url: str) -> tuple[list[str], dict[str, str]]:
     return [*trusted, *chosen, "go"], {"SCRIPTED_API_KEY": "none"}
 
 
+def _of_row(
+    name: str, ways: dict[str, Way], check: Callable[[str], tuple[list[str], dict[str, str]]] | None = None
+) -> CodingAgent:
+    row = AGENTS[name]
+    return CodingAgent(name, row.title, row.program, ways, check)
+
+
 _ALL_OUTSIDE = "the agent's file tools, its web tools and its hooks"
 CODING_AGENTS: dict[str, CodingAgent] = {
     agent.name: agent
     for agent in (
-        CodingAgent(
-            "claude",
-            "Claude Code",
+        _of_row(
             "claude",
             {
+                INSIDE: Way(True, "nothing"),
                 SHELL: Way(
                     True,
                     "the tools Read, Edit, Write, WebFetch, and hooks",
@@ -201,7 +213,6 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                     ],
                     edits=_claude_mcp,
                 ),
-                INSIDE: Way(True, "nothing"),
             },
             lambda url: (
                 ["-p", "go", "--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"],
@@ -214,21 +225,18 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                 },
             ),
         ),
-        CodingAgent(
-            "codex",
-            "Codex CLI",
+        _of_row(
             "codex",
             {
-                SHELL: Way(True, "MCP servers and hooks", edits=_codex),
                 INSIDE: Way(True, "nothing"),
+                SHELL: Way(True, "MCP servers and hooks", edits=_codex),
             },
             _codex_check,
         ),
-        CodingAgent(
-            "opencode",
-            "opencode",
+        _of_row(
             "opencode",
             {
+                INSIDE: Way(True, "nothing"),
                 SHELL: Way(
                     False,
                     _ALL_OUTSIDE,
@@ -246,15 +254,13 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                         )
                     ],
                 ),
-                INSIDE: Way(True, "nothing"),
             },
             _opencode_check,
         ),
-        CodingAgent(
-            "gemini",
-            "Gemini CLI",
+        _of_row(
             "gemini",
             {
+                INSIDE: Way(True, "nothing"),
                 SHELL: Way(
                     False,
                     _ALL_OUTSIDE,
@@ -267,7 +273,6 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                         SettingsEdit("~/.gemini/settings.json", gemini_mcp(server), (("tools", "core"),))
                     ],
                 ),
-                INSIDE: Way(True, "nothing"),
             },
             lambda url: (
                 ["-p", "go", "--yolo", "-m", "gemini-2.5-flash"],
@@ -279,9 +284,7 @@ CODING_AGENTS: dict[str, CodingAgent] = {
                 },
             ),
         ),
-        CodingAgent(
-            "aider",
-            "Aider",
+        _of_row(
             "aider",
             {
                 INSIDE: Way(True, "nothing"),

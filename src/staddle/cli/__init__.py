@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 #: Exit status if staddle, not the command, failed.
 OURS = 125
 
+#: Coding agents that are commands of their own: `staddle claude` is `staddle agent claude`.
+AGENTS = ("claude", "codex", "gemini", "opencode", "aider")
 _COMMANDS = {
+    "claude": "let Claude Code work on a copy of this project, then review what it did",
+    "codex": "the same with Codex CLI",
+    "gemini": "the same with Gemini CLI",
+    "opencode": "the same with opencode",
+    "aider": "the same with Aider",
+    "review": "commit, keep or discard what an agent has done",
+    "allow": "answer a running agent that asks for a host",
     "run": "run a command, a script or a file confined",
     "shell": "work in a confined shell, on this terminal or from a pipe",
     "tui": "see what an agent does in a sandbox, and steer it",
@@ -31,7 +40,7 @@ _COMMANDS = {
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
-    "agent": "start a coding agent whose commands are confined, or change its settings so",
+    "agent": "start a coding agent in another way, or change its settings",
     "jail": "let a coding agent work on a git worktree, and review what it did",
     "docs": "print a page of the documentation",
     "completion": "print a script that completes these commands in bash, zsh or fish",
@@ -47,6 +56,7 @@ usage: staddle COMMAND [options] ...
 
 {commands}
 
+  staddle claude                           Claude Code on a copy of this project, then a review
   staddle run -- pytest -q                 read this directory and your toolchains; no network
   staddle run --write out -- make          the same, and ./out may be written
   staddle run -c 'ls | wc -l'              a line of shell
@@ -83,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if name == "jail-exec":
             return _jail_exec(words[1:])
+        if name in AGENTS:
+            words, name = ["agent", *words], "agent"
         if name not in _COMMANDS:
             from ..errors import UsageError
 

@@ -7,9 +7,11 @@ import sys
 
 from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
 from ..display import counted
-from ..errors import CommandNotFound, UsageError
+from ..errors import UsageError
+from ..jail.agents import AGENTS
+from ..sandbox.workspace.persistent import workspace_of
 from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded, working_directory
-from .report import attended, say, say_error, say_gaps, say_violations
+from .report import say, say_gaps, say_violations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,42 +25,51 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("json", "output-cap", "timeout", "workdir")
 _DOING = ("install", "remove", "print", "check")
 _OPTIONS = (
-    Option("way", "WAY", "what is confined: shell, mcp (its tools) or inside (all of it)"),
+    Option("way", "WAY", "what is confined: inside (all of it), shell (its commands) or mcp (its tools)"),
     Option("install", "", "change the agent's settings; the change is shown and confirmed first"),
     Option("remove", "", "undo --install, byte for byte"),
     Option("print", "", "print the settings that --install would write"),
     Option("check", "", "drive the agent with a scripted model, and prove that its shell is confined"),
     Option("yes", "", "with --install: do not ask"),
+    Option("continue", "", "go on with the agent's last conversation in this project"),
+    Option("ssh-agent", "", "let it use your ssh-agent, to push and to sign commits; each use is shown"),
     KEEP,
     Option("serve", "PID", "open the sandbox for the agent above this process", hidden=True),
     *reworded(
         tuple(option for option in RUNNING if option.name not in _LEFT_OUT),
-        mode="the workspace: bind (default, written directly), readonly or overlay (a layer)",
+        mode="the project: overlay (a copy; default), bind (written directly), readonly",
         disk="limit what the sandbox writes to its own layer, or none (--mode overlay)",
     ),
 )
 _HELP = """\
-Start a coding agent whose commands can touch only what you allow.
+Let a coding agent work on a copy of this project, fully confined, and review what it did.
 
-usage: staddle agent NAME [options] [-- ARGUMENTS OF THE AGENT]
+usage: staddle NAME [options] [ARGUMENTS OF THE AGENT]
+       staddle NAME --continue
+       staddle agent NAME --way shell|mcp [options] [-- ARGUMENTS OF THE AGENT]
        staddle agent NAME --install | --remove | --print | --check
 
 {agents}
 
-  shell     the agent runs outside; each of its shell commands runs in one sandbox
-  mcp       the agent runs outside without its own tools, with those of `staddle mcp`
-  inside    the whole agent runs in a sandbox that can reach its model, and knows its key
+The project is the git repository around the current directory, or that directory. The agent works on a
+copy, at the project's own path, without permission prompts. Its settings are yours, read-only; its login and
+its conversations are shared with the one outside. It reaches its model, package indexes and the hosts of your
+git remotes. When it ends, a review commits its work to your project, keeps it, or discards it. The next
+`staddle NAME` goes on with what was kept.
 
-The first way of each agent is the default. With `shell` and `inside` the workspace (the current directory) is
-written directly, with `mcp` it is in a layer until the tool `commit`. `staddle docs coding-agents` compares
-them.
+Other ways, which confine less:
+  shell     the agent runs outside; each of its shell commands runs in one sandbox, which writes the project
+  mcp       the agent runs outside without its own tools, with those of `staddle mcp`
+
+`staddle docs coding-agents` compares them. Options of the agent itself come after `--`.
 
 {options}
 
-  staddle agent claude
-  staddle agent codex -- exec 'fix the tests'
-  staddle agent claude --way mcp --allow pypi.org
-  staddle agent opencode --check
+  staddle claude
+  staddle claude 'fix the failing test'
+  staddle codex exec 'fix the failing test'
+  staddle claude --allow api.example.com --ssh-agent -- --model opus
+  staddle review                          what it did, also later
 """
 
 
@@ -74,15 +85,16 @@ def main(words: Sequence[str]) -> int:
     if name not in CODING_AGENTS:
         raise UsageError(f"staddle knows no agent {name!r}", fix=f"choose {', '.join(CODING_AGENTS)}")
     agent = CODING_AGENTS[name]
-    parsed = parse(rest, _OPTIONS, "agent")
+    try:
+        parsed = parse(rest, _OPTIONS, f"agent {name}")
+    except UsageError as error:
+        if " has no option " in error.what:
+            error.fix = f"an option of {agent.title} comes after `--`: staddle {name} -- {' '.join(rest)}"
+        raise
     if parsed.on("help"):
         return main(["--help"])
-    if parsed.words and not parsed.dashed:
-        raise UsageError(
-            f"{parsed.words[0]!r} is not an option of staddle agent",
-            fix=f"staddle agent {name} -- {parsed.words[0]}",
-        )
-    way = parsed.one("way") or agent.default
+    doing = [each for each in (*_DOING, "serve") if parsed.on(each)]
+    way = parsed.one("way") or (agent.installed if doing else agent.default)
     if way not in agent.ways:
         raise UsageError(f"{agent.title} has no way {way!r}", fix=f"choose {', '.join(agent.ways)}")
     if way == MCP and parsed.on("audit"):
@@ -91,7 +103,6 @@ def main(words: Sequence[str]) -> int:
             why="the server opens several sandboxes, and a log is of one",
             fix="use --way shell or inside",
         )
-    doing = [each for each in (*_DOING, "serve") if parsed.on(each)]
     if len(doing) > 1 or (doing and parsed.words):
         raise UsageError(f"--{doing[0]} stands alone", fix=f"staddle agent {name} --{doing[0]}")
     if doing:
@@ -125,7 +136,7 @@ def _settings(doing: str, agent: CodingAgent, way: str, parsed: Parsed) -> int:
         print(install.printed(plan), end="")
         return 0
     print(install.difference(plan), end="")
-    say(f"outside all the same: {agent.ways[way].outside}")
+    say(f"warning: not confined: {agent.ways[way].outside}; they can reach your home, keys included")
     if not parsed.on("yes") and not _confirmed():
         say("nothing was changed")
         return 1
@@ -145,7 +156,12 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
     from ..agents import launch
 
     if way == INSIDE:
-        return _inside(agent, parsed)
+        from .agent_session import run
+
+        return run(AGENTS[agent.name], parsed)
+    for option in ("continue", "ssh-agent"):
+        if parsed.on(option):
+            raise UsageError(f"--{option} is for a whole agent", fix="leave it out, or use --way inside")
     workspace = _workspace(parsed)
     if agent.ways[way].untried or agent.name == "vscode":
         raise UsageError(
@@ -158,13 +174,30 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
             fix="use --way inside",
         )
     if agent.ways[way].outside != "nothing":
-        say(f"outside all the same: {agent.ways[way].outside}")
+        say(f"warning: not confined: {agent.ways[way].outside}; they can reach your home, keys included")
     if way == MCP:
-        server = launch.server_words(workspace, *_option_words(parsed))
-        return launch.run_with_mcp(agent, server, parsed.words)
+        return _with_mcp(agent, workspace, parsed)
     sandbox = _sandbox(parsed, workspace)
     say_gaps(sandbox.enforced)
     return launch.run_with_shell(agent, sandbox, parsed.words, ended=lambda: _say_changes(parsed, sandbox))
+
+
+def _with_mcp(agent: CodingAgent, workspace: str, parsed: Parsed) -> int:
+    """Start it with the tools of `staddle mcp`, whose sandbox is kept: its work outlives the agent."""
+    from ..agents import launch
+    from .agent_session import free_name
+    from .review import at_the_end
+
+    if parsed.on("mode"):
+        server = launch.server_words(workspace, *_option_words(parsed))
+        return launch.run_with_mcp(agent, server, parsed.words)
+    name = parsed.one("keep") or free_name(agent.name, workspace)
+    options = _option_words(parsed.replace(options={**parsed.options, "keep": [name]}))
+    try:
+        return launch.run_with_mcp(agent, launch.server_words(workspace, *options), parsed.words)
+    finally:
+        if workspace_of(name) is not None:
+            at_the_end(name)
 
 
 def _say_changes(parsed: Parsed, sandbox: Sandbox) -> None:
@@ -240,51 +273,3 @@ def _sandbox(parsed: Parsed, workspace: str | None = None) -> Sandbox:
         raise UsageError(f"there is no mode {mode!r}", fix="choose bind, readonly or overlay")
     granted = policy.with_write(place) if mode == "bind" else policy.with_read(place)
     return Sandbox(None, granted, **options)
-
-
-def _inside(agent: CodingAgent, parsed: Parsed) -> int:
-    """Run the whole agent in a sandbox, with its configuration, its key and the hosts of its model."""
-    import shutil
-
-    from ..agents.launch import installation_of, program_of
-    from ..jail.agents import AGENTS
-    from ..launch.view import find_program
-    from ..policy import Network, Policy
-    from ..policy.compiler import compile
-    from ..wrapping import prepare
-
-    if parsed.on("keep") or parsed.one("mode") == "overlay":
-        raise UsageError(
-            "with --way inside there is no layer", fix="use --way shell or mcp, or `staddle run --keep`"
-        )
-    workspace, row = _workspace(parsed), AGENTS[agent.name]
-    policy = row.needs(Policy.coding_agent(os.path.expanduser("~")))
-    policy = policy.with_network(Network.allow(*row.hosts)).with_pass_env(
-        row.key, "TERM", "COLORTERM", "LANG"
-    )
-    policy = asked_of(policy, parsed).with_limits(timeout=None)
-    policy = policy.with_read(workspace) if parsed.one("mode") == "readonly" else policy.with_write(workspace)
-    program = program_of(agent)
-    policy = policy.with_read(*installation_of(program))
-    path = dict.fromkeys(
-        os.path.dirname(found) for name in (program, "node") if (found := shutil.which(name))
-    )
-    plan = compile(policy, cwd=workspace, base=working_directory())
-    inside = plan.environment().get("PATH", os.defpath)
-    policy = policy.with_env(PATH=":".join((*path, inside)))
-    plan = compile(policy, cwd=workspace, base=working_directory())
-    try:
-        find_program(plan, program)
-    except CommandNotFound as error:
-        say_error(error)
-        return error.status
-    argv = [program, *parsed.words]
-    wrapped = prepare(
-        argv, plan, backend=parsed.one("backend") or "auto", best_effort=parsed.on("best-effort")
-    )
-    if (log := parsed.one("audit")) is not None:
-        wrapped.audit_to(log)
-    say_gaps(wrapped.enforced)
-    outcome = attended(wrapped, seconds=None, cap=None)
-    say_violations(wrapped.violations())
-    return outcome.status

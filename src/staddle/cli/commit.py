@@ -24,6 +24,7 @@ ALLOW = (
 )
 _OPTIONS = (
     Option("yes", "", "do not ask", short="y"),
+    Option("undo", "", "restore the files that the last commit replaced, if nobody changed them since"),
     Option("on-conflict", "HOW", "refuse (default), or overwrite what changed on the host since"),
     *ALLOW,
     Option("json", "", "what was done, as JSON; needs --yes"),
@@ -50,6 +51,7 @@ was refused.
   staddle commit fix                             check the list, answer y
   staddle commit fix --yes src README.md         only these
   staddle commit fix --allow tool.sh             with this new executable, and no other
+  staddle commit fix --undo                      put back what the last commit replaced
 """
 _CHOICES = ("refuse", "overwrite")
 HOW_TO_ALLOW = "--allow NAME takes one over, --allow-protected all"
@@ -60,6 +62,8 @@ def main(words: Sequence[str]) -> int:
     parsed = begin(words, _OPTIONS, "commit", _HELP)
     if parsed is None:
         return 0
+    if parsed.on("undo"):
+        return _undo(named(parsed, "commit --undo"))
     on_conflict = parsed.one("on-conflict") or _CHOICES[0]
     if on_conflict not in _CHOICES:
         raise UsageError(f"--on-conflict {on_conflict!r} means nothing", fix=f"use {' or '.join(_CHOICES)}")
@@ -137,6 +141,22 @@ def _commit(
     print(f"{counted(len(done.changes), 'change')} committed to {shown(kept.directory)}")
     for path in done.left_out:
         print(f"left out, because it is neither file, directory nor link: {shown(path)}")
+    return 0
+
+
+def _undo(named: tuple[str, tuple[str, ...]]) -> int:
+    name, paths = named
+    if paths:
+        raise UsageError("--undo takes no PATH", why="a commit is undone as a whole", fix="leave it out")
+    kept = PersistentWorkspace(name)
+    try:
+        restored = kept.undo()
+    except CommitRefused as refused:
+        print_refused(refused)
+        raise
+    finally:
+        kept.close()
+    print(f"{counted(len(restored), 'path')} restored in {shown(kept.directory)}")
     return 0
 
 

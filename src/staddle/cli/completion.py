@@ -50,11 +50,12 @@ def main(words: Sequence[str]) -> int:
 
 def tables() -> dict[str, tuple[Option, ...]]:
     """Return the options of every command; a subcommand has two words as its key, such as `jail run`."""
-    from . import _COMMANDS, _FILE_OF
+    from . import _COMMANDS, _FILE_OF, AGENTS
 
     found: dict[str, tuple[Option, ...]] = {}
     for name in _COMMANDS:
-        module = importlib.import_module(f"staddle.cli.{_FILE_OF.get(name, name)}")
+        file = "agent" if name in AGENTS else _FILE_OF.get(name, name)
+        module = importlib.import_module(f"staddle.cli.{file}")
         table = f"_{name.upper()}_OPTIONS" if name in _FILE_OF else "_OPTIONS"
         verbs: Mapping[str, Sequence[Option]] = module.verbs() if hasattr(module, "verbs") else {}
         found[name] = tuple(getattr(module, table, (HELP,)))

@@ -223,3 +223,11 @@ def say_violations(events: tuple[Event, ...]) -> None:
 def say(sentence: str) -> None:
     """Print one line to standard error."""
     print(f"staddle: {sentence}", file=sys.stderr, flush=True)
+
+
+def notify(text: str) -> None:
+    """Show a sentence in the title of the user's terminal, where it does not disturb a program's screen."""
+    if not os.isatty(2):
+        say(text)
+        return
+    os.write(2, f"\x1b]2;staddle: {text}\x07\x1b]9;staddle: {text}\x07".encode())

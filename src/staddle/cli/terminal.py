@@ -20,7 +20,7 @@ from ..linux.fileio import write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from ..launch.foreground import Signals
     from ..sandbox.sandbox import Sandbox
@@ -34,7 +34,18 @@ if TYPE_CHECKING:
 
 
 SIGWINCH = 28  # on all systems
-SIGCONT = 19 if sys.platform == "darwin" else 18
+SIGCONT, SIGTSTP = (19, 18) if sys.platform == "darwin" else (18, 20)
+#: Output of `JOB_CONTROL` when its program was stopped. From anything else inside, it only stops us.
+_STOPPED = b"\x1b]7797;stopped\x07"
+#: Runs a program as a job, as an interactive shell would, so that it can be stopped with Ctrl-Z.
+JOB_CONTROL = (
+    *("bash", "--norc", "-i", "-c"),
+    r"""exec 3>&2 2> /dev/null; "$@" 2>&3 3>&-; status=$?
+    while [[ $(jobs -s) ]]; do
+        printf '\e]7797;stopped\a'; kill -STOP $$; fg > /dev/null; status=$?
+    done; exit $status""",
+    "bash",
+)
 #: Maximum typed input that may wait for a shell that does not read. Then we stop reading keys.
 _TYPED_AHEAD = 65536
 #: Seconds for the shell to end after its terminal is hung up.
@@ -57,8 +68,9 @@ def on_this_terminal(sandbox: Sandbox, seconds: float | None, typed: TypedComman
         terminal = sandbox.terminal(rows=rows, cols=cols, term=os.environ.get("TERM", "dumb"))
         guard = TerminalGuard()
         try:
+            modes = termios.tcgetattr(0)
             tty.setraw(0, termios.TCSADRAIN)
-            relay = _Relay(terminal, signals, seconds, typed)
+            relay = _Relay(terminal, signals, seconds, typed, modes)
             try:
                 return relay.run()
             finally:
@@ -92,9 +104,14 @@ class TypedLine:
 
 class _Relay:
     def __init__(
-        self, terminal: Terminal, signals: Signals, seconds: float | None, typed: TypedCommands | None
+        self,
+        terminal: Terminal,
+        signals: Signals,
+        seconds: float | None,
+        typed: TypedCommands | None,
+        modes: list[Any],
     ) -> None:
-        self.terminal = terminal
+        self.terminal, self._modes, self._held = terminal, modes, b""
         self._commands, self._line = typed, TypedLine()
         self._signals = signals
         self._deadline = None if seconds is None else time.monotonic() + seconds
@@ -156,5 +173,21 @@ class _Relay:
         data = self.terminal.read_some()
         if data is None:
             return True
-        write_all(1, data)
+        text = self._held + data
+        shown = text.replace(_STOPPED, b"")
+        # The beginning of the mark may be at the end of this piece.
+        begun = next((n for n in range(len(_STOPPED) - 1, 0, -1) if data and shown.endswith(_STOPPED[:n])), 0)
+        self._held = shown[len(shown) - begun :]
+        write_all(1, shown[: len(shown) - begun])
+        if _STOPPED in text:
+            self._stop()
         return bool(data)
+
+    def _stop(self) -> None:
+        """Stop with the program inside, and continue with it."""
+        raw = termios.tcgetattr(0)
+        termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
+        os.kill(0, SIGTSTP)  # returns when we are continued, or at once if nobody could continue us
+        termios.tcsetattr(0, termios.TCSADRAIN, raw)
+        self.terminal.resize(*size_of_this())
+        self.terminal.signal(SIGCONT)

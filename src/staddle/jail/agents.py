@@ -20,7 +20,8 @@ from ..policy.presets import AGENT_CONFIG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
 
     from ..policy import Policy
 
@@ -31,6 +32,21 @@ MODEL = "{model}"
 SESSION = "{session}"
 #: Means the agent's last conversation in its directory.
 LATEST = "last"
+
+
+class StateFile(Value):
+    """A JSON file of an agent's home with things that it remembers, such as a login.
+
+    The agent gets a copy. Members that it has changed are written back to the user's file: those of
+    `members`, and of the project's own entry in `projects` those of `of_project`. `inside` and
+    `project_inside` are members that are set in the copy, and never written back.
+    """
+
+    path: str
+    members: tuple[str, ...]
+    of_project: tuple[str, ...] = ()
+    inside: tuple[tuple[str, Any], ...] = ()
+    project_inside: tuple[tuple[str, Any], ...] = ()
 
 
 class Agent(Value):
@@ -45,6 +61,15 @@ class Agent(Value):
     those that continue a conversation by id, `latest` those that continue the last one in the directory.
     `interactive` is the command for a person at a terminal. Empty means that we know none. With
     `interactive`, `interactive_latest` replaces `latest`, and `interactive_model` is True if `model` works.
+
+    The remaining fields are for `staddle NAME`, which runs all of it on a layer. `memory` is the directory of
+    the project's conversations, which it may write: `{slug}` is the project's path in its spelling.
+    `sessions` are patterns of conversations that are copied to the user's home. `files` are files with things
+    that it remembers. What is in `obeyed` is read-only. `servers` are files with the user's MCP servers, each
+    with the keys that lead to them. `logins` are variables that it needs, `set` others that are set. `free`
+    are words that switch off its prompts and its own sandbox, each with the user's words that replace them:
+    the sandbox around it stands for both. They come before the user's words, or after the first word if that
+    is one of the subcommands `free_of`.
     """
 
     name: str
@@ -62,6 +87,27 @@ class Agent(Value):
     interactive: tuple[str, ...] = ()
     interactive_latest: tuple[str, ...] = ()
     interactive_model: bool = True
+    title: str = ""
+    memory: str = ""
+    sessions: tuple[str, ...] = ()
+    files: tuple[StateFile, ...] = ()
+    servers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    logins: tuple[str, ...] = ()
+    set: tuple[tuple[str, str], ...] = ()
+    free: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
+    free_of: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> str:
+        """The name of its program."""
+        return self.command[0]
+
+    def freely(self, words: Sequence[str]) -> list[str]:
+        """The user's words with those that switch off its prompts and its own sandbox, unless given."""
+        given = {word.partition("=")[0] for word in words}
+        more = [word for added, others in self.free if not given & {*others} for word in added]
+        at = 1 if words and words[0] in self.free_of else 0
+        return [*words[:at], *more, *words[at:]]
 
     def asked(
         self, prompt: str, *, model: str | None = None, session: str | None = None, resume: str | None = None
@@ -152,6 +198,43 @@ AGENTS: dict[str, Agent] = {
             resume=("--resume", SESSION),
             latest=("--continue",),
             interactive=("claude", "--permission-mode", "bypassPermissions"),
+            title="Claude Code",
+            memory="~/.claude/projects/{slug}",
+            files=(
+                StateFile("~/.claude/.credentials.json", ("claudeAiOauth",)),
+                StateFile(
+                    "~/.claude.json",
+                    (
+                        *("oauthAccount", "userID", "hasCompletedOnboarding", "lastOnboardingVersion"),
+                        *("numStartups", "firstStartTime", "tipsHistory", "theme", "customApiKeyResponses"),
+                    ),
+                    ("history", "lastSessionId", "hasCompletedProjectOnboarding"),
+                    inside=(("bypassPermissionsModeAccepted", True), ("autoUpdates", False)),
+                    project_inside=(("hasTrustDialogAccepted", True),),
+                ),
+            ),
+            servers=(
+                ("~/.claude.json", ("mcpServers",)),
+                ("~/.claude.json", ("projects", "{project}", "mcpServers")),
+            ),
+            logins=(
+                *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL"),
+                *("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
+            ),
+            set=(("IS_SANDBOX", "1"), ("DISABLE_AUTOUPDATER", "1"), ("DISABLE_TELEMETRY", "1")),
+            free=(
+                (
+                    ("--permission-mode", "bypassPermissions"),
+                    ("--permission-mode", "--dangerously-skip-permissions"),
+                ),
+                (
+                    (
+                        "--settings",
+                        '{"sandbox": {"enabled": false}, "skipDangerousModePermissionPrompt": true}',
+                    ),
+                    ("--settings",),
+                ),
+            ),
         ),
         Agent(
             "codex",
@@ -169,6 +252,20 @@ AGENTS: dict[str, Agent] = {
             interactive=("codex", "--dangerously-bypass-approvals-and-sandbox"),
             # Without it, `codex resume` skips conversations that `codex exec` began.
             interactive_latest=("resume", "--last", "--include-non-interactive"),
+            title="Codex CLI",
+            sessions=("~/.codex/sessions/**/rollout-*.jsonl",),
+            files=(
+                StateFile("~/.codex/auth.json", ("auth_mode", "OPENAI_API_KEY", "tokens", "last_refresh")),
+            ),
+            servers=(("~/.codex/config.toml", ("mcp_servers",)),),
+            logins=("OPENAI_API_KEY", "CODEX_API_KEY", "OPENAI_BASE_URL"),
+            free=(
+                (
+                    ("--dangerously-bypass-approvals-and-sandbox",),
+                    ("--dangerously-bypass-approvals-and-sandbox", "--sandbox", "-s", "--full-auto"),
+                ),
+            ),
+            free_of=("exec", "e", "resume"),
         ),
         Agent(
             "gemini",
@@ -187,6 +284,25 @@ AGENTS: dict[str, Agent] = {
             resume=("--resume", SESSION),
             latest=("--resume", "latest"),
             interactive=("gemini", "--approval-mode=yolo"),
+            title="Gemini CLI",
+            sessions=("~/.gemini/tmp/*/chats/session-*.jsonl",),
+            files=(
+                StateFile(
+                    "~/.gemini/oauth_creds.json",
+                    (
+                        *("access_token", "refresh_token", "id_token", "token_type", "scope"),
+                        "expiry_date",
+                    ),
+                ),
+                StateFile("~/.gemini/google_accounts.json", ("active", "old")),
+            ),
+            servers=(("~/.gemini/settings.json", ("mcpServers",)),),
+            logins=(
+                *("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT"),
+                *("GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GEMINI_MODEL"),
+            ),
+            set=(("GEMINI_SANDBOX", "false"), ("GEMINI_CLI_TRUST_WORKSPACE", "true")),
+            free=((("--approval-mode=yolo",), ("--approval-mode", "--yolo", "-y")),),
         ),
         Agent(
             "qwen",
@@ -237,6 +353,19 @@ AGENTS: dict[str, Agent] = {
             resume=("--session", SESSION),
             latest=("--continue",),
             interactive=("opencode",),
+            title="opencode",
+            files=(
+                StateFile(
+                    "~/.local/share/opencode/auth.json",
+                    ("anthropic", "openai", "google", "opencode", "openrouter", "github-copilot"),
+                ),
+            ),
+            servers=(
+                ("~/.config/opencode/opencode.json", ("mcp",)),
+                ("~/.config/opencode/opencode.jsonc", ("mcp",)),
+            ),
+            logins=("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+            set=(("OPENCODE_PERMISSION", '"allow"'), ("OPENCODE_DISABLE_AUTOUPDATE", "1")),
         ),
         Agent(
             "goose",
@@ -283,6 +412,13 @@ AGENTS: dict[str, Agent] = {
             model=("--model", MODEL),
             latest=("--restore-chat-history",),
             interactive=("aider",),
+            title="Aider",
+            logins=(
+                *("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+                *("DEEPSEEK_API_KEY", "OPENAI_API_BASE", "AIDER_MODEL"),
+            ),
+            set=(("AIDER_CHECK_UPDATE", "false"), ("AIDER_ANALYTICS", "false")),
+            free=((("--yes-always",), ("--yes-always", "--yes")),),
         ),
     )
 }

@@ -116,6 +116,10 @@ class Terminal:
         """Wait for the program's end. Returns its exit code, or None after `timeout` seconds."""
         return self._spawned.wait(patience(timeout))
 
+    def signal(self, number: int) -> None:
+        """Send the program a signal, unless it has ended."""
+        self._spawned.signal(number)
+
     def kill(self) -> None:
         """Kill the program and all processes that it started."""
         if self.poll() is None:

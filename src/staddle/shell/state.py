@@ -199,6 +199,10 @@ class Dump:
                 kept.append(statement)
         return self._with_variables(kept), tuple(gone)
 
+    def variable_names(self) -> list[str]:
+        """Return the names of its variables."""
+        return [_variable(statement)[0] for statement in self._variables()]
+
     def without_names(self, names: Collection[str]) -> Dump:
         """Return the dump without the variables of these names."""
         return self._with_variables([one for one in self._variables() if _variable(one)[0] not in names])

@@ -113,7 +113,8 @@ COMMANDS = sorted(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_looked_at(name: str) -> None:
     # These two open sandboxes in other ways than `run` does.
-    among = {name, "options"} if name in {"mcp", "agent"} else modules(name)
+    own = {"mcp": {"mcp", "options"}, "agent": {"agent", "agent_session", "options"}}
+    among = own.get(name) or modules(name)
     used = set().union(*(looked_at(each) for each in among))
     assert offered(name) - used - {"help"} == set()
 

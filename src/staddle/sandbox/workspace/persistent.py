@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ...layers.review import Committed, Review
     from ...layers.session_record import SessionRecord
     from ...layers.store import Layer, Store
+    from ...layers.undo import Undo
     from ...mounts.operations import Operation
     from ...policy import Policy
 
@@ -194,10 +195,27 @@ class PersistentWorkspace(OverlayWorkspace):
         to: str | None = None,
         **options: Unpack[CommitOptions],
     ) -> Committed:
-        """Write changes to the host; see layers.commit."""
+        """Write changes to the host; see layers.commit. `undo` restores the replaced files."""
+        undo = None if to is not None or self.stand_in is not None else self._undo()
+        if undo is not None:
+            found = options.get("reviewed") or self.review(paths)
+            old = [change.old_path or change.path for change in found.changes]
+            names = (*(change.path for change in found.changes), *old)
+            undo = undo if undo.copy(path.removeprefix(f"{WORKSPACE_PATH}/") for path in names) else None
         done = super().commit(paths, to, **options)
+        if undo is not None and done.changes:
+            undo.settle(path for change in done.changes for path in (change.path, change.old_path) if path)
         self.save()
         return done
+
+    def _undo(self) -> Undo:
+        from ...layers.undo import Undo
+
+        return Undo(f"{session_record.directory_of(self.record.name)}/undo", self.directory)
+
+    def undo(self) -> list[str]:
+        """Restore the files that the last commit replaced; see layers.undo. Returns their paths."""
+        return self._undo().run()
 
     keeps_shells = True
 
@@ -412,10 +430,10 @@ _MOST_BYTES = 128 << 20
 
 
 class KeptShell:
-    """State of one shell, and the names of the variables that it got from the sandbox."""
+    """State of one shell, without the variables of the sandbox, and those that it has unset."""
 
-    def __init__(self, shell: SavedShell, given: tuple[str, ...] = ()) -> None:
-        self.shell, self.given = shell, given
+    def __init__(self, shell: SavedShell, unset: tuple[str, ...] = ()) -> None:
+        self.shell, self.unset = shell, unset
 
     @classmethod
     def of(cls, shell: SavedShell, environment: Mapping[str, str]) -> KeptShell:
@@ -423,13 +441,15 @@ class KeptShell:
         if shell.dump is None:
             return cls(shell)
         dump, given = shell.dump.without_variables(environment)
-        return cls(SavedShell(dump, shell.status, shell.cwd), given)
+        unset = environment.keys() - {*given, *dump.variable_names()}
+        return cls(SavedShell(dump, shell.status, shell.cwd), tuple(sorted(unset)))
 
     def with_environment(self, environment: Mapping[str, str]) -> SavedShell:
         """Return the shell for a sandbox opened with `environment`."""
         if self.shell.dump is None:
             return self.shell
-        now = {name: environment[name] for name in self.given if name in environment}
+        its_own = {*self.unset, *self.shell.dump.variable_names()}
+        now = {name: value for name, value in environment.items() if name not in its_own}
         return SavedShell(self.shell.dump.with_exported(now), self.shell.status, self.shell.cwd)
 
 
@@ -475,13 +495,16 @@ class KeptShells:
 
 def _facts(shells: dict[str, KeptShell]) -> dict[str, Any]:
     return {
-        name: {"shell": shell_facts(kept.shell), "given": list(kept.given)} for name, kept in shells.items()
+        name: {"shell": shell_facts(kept.shell), "unset": list(kept.unset)} for name, kept in shells.items()
     }
 
 
 def _shells(facts: Any) -> dict[str, KeptShell]:
     shells = read_shells({name: kept["shell"] for name, kept in facts.items()})
-    return {name: KeptShell(shell, tuple(map(str, facts[name]["given"]))) for name, shell in shells.items()}
+    return {
+        name: KeptShell(shell, tuple(map(str, facts[name].get("unset", ()))))
+        for name, shell in shells.items()
+    }
 
 
 # Record of a kept sandbox: converts trees and snapshots, and computes changes and size.

@@ -1,0 +1,268 @@
+"""The home of a coding agent that runs in a sandbox: its settings, its memory, its logins.
+
+Its settings are those of the user, read-only. Conversations are written to the user's directory of the
+project, or copied there. Files with a login or other state are copied in; members that the agent has changed
+are written back, others are not. So what the agent obeys outside stays as it was. Everything else that it
+writes to its home stays in the sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import tempfile
+
+from ..errors import StaddleError
+from ..policy import Policy
+from ..policy.presets import AGENT_CONFIG, DOORS, SECRETS
+from .repository import setting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..jail.agents import Agent, StateFile
+    from ..sandbox.sandbox import Sandbox
+
+#: Larger files from inside are not read, nor more conversations.
+_LARGEST, _LARGEST_SESSION, _MOST_SESSIONS = 4 << 20, 64 << 20, 500
+#: A path from inside, below the home, that is copied.
+_PLAIN = re.compile(r"(?!.*/\.\.?/)[A-Za-z0-9.][A-Za-z0-9._/-]{1,300}")
+#: Variables that tell a program about the terminal, the language and the time zone.
+_SURROUNDINGS = (
+    *("TERM", "COLORTERM", "TERM_PROGRAM", "TERM_PROGRAM_VERSION", "LANG", "LC_ALL", "LC_CTYPE", "TZ"),
+    *("NO_COLOR", "FORCE_COLOR"),
+)
+#: Variables with the path of a file of certificates.
+_CERTIFICATES = ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+#: The user's git settings that an agent works with. Others name programs, files, hosts or keys.
+_GIT = re.compile(
+    r"(user\.(name|email)|alias\..+|init\.defaultbranch|core\.(autocrlf|eol|quotepath|abbrev|ignorecase)"
+    r"|(pull|rebase|color|log|status|column|branch|tag)\.[^.]+|push\.(default|autosetupremote)"
+    r"|merge\.(conflictstyle|ff)|diff\.(algorithm|colormoved|renames|context|mnemonicprefix)"
+    r"|fetch\.prune|rerere\.enabled|commit\.(verbose|cleanup))"
+)
+#: Settings that sign commits with a key of the ssh-agent.
+_SIGNING = ("commit.gpgsign", "tag.gpgsign", "gpg.format", "user.signingkey")
+#: The user's known hosts, in the agent's home.
+KNOWN_HOSTS = ".known_hosts"
+#: Files that git settings name, and their place in the agent's home.
+_GIT_FILES = {"core.excludesfile": ".config/git/ignore", "core.attributesfile": ".config/git/attributes"}
+
+
+class AgentHome:
+    """The home of one agent that works on one project."""
+
+    def __init__(self, agent: Agent, project: str) -> None:
+        self.agent, self.project = agent, project
+        self.home = os.path.realpath(os.path.expanduser("~"))
+        self._given: dict[str, dict[str, Any]] = {}
+        self._seen: dict[str, bytes] = {}
+
+    def policy(self) -> Policy:
+        """The policy for it: its settings readable, its memory writable, other agents' and secrets denied."""
+        agent = self.agent
+        mine = (*agent.write, *agent.read)
+        denied = [path for path in (*SECRETS, *DOORS, *AGENT_CONFIG) if path not in mine]
+        policy = Policy(preset="none", home=self.home, toolchains=True, deny=_there(denied))
+        if place := self._memory():
+            os.makedirs(place, 0o700, exist_ok=True)
+            self._remove_links()
+            policy = policy.with_write(place)
+        policy = policy.with_read(*_there((*agent.obeyed, *agent.read)))
+        certificates = [name for name in _CERTIFICATES if os.path.isfile(os.environ.get(name, ""))]
+        policy = policy.with_read(*(os.environ[name] for name in certificates))
+        passed = (*_SURROUNDINGS, *certificates, *agent.logins)
+        return policy.with_pass_env(*(name for name in passed if name in os.environ)).with_env(
+            **dict(agent.set)
+        )
+
+    def _memory(self) -> str:
+        slug = re.sub("[^a-zA-Z0-9]", "-", self.project)
+        return os.path.expanduser(self.agent.memory.replace("{slug}", slug))
+
+    def _remove_links(self) -> None:
+        """Remove what is neither file nor directory from the agent's memory.
+
+        The user's own agent would follow a link that was made inside, with the user's rights.
+        """
+        place = self._memory()
+        for top, directories, files in os.walk(place) if place else ():
+            for name in (*directories, *files):
+                path = f"{top}/{name}"
+                try:
+                    if stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
+                        os.unlink(path)
+                except FileNotFoundError:
+                    continue
+
+    # ------------------------------------------------------------ files
+
+    def enter(self, sandbox: Sandbox, *, signing: bool = False) -> None:
+        """Write the files of the home into the sandbox; with `signing` those for the user's ssh-agent."""
+        for state in self.agent.files:
+            held = self._copy(state, _read(os.path.expanduser(state.path)))
+            if held:
+                text = json.dumps(held, indent=2).encode()
+                self._given[state.path], self._seen[state.path] = held, text
+                self._write(sandbox, state.path.removeprefix("~/"), text, 0o600)
+        for name, text in git_files(self.home, signing=signing).items():
+            self._write(sandbox, name, text)
+        known = f"{self.home}/.ssh/known_hosts"
+        if signing and os.path.isfile(known):
+            with open(known, "rb") as file:
+                self._write(sandbox, KNOWN_HOSTS, file.read(_LARGEST))
+
+    def _write(self, sandbox: Sandbox, name: str, text: bytes, mode: int = 0o644) -> None:
+        sandbox.files.write(f"{self.home}/{name}", text, parents=True, mode=mode)
+
+    def _copy(self, state: StateFile, held: dict[str, Any]) -> dict[str, Any]:
+        """The user's file for the agent: with the entry of this project, without those of others."""
+        made = {**held, **dict(state.inside)}
+        if state.of_project or state.project_inside:
+            entry = _member(_member(held, "projects"), self.project)
+            made["projects"] = {self.project: {**entry, **dict(state.project_inside)}}
+        return made
+
+    def bring_back(self, sandbox: Sandbox) -> list[str]:
+        """Write what the agent has changed in its state to the user's files. Returns the changed files.
+
+        The files come from inside, so only the members of the agent's row are taken.
+        """
+        self._remove_links()
+        changed = []
+        for state in self.agent.files:
+            try:
+                text = sandbox.files.read_bytes(f"{self.home}/{state.path[2:]}", limit=_LARGEST)
+            except (StaddleError, OSError):
+                continue  # it does not exist, or is too large
+            if text != self._seen.get(state.path):
+                self._seen[state.path] = text
+                if self._take(state, _parsed(text)):
+                    changed.append(state.path)
+        return changed
+
+    def bring_sessions(self, sandbox: Sandbox) -> None:
+        """Copy the agent's conversations to the user's home. A file there can only be continued."""
+        for pattern in self.agent.sessions:
+            for path in sandbox.files.glob(f"{self.home}/{pattern[2:]}")[:_MOST_SESSIONS]:
+                below = path.removeprefix(f"{self.home}/")
+                if (
+                    not _PLAIN.fullmatch(below)
+                    or sandbox.files.stat(path, follow_symlinks=False).kind != "file"
+                ):
+                    continue
+                try:
+                    text = sandbox.files.read_bytes(path, limit=_LARGEST_SESSION)
+                    with open(f"{self.home}/{below}", "rb") as file:
+                        before = file.read(_LARGEST_SESSION + 1)
+                except FileNotFoundError:
+                    before = b""
+                except (StaddleError, OSError):
+                    continue
+                if text != before and text.startswith(before):
+                    _replace(f"{self.home}/{below}", text)
+
+    def _take(self, state: StateFile, found: dict[str, Any]) -> bool:
+        place = os.path.realpath(os.path.expanduser(state.path))
+        held, given = _read(place), self._given.get(state.path, {})
+        made = {**held, **_changed(given, found, state.members)}
+        if state.of_project:
+            before, entry = (_member(_member(each, "projects"), self.project) for each in (given, found))
+            if news := _changed(before, entry, state.of_project):
+                projects = {**_member(held, "projects")}
+                projects[self.project] = {**_member(projects, self.project), **news}
+                made["projects"] = projects
+        self._given[state.path] = found
+        if made == held:
+            return False
+        _replace(place, json.dumps(made, indent=2).encode())
+        return True
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: after[name] for name in names if name in after and after[name] != before.get(name)}
+
+
+def _member(data: dict[str, Any], name: str) -> dict[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _there(paths: tuple[str, ...] | list[str]) -> list[str]:
+    return [path for path in paths if os.path.lexists(os.path.expanduser(path))]
+
+
+def _read(place: str) -> dict[str, Any]:
+    try:
+        with open(place, "rb") as file:
+            return _parsed(file.read(_LARGEST))
+    except OSError:
+        return {}
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _replace(place: str, text: bytes) -> None:
+    """Replace a file of the user's home at once; nobody else can read it."""
+    os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=os.path.dirname(place), prefix=f".{os.path.basename(place)}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(text)
+        os.replace(name, place)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def git_files(home: str, *, signing: bool = False) -> dict[str, bytes]:
+    """The user's git identity, aliases and the like, as files of a home. Empty without git.
+
+    With `signing`, commits are signed if the user signs them with a key of the ssh-agent.
+    """
+    try:
+        told = subprocess.run(
+            ["git", "config", "--global", "--includes", "--list", "--null"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            check=False,
+        ).stdout
+    except OSError:
+        return {}
+    lines, files = [], {}
+    rows = [row.partition("\n")[::2] for row in told.decode("utf-8", "surrogateescape").split("\0")]
+    signing = signing and ("gpg.format", "ssh") in rows
+    for key, value in rows:
+        if key in _GIT_FILES:
+            place = os.path.join(home, os.path.expanduser(value))
+            if os.path.isfile(place):
+                with open(place, "rb") as file:
+                    files[_GIT_FILES[key]] = file.read(_LARGEST)
+        elif _GIT.fullmatch(key) or (signing and key in _SIGNING):
+            section, _, rest = key.partition(".")
+            part, _, name = rest.rpartition(".")
+            lines.append(setting(section, part, name, _public(value) if key == _SIGNING[-1] else value))
+    if lines:
+        files[".gitconfig"] = "".join(lines).encode("utf-8", "surrogateescape")
+    return files
+
+
+def _public(value: str) -> str:
+    """The public key itself instead of its file, which is not in the sandbox."""
+    place = os.path.expanduser(value)
+    for path in (place, f"{place}.pub"):
+        if path.endswith(".pub") and os.path.isfile(path):
+            with open(path) as file:
+                return f"key::{file.read(_LARGEST).strip()}"
+    return value

@@ -1,0 +1,225 @@
+"""`staddle review`: look at the changes of a kept sandbox, and commit, keep or discard them.
+
+In a git repository, files of git itself are not among the changes. The sandbox's git commits are shown as
+such, and taken over as such (`agents.repository`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ..agents.repository import GIT, GitCommits, outer_objects
+from ..display import counted, shown
+from ..errors import CommitRefused, StaddleError, UsageError
+from ..policy import Network
+from ..policy.installation import default_policy
+from ..policy.paths import WORKSPACE_PATH
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.workspace.persistent import PersistentWorkspace, changes, find
+from .commit import print_refused
+from .kept import begin, named, print_paged, progress, row
+from .options import HELP
+from .report import say, say_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ..layers.changes import Change
+    from ..layers.review import Conflict, NeedsApproval, Review
+
+_OPTIONS = (HELP,)
+_HELP = """\
+Look at what an agent has done, and decide: commit it to your project, keep it, or discard it.
+
+usage: staddle review [NAME]
+
+Files that you changed as well, protected names (.git/hooks, .bashrc, ...) and new executables are asked one
+by one. Git commits of the agent become commits of your branch if nothing else happened there since,
+else a branch of their own. `staddle commit --undo NAME` takes the last commit of files back.
+
+{options}
+
+  staddle review                 the kept sandbox of this directory
+  staddle ls                     lists the kept sandboxes
+"""
+_MENU = "[c]ommit to your project  [d]iff  [k]eep  [x] discard: "
+
+
+def main(words: Sequence[str]) -> int:
+    """Show the changes and ask what becomes of them."""
+    parsed = begin(words, _OPTIONS, "review", _HELP)
+    if parsed is None:
+        return 0
+    name, more = named(parsed, "review")
+    if more:
+        raise UsageError(f"staddle review takes no {more[0]!r}", fix=f"staddle diff {name} {more[0]}")
+    find(name)
+    if not _at_a_terminal():
+        raise UsageError(
+            "a review needs a terminal",
+            why="standard input or output is none",
+            fix=f"`staddle diff {name}` shows the changes, `staddle commit {name} --yes` commits them",
+        )
+    return _Reviewing(name).run()
+
+
+def at_the_end(name: str, *, ask: bool = True) -> None:
+    """After an agent has ended: review, or say how to. The agent's work stays whatever happens here."""
+    try:
+        if ask and _at_a_terminal():
+            _Reviewing(name).run()
+        else:
+            print(f"staddle: {_Reviewing(name).summary()}; kept: staddle review {name}", file=sys.stderr)
+    except (StaddleError, OSError) as error:
+        say_error(error)
+        say(f"everything is kept: staddle review {name}")
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+class _Reviewing:
+    """One review of a kept sandbox, which no program uses meanwhile."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._project = find(name).workspace or ""
+        if self._project and _touches_git(name):
+            with self._opened() as sandbox:
+                self._commits = GitCommits(sandbox, self._project, name)
+        else:
+            self._commits = GitCommits(None, self._project, name)
+        kept = PersistentWorkspace(name)
+        try:
+            every = kept.review(None)
+            inside = [_below(change.path) for change in every.changes]
+            if self._commits.is_repository:
+                inside = [path for path in inside if path != GIT and not path.startswith(f"{GIT}/")]
+            self._found = kept.review(inside) if inside else None
+            self._rest = len(every.changes) > len(inside)
+        finally:
+            kept.close()
+
+    def summary(self) -> str:
+        """The number of changed files and git commits, as a phrase."""
+        count = 0 if self._found is None else len(self._found.changes)
+        said = f"{counted(count, 'file')} changed"
+        return said + (f", {counted(len(self._commits.rows), 'git commit')}" if self._commits.rows else "")
+
+    def run(self) -> int:
+        """Ask until something was decided. Returns the exit status."""
+        if self._found is None and not self._commits.rows:
+            print("nothing changed")
+            return 0
+        changes = () if self._found is None else self._found.changes
+        print_paged([*map(_row, changes), *(f"commit {shown(each)}" for each in self._commits.rows)])
+        while True:
+            print(f"{self.summary()} · {_MENU}", end="", flush=True)
+            answer = sys.stdin.readline()
+            choice = answer.strip().lower()[:1]
+            if choice == "c":
+                return self._commit()
+            if choice == "d":
+                self._show()
+            elif choice == "x":
+                self._drop(None)
+                print("discarded")
+                return 0
+            elif choice == "k" or not answer:
+                print(f"kept: staddle review {self._name}")
+                return 0
+
+    def _show(self) -> None:
+        from .diff import text_of
+
+        changes = () if self._found is None else self._found.changes
+        lines = [line for change in changes for line in (_row(change), *text_of(change).splitlines())]
+        if self._commits.rows:
+            with self._opened() as sandbox:
+                lines += map(shown, self._commits.patches(sandbox).splitlines())
+        print_paged(lines)
+
+    def _commit(self) -> int:
+        if self._found is not None and not self._commit_files(self._found):
+            print(f"nothing was written; kept: staddle review {self._name}")
+            return 1
+        if self._commits.rows:
+            with self._opened() as sandbox:
+                print(self._commits.take_over(sandbox))
+        if self._rest:
+            self._drop([GIT])
+        return 0
+
+    def _commit_files(self, found: Review) -> bool:
+        held = [item.path for item in found.held]
+        # A new directory comes with the files in it.
+        allowed = [item.path for item in found.held if not _has_below(item.path, held) and _asked(item)]
+        allowed += [path for path in held if _has_below(path, allowed)]
+        over = [item.path for item in found.conflicts if _asked(item, "Replace yours?")]
+        refused = [*held, *(each.path for each in found.refused)]
+        skipped = {*refused, *(each.path for each in found.conflicts)} - {*allowed, *over}
+        kept = PersistentWorkspace(self._name)
+        report, finished = progress("committing")
+        try:
+            # Everything that was asked for, and exactly as it was shown.
+            paths = [
+                path for path in found.paths or () if path not in skipped and not _has_below(path, skipped)
+            ]
+            done = kept.take_over(
+                paths,
+                on_conflict="overwrite" if over else "refuse",
+                allow=tuple(allowed),
+                progress=report,
+                reviewed=found,
+            )
+        except CommitRefused as refusal:
+            finished()
+            print_refused(refusal)
+            return False
+        finally:
+            kept.close()
+            finished()
+        print(f"{counted(len(done.changes), 'file')} committed to {shown(self._project)}", end="")
+        print(f"; undo: staddle commit --undo {self._name}")
+        for path in sorted(skipped):
+            print(f"left out: {shown(path)}")
+        self._rest = self._rest and not skipped
+        return True
+
+    def _opened(self) -> Sandbox:
+        """The sandbox, for git inside: no network, and the objects of a worktree's repository."""
+        policy = default_policy().with_network(Network.deny()).with_read(*outer_objects(self._project))
+        return Sandbox(self._project, policy, keep=self._name)
+
+    def _drop(self, paths: list[str] | None) -> None:
+        kept = PersistentWorkspace(self._name)
+        try:
+            kept.drop(None if paths is None else {WORKSPACE_PATH: paths})
+        finally:
+            kept.close()
+
+
+def _row(change: Change) -> str:
+    """A change on one line, with its paths below the project."""
+    return row(change.replace(path=_below(change.path), old_path=_below(change.old_path or "") or None))
+
+
+def _has_below(path: str, others: Collection[str]) -> bool:
+    return any(other.startswith(f"{path}/") for other in others)
+
+
+def _below(path: str) -> str:
+    return path.removeprefix(f"{WORKSPACE_PATH}/")
+
+
+def _asked(item: Conflict | NeedsApproval, question: str = "Take it?") -> bool:
+    """Ask about one path that a commit would refuse."""
+    print(f"{shown(item.path)}: {shown(item.why)}. {question} [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _touches_git(name: str) -> bool:
+    below = f"{WORKSPACE_PATH}/{GIT}"
+    return any(change.path == below or change.path.startswith(f"{below}/") for change in changes(find(name)))

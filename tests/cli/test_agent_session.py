@@ -1,0 +1,474 @@
+"""`staddle claude`: a whole agent on a copy of the project, and the review. The agents here are stand-ins.
+
+`make test-agents` does the same with the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.pty_screen import PtyScreen
+from tests.support.staddle_command import COMMAND, environment, gone
+from tests.support.waiting import PATIENCE, unique_seconds, until
+
+#: Runs each argument that begins with "do:"; at a terminal without one, each line that is typed.
+AGENT = r"""#!/bin/bash
+printf 'words: %s\n' "$*"
+for word; do [[ $word == do:* ]] && { bash -c "${word#do:}"; done=1; }; done
+[[ $done ]] && exit 0
+printf 'agent> '
+while read -r line; do bash -c "$line"; printf 'agent> '; done
+"""
+
+
+class Desk:
+    """A home with agents in it, and a project of git."""
+
+    def __init__(self, top: Path, state: Path) -> None:
+        self.home, self.state = top / "home", state
+        self.project = self.home / "src" / "app"
+        (self.home / "bin").mkdir(parents=True)
+        for name in ("claude", "codex", "gemini", "opencode", "aider"):
+            (self.home / "bin" / name).write_text(AGENT)
+            (self.home / "bin" / name).chmod(0o755)
+        (self.home / ".ssh").mkdir()
+        (self.home / ".ssh/id_ed25519").write_text("the key")
+        self.project.mkdir(parents=True)
+        (self.project / "README").write_text("one\n")
+        (self.project / "deep/er").mkdir(parents=True)
+        (self.project / "deep/er/file").write_text("deep\n")
+        self.env = {**environment(), "HOME": str(self.home), "XDG_STATE_HOME": str(state), "TERM": "xterm"}
+        self.env |= {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "PAGER": "cat", "GIT_PAGER": "cat"}
+        for name in ("SSH_AUTH_SOCK", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"):
+            self.env.pop(name, None)
+        self.git("init", "-q", "-b", "main")
+        self.git("config", "--global", "user.name", "Ada")
+        self.git("config", "--global", "user.email", "ada@example.com")
+        self.git("config", "--global", "alias.st", "status -s")
+        self.git("config", "--global", "core.editor", "evil-editor")
+        self.git("add", ".")
+        self.git("commit", "-qm", "first")
+
+    def git(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=cwd or self.project, env=self.env, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def run(self, *words: str, status: int = 0, cwd: Path | None = None, **env: str) -> str:
+        """What `staddle WORDS` says, errors included."""
+        done = subprocess.run(
+            [*COMMAND, *words],
+            cwd=cwd or self.project,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout
+        return done.stdout
+
+    def at_a_terminal(self, *words: str, cwd: Path | None = None, **env: str) -> PtyScreen:
+        return PtyScreen([*COMMAND, *words], {**self.env, **env}, str(cwd or self.project), rows=40)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, state: Path) -> Desk:
+    return Desk(tmp_path, state)
+
+
+@pytest.fixture
+def typed(desk: Desk) -> Iterator[list[PtyScreen]]:
+    """Terminals that are closed at the end."""
+    made: list[PtyScreen] = []
+    yield made
+    for screen in made:
+        screen.close()
+
+
+def test_the_agent_works_on_a_copy_at_the_projects_own_path_and_its_work_is_kept(desk: Desk) -> None:
+    said = desk.run(
+        "claude", "do:pwd; echo two >> ../README; cat ~/.ssh/id_ed25519", cwd=desk.project / "deep"
+    )
+    assert f"\n{desk.project}/deep\n" in said
+    assert "the key" not in said
+    assert "words: --permission-mode bypassPermissions --settings" in said
+    assert "Claude Code works on a copy of app;" in said
+    assert said.endswith("staddle: 1 file changed; kept: staddle review claude-app\n")
+    assert (desk.project / "README").read_text() == "one\n"
+    assert "claude-app  1 " in desk.run("ls")
+    again = desk.run("claude", "do:cat README")
+    assert "a copy of app, with 1 change from before" in again
+    assert "one\ntwo\n" in again
+    assert "--continue" in desk.run("claude", "--continue", "do:true").splitlines()[-2]
+
+
+def test_the_words_of_each_agent_switch_its_prompts_and_its_own_sandbox_off(desk: Desk) -> None:
+    free = "--dangerously-bypass-approvals-and-sandbox"
+    assert f"words: exec {free} fix do:true\n" in desk.run("codex", "exec", "fix", "do:true")
+    assert "words: exec --sandbox read-only do:true\n" in desk.run(
+        "codex", "--", "exec", "--sandbox", "read-only", "do:true"
+    )
+    assert "words: --approval-mode=yolo do:true\n" in desk.run("gemini", "do:true")
+    assert "words: --yes-always do:true\n" in desk.run("agent", "aider", "do:true")
+    assert '"allow"\n' in desk.run("opencode", "do:echo $OPENCODE_PERMISSION")
+
+
+def test_a_home_is_not_a_project(desk: Desk) -> None:
+    assert "your home is in it" in desk.run("claude", cwd=desk.home, status=125)
+    assert "your home is in it" in desk.run("claude", "--workspace", "/", status=125)
+    desk.git("init", "-q", str(desk.home))
+    (desk.home / "other").mkdir()
+    assert "your home is in it" in desk.run("claude", cwd=desk.home / "other", status=125)
+
+
+# ---------------------------------------------------------------- the agent's home
+
+
+def test_what_it_remembers_comes_back_and_what_it_obeys_does_not(desk: Desk) -> None:
+    """On first use, nothing of it exists."""
+    login = json.dumps({"claudeAiOauth": {"token": "t"}, "hooks": {"a": "evil"}})
+    state = {"userID": "u", "mcpServers": {"evil": {"command": "evil"}}, "hooks": 1, "projects": {}}
+    state["projects"] = {
+        str(desk.project): {"lastSessionId": "s", "allowedTools": ["Bash"]},
+        "/other": {"lastSessionId": "x"},
+    }
+    slug = "".join(letter if letter.isalnum() else "-" for letter in str(desk.project))
+    desk.run(
+        "claude",
+        f"do:cd ~/.claude; echo '{login}' > .credentials.json; echo '{json.dumps(state)}' > ../.claude.json;"
+        f" echo talk > projects/{slug}/talk.jsonl; ln -s ~/.bashrc projects/{slug}/link;"
+        " mkfifo projects/*/fifo; echo evil > settings.json; mkdir hooks; echo evil > hooks/a",
+    )
+    assert json.loads((desk.home / ".claude/.credentials.json").read_text()) == {
+        "claudeAiOauth": {"token": "t"}
+    }
+    assert (desk.home / ".claude/.credentials.json").stat().st_mode & 0o777 == 0o600
+    assert json.loads((desk.home / ".claude.json").read_text()) == {
+        "userID": "u",
+        "projects": {str(desk.project): {"lastSessionId": "s"}},
+    }
+    assert [each.name for each in (desk.home / f".claude/projects/{slug}").iterdir()] == ["talk.jsonl"]
+    assert sorted(each.name for each in (desk.home / ".claude").iterdir()) == [
+        ".credentials.json",
+        "projects",
+    ]
+    said = desk.run("claude", f"do:cat ~/.claude/projects/{slug}/talk.jsonl ~/.claude/.credentials.json")
+    assert "talk" in said
+    assert '"token": "t"' in said
+
+
+def test_settings_are_the_users_and_read_only(desk: Desk) -> None:
+    (desk.home / ".claude/hooks").mkdir(parents=True)
+    (desk.home / ".claude/settings.json").write_text('{"theme": "mine"}')
+    (desk.home / ".claude.json").write_text('{"mcpServers": {"a": {"url": "https://a.example/x"}}}')
+    (desk.home / ".codex").mkdir()
+    (desk.home / ".codex/auth.json").write_text('{"tokens": "of codex"}')
+    said = desk.run(
+        "claude",
+        "do:cd ~; cat .claude/settings.json; echo evil > .claude/settings.json; echo evil > .claude/hooks/x;"
+        "mv .claude/hooks .claude/old; cat .codex/auth.json; ls .claude.json",
+    )
+    assert '"theme": "mine"' in said
+    assert "of codex" not in said
+    assert said.count("Read-only file system") == 2
+    assert (desk.home / ".claude/settings.json").read_text() == '{"theme": "mine"}'
+    assert list((desk.home / ".claude/hooks").iterdir()) == []
+    assert "MCP servers that do not work in there: a (--allow a.example:443)" in said
+
+
+def test_conversations_are_copied_out_and_never_replaced(desk: Desk) -> None:
+    there = desk.home / ".codex/sessions/2026/rollout-a.jsonl"
+    there.parent.mkdir(parents=True)
+    there.write_text("of the host\n")
+    desk.run(
+        "codex",
+        "do:mkdir -p ~/.codex/sessions/2026; cd ~/.codex/sessions/2026; echo evil > rollout-a.jsonl;"
+        "echo new > rollout-b.jsonl; ln -s ~/.bashrc rollout-c.jsonl; echo x > other;"
+        "echo y > $'rollout-\\n.jsonl'",
+    )
+    assert {each.name: each.read_text() for each in there.parent.iterdir()} == {
+        "rollout-a.jsonl": "of the host\n",
+        "rollout-b.jsonl": "new\n",
+    }
+
+
+def test_an_mcp_server_of_the_user_finds_its_files(desk: Desk) -> None:
+    tool = desk.home / "tools/server"
+    tool.mkdir(parents=True)
+    (tool / "package.json").write_text("{}")
+    (tool / "main.py").write_text("print('served')")
+    entries = {
+        "mine": {"command": "python3", "args": [str(tool / "main.py")]},
+        "gone": {"command": "no-such-program"},
+        "secret": {"command": "cat", "args": [str(desk.home / ".ssh/id_ed25519")]},
+    }
+    (desk.home / ".claude.json").write_text(json.dumps({"mcpServers": entries}))
+    said = desk.run("claude", f"do:python3 {tool}/main.py; cat {desk.home}/.ssh/id_ed25519")
+    assert "served\n" in said
+    assert "the key" not in said
+    assert "gone (no-such-program is not installed)" in said
+
+
+def test_git_knows_the_user_and_none_of_the_users_programs(desk: Desk) -> None:
+    said = desk.run("claude", "do:git config user.name; git st; git config core.editor; echo x > n; git st")
+    assert "Ada\n" in said
+    assert "evil-editor" not in said
+    assert "?? n" in said
+
+
+@pytest.mark.parametrize("kind", ["worktree", "submodule"])
+def test_git_works_where_the_repository_is_elsewhere(desk: Desk, kind: str) -> None:
+    place = desk.home / "src/tree"
+    if kind == "worktree":
+        desk.git("worktree", "add", "-q", str(place), "-b", "work")
+    else:
+        desk.git("clone", "-q", str(desk.project), str(place))
+        allow = ("-c", "protocol.file.allow=always")
+        desk.git(*allow, "submodule", "add", "-q", str(desk.project), "sub", cwd=place)
+        place = place / "sub"
+        desk.git("checkout", "-q", "-b", "work", cwd=place)
+    said = desk.run(
+        "claude", "do:git st; echo x > n; git add n; git commit -qm second; git log --oneline", cwd=place
+    )
+    assert " second\n" in said
+    assert "1 file changed, 1 git commit; kept" in said
+    assert desk.git("log", "--oneline", cwd=place).count("\n") == 1
+    assert (place / ".git").is_file()
+
+
+# ---------------------------------------------------------------- the review
+
+
+def _ends_with(screen: PtyScreen, text: str) -> bool:
+    return screen.text().rstrip().endswith(text)
+
+
+def review(desk: Desk, *answers: str, name: str = "claude-app") -> str:
+    screen = desk.at_a_terminal("review", name)
+    try:
+        for answer in answers:
+            asked = "discard: " if len(answer) == 1 and answer in "cdkx" else "[y/N] "
+            assert until(partial(_ends_with, screen, asked.strip()))
+            screen.type(answer + "\n")
+            time.sleep(0.2)
+        screen.ended()
+        return screen.text()
+    finally:
+        screen.close()
+
+
+def test_git_commits_arrive_as_git_commits_and_files_as_files(desk: Desk) -> None:
+    desk.run(
+        "claude",
+        "do:echo two >> README; git commit -qam 'agent: two'; echo three > three; git add three;"
+        "git commit -qm 'agent: three'; echo plain > plain; echo evil > .git/hooks/post-commit;"
+        "chmod +x .git/hooks/post-commit; git config core.fsmonitor evil",
+    )
+    said = review(desk, "c")
+    assert "3 files changed, 2 git commits" in said
+    assert "2 git commits added to your branch" in said
+    assert desk.git("log", "--format=%an %s").splitlines() == [
+        "Ada agent: three",
+        "Ada agent: two",
+        "Ada first",
+    ]
+    assert desk.git("st") == "?? plain\n"
+    assert not (desk.project / ".git/hooks/post-commit").exists()
+    assert "evil" not in (desk.project / ".git/config").read_text()
+    assert "0  " in desk.run("ls").splitlines()[1]
+    assert "nothing changed" in review(desk)
+
+
+def test_commits_are_a_branch_where_the_user_went_on(desk: Desk) -> None:
+    desk.run(
+        "claude",
+        "do:echo two >> README; git commit -qam 'agent'; git checkout -q -b side main~0; echo s > s;"
+        "git add s; git commit -qm side; git checkout -q main",
+    )
+    (desk.project / "mine").write_text("mine")
+    desk.git("add", "mine")
+    desk.git("commit", "-qm", "mine")
+    said = review(desk, "c")
+    assert "git merge staddle/claude-app" in said
+    assert desk.git("log", "--format=%s").splitlines() == ["mine", "first"]
+    assert desk.git("log", "--format=%s", "staddle/claude-app").splitlines() == ["agent", "first"]
+    assert desk.git("log", "--format=%s", "-1", "staddle/claude-app-side") == "side\n"
+
+
+def test_what_could_run_something_and_what_the_user_changed_is_asked_one_by_one(desk: Desk) -> None:
+    desk.run(
+        "claude",
+        "do:echo agent > README; echo evil > .envrc; echo '#!/bin/sh' > tool; chmod +x tool; echo n > n",
+    )
+    (desk.project / "README").write_text("the user's\n")
+    said = review(desk, "c", "n", "y", "n")
+    assert ".envrc" in said
+    assert {each.name for each in desk.project.iterdir()} == {".git", "README", "deep", "n", "tool"}
+    assert (desk.project / "README").read_text() == "the user's\n"
+    assert "left out: .envrc" in said
+    assert "claude-app  2 " in desk.run("ls")
+    assert "2 files changed" in review(desk, "x")
+    assert "claude-app  0 " in desk.run("ls")
+
+
+def test_a_review_needs_a_terminal_and_says_what_to_do_without(desk: Desk) -> None:
+    desk.run("claude", "do:echo n > n")
+    assert "staddle commit claude-app --yes" in desk.run("review", status=125)
+    desk.run("commit", "claude-app", "--yes")
+    assert (desk.project / "n").exists()
+
+
+def test_a_commit_can_be_undone_until_somebody_changes_its_files(desk: Desk) -> None:
+    desk.run("claude", "do:echo two > README; rm deep/er/file; mkdir new; echo n > new/n; ln -s README link")
+    desk.run("commit", "claude-app", "--yes")
+    assert (desk.project / "README").read_text() == "two\n"
+    assert "5 paths restored" in desk.run("commit", "--undo", "claude-app")
+    assert desk.git("st") == ""
+    desk.run("commit", "--undo", "claude-app")  # the commit once more
+    assert (desk.project / "new/n").read_text() == "n\n"
+    (desk.project / "new/n").write_text("the user's")
+    assert "was changed since the commit" in desk.run("commit", "--undo", "claude-app", status=125)
+    assert (desk.project / "README").read_text() == "two\n"
+    assert "there is no commit to undo" in desk.run("commit", "--undo", _new(desk), status=125)
+
+
+def _new(desk: Desk) -> str:
+    desk.run("run", "--keep", "new", "-c", "true")
+    return "new"
+
+
+# ---------------------------------------------------------------- while it runs
+
+
+def test_two_at_once_have_a_sandbox_each(desk: Desk, typed: list[PtyScreen]) -> None:
+    first = desk.at_a_terminal("claude")
+    typed.append(first)
+    first.until("agent>")
+    assert "kept: staddle review claude-app-2" in desk.run("claude", "do:echo two > second")
+    first.type("echo one > first; ls\n")
+    first.until("README")
+    assert "second" not in first.text().split("ls", 1)[1]
+    first.type("\x04")
+    first.until("1 file changed", "discard:")
+    first.type("c\n")
+    assert first.ended() == 0
+    assert (desk.project / "first").exists()
+
+
+def test_a_server_inside_is_reached_from_the_host(desk: Desk, typed: list[PtyScreen]) -> None:
+    screen = desk.at_a_terminal("claude", TERM="xterm")
+    typed.append(screen)
+    screen.until("agent>")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    screen.type(f"python3 -m http.server {port} --bind 127.0.0.1 > /dev/null 2>&1 &\n")
+
+    def reached() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
+    assert until(reached)
+    assert until(lambda: screen.text() and f"http://127.0.0.1:{port}".encode() in screen.raw)
+    screen.type("exit\n\x04")
+    screen.until(f"a server on port {port} was at http://127.0.0.1:{port}")
+
+
+def test_a_host_is_allowed_from_another_terminal(desk: Desk, typed: list[PtyScreen]) -> None:
+    screen = desk.at_a_terminal("claude")
+    typed.append(screen)
+    screen.until("agent>")
+    screen.type("timeout 60 bash -c ': < /dev/tcp/new.example/443'; echo ended\n")
+    assert until(lambda: "new.example:443" in desk.run("allow"))
+    assert "no running agent asks for 'other.example'" in desk.run("allow", "other.example", status=125)
+    screen.text()
+    assert b"may it reach new.example:443?" in screen.raw
+    assert "new.example:443 may be reached by claude-app" in desk.run("allow", "new.example")
+    screen.until("ended")
+    screen.type("\x04")
+    screen.ended()
+    assert "refused, because nobody" not in screen.text()
+    assert desk.run("allow") == "no agent asks for a host\n"
+
+
+def test_ctrl_z_stops_staddle_and_fg_goes_on(desk: Desk, typed: list[PtyScreen]) -> None:
+    shell = PtyScreen(["bash", "--norc", "-i"], {**desk.env, "PS1": "host$ "}, str(desk.project))
+    typed.append(shell)
+    shell.until("host$")
+    command = " ".join(COMMAND)
+    shell.type(f"{command} claude\n")
+    shell.until("agent>")
+    shell.type("echo before\n")
+    shell.until("before\r\n".strip(), "agent>")
+    shell.type("\x1a")
+    shell.until("Stopped")
+    shell.type("echo on the host; fg\n")
+    shell.until("on the host")
+    shell.type("echo after-it\n")
+    assert until(lambda: shell.text().count("after-it") >= 2)
+    shell.type("\x04")
+    shell.until("nothing changed")
+
+
+def test_a_window_that_is_closed_and_a_kill_leave_the_work_and_no_process(desk: Desk) -> None:
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
+        seconds = unique_seconds()
+        screen = desk.at_a_terminal("claude")
+        try:
+            screen.until("agent>")
+            screen.type(f"echo {number.value} >> work; sleep {seconds} & echo started\n")
+            screen.until("started\n".strip())
+            time.sleep(0.3)
+            screen.process.send_signal(number)
+            screen.process.wait(PATIENCE)
+        finally:
+            screen.close()
+        assert gone(str(seconds))
+    assert "1\n15\n9\n" in desk.run("claude", "do:cat work")
+
+
+@pytest.mark.needs_root  # ssh refuses a user without an account
+def test_the_ssh_agent_lists_and_signs_and_nothing_else(desk: Desk) -> None:
+    said = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
+    variables = dict(part.split("=", 1) for part in said.replace("\n", "").split(";") if "=" in part)
+    try:
+        agent = {"SSH_AUTH_SOCK": variables["SSH_AUTH_SOCK"]}
+        key = desk.home / ".ssh/key"
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada-key", "-f", key], check=True
+        )
+        subprocess.run(["ssh-add", "-q", key], env={**desk.env, **agent}, check=True)
+        for name, value in (
+            ("gpg.format", "ssh"),
+            ("user.signingkey", f"{key}.pub"),
+            ("commit.gpgsign", "true"),
+        ):
+            desk.git("config", "--global", name, value)
+        job = (
+            "do:ssh-add -l; ssh-add -D; ssh-keygen -q -t ed25519 -N '' -f ~/k; ssh-add ~/k;"
+            "echo x > x; git add x; git commit -qm signed; git cat-file commit HEAD"
+        )
+        found = desk.run("claude", "--ssh-agent", job, **agent)
+        assert "ada-key" in found
+        assert "BEGIN SSH SIGNATURE" in found
+        assert "staddle: your ssh key ada-key signs for the agent" in found
+        listed = subprocess.check_output(["ssh-add", "-l"], env={**desk.env, **agent}, text=True)
+        assert listed.count("\n") == 1
+        assert "ada-key" not in desk.run("claude", "do:ssh-add -l", **agent)
+    finally:
+        os.kill(int(variables["SSH_AGENT_PID"]), signal.SIGTERM)
+    assert "there is no ssh-agent" in desk.run("claude", "--ssh-agent", status=125)
