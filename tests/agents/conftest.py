@@ -76,7 +76,9 @@ class Bench:
                 options = (
                     [word for item in more.items() for word in ("--env", "=".join(item))] if inside else []
                 )
-                options += ["--network", f"loopback={model.url.rpartition(':')[2]}"] if inside else []
+                # Its work on a copy is tested in test_session.py.
+                own = ["--mode", "bind", "--network", f"loopback={model.url.rpartition(':')[2]}"]
+                options += own if inside else []
                 argv = [*STADDLE, "agent", name, "--way", way, *options, "--", *words]
             if command is not None:
                 argv = command(model, argv)

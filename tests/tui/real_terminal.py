@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.staddle_command import COMMAND, environment
+from tests.support.staddle_command import COMMAND
+from tests.support.tmux import Tmux
 from tests.support.waiting import unique_seconds, until, with_argument
-
-
-class Tmux:
-    """A tmux server of its own with one window."""
-
-    def __init__(self, directory: Path, command: list[str]) -> None:
-        self._socket = str(directory / "tmux")
-        self._env = {k: v for k, v in environment().items() if k != "TMUX"} | {"TERM": "xterm-256color"}
-        line = f"{shlex.join(command)}; echo ended with $?; sleep 1000"
-        self("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "32", line)
-
-    def __call__(self, *words: str) -> str:
-        argv = ["tmux", "-S", self._socket, *words]
-        return subprocess.run(argv, check=True, capture_output=True, text=True, env=self._env).stdout
-
-    def keys(self, *keys: str) -> None:
-        """Press keys, by tmux's names, or texts."""
-        for key in keys:
-            self("send-keys", key)
-
-    def screen(self) -> str:
-        """What is on the screen."""
-        return self("capture-pane", "-p")
-
-    def until(self, *texts: str) -> None:
-        """Wait until all of these are on the screen."""
-        assert until(lambda: all(text in self.screen() for text in texts)), f"{texts}:\n{self.screen()}"
 
 
 @pytest.fixture

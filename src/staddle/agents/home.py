@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Larger files from inside are not read, nor more conversations.
 _LARGEST, _LARGEST_SESSION, _MOST_SESSIONS = 4 << 20, 64 << 20, 500
+#: Conversations that are shown inside, and the bytes of each that name its project.
+_MOST_SHOWN, _HEAD = 20, 2048
 #: A path from inside, below the home, that is copied.
 _PLAIN = re.compile(r"(?!.*/\.\.?/)[A-Za-z0-9.][A-Za-z0-9._/-]{1,300}")
 #: Variables that tell a program about the terminal, the language and the time zone.
@@ -109,12 +111,31 @@ class AgentHome:
                 text = json.dumps(held, indent=2).encode()
                 self._given[state.path], self._seen[state.path] = held, text
                 self._write(sandbox, state.path.removeprefix("~/"), text, 0o600)
+        for below in self._sessions():
+            if not sandbox.files.exists(f"{self.home}/{below}"):
+                with open(f"{self.home}/{below}", "rb") as file:
+                    self._write(sandbox, below, file.read(_LARGEST_SESSION), 0o600)
         for name, text in git_files(self.home, signing=signing).items():
             self._write(sandbox, name, text)
         known = f"{self.home}/.ssh/known_hosts"
         if signing and os.path.isfile(known):
             with open(known, "rb") as file:
                 self._write(sandbox, KNOWN_HOSTS, file.read(_LARGEST))
+
+    def _sessions(self) -> list[str]:
+        """The newest conversations about this project, as paths below the home. Each begins with its name."""
+        import glob
+        import hashlib
+
+        known = (json.dumps(self.project), hashlib.sha256(self.project.encode()).hexdigest())
+        found: list[tuple[float, str]] = []
+        for pattern in self.agent.sessions:
+            for path in glob.glob(f"{glob.escape(self.home)}/{pattern[2:]}", recursive=True):
+                with open(path, "rb") as file:
+                    first, status = file.read(_HEAD), os.fstat(file.fileno())
+                if status.st_size <= _LARGEST_SESSION and any(mark.encode() in first for mark in known):
+                    found.append((status.st_mtime, path.removeprefix(f"{self.home}/")))
+        return [below for _, below in sorted(found)[-_MOST_SHOWN:]]
 
     def _write(self, sandbox: Sandbox, name: str, text: bytes, mode: int = 0o644) -> None:
         sandbox.files.write(f"{self.home}/{name}", text, parents=True, mode=mode)

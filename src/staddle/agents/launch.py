@@ -11,7 +11,6 @@ import tempfile
 
 from .. import places
 from ..errors import CommandNotFound, InvalidCall
-from .broker import ShellBroker
 from .json_text import parse
 from .table import MCP, SHELL, codex_environments, gemini_mcp, mcp_server
 
@@ -68,6 +67,8 @@ def run_with_shell(
 
     `ended` is called after the agent exits, before the sandbox is closed.
     """
+    from .broker import ShellBroker
+
     program = program_of(agent)
     way = agent.ways[SHELL]
     with ShellBroker(sandbox) as broker:

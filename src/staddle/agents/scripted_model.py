@@ -75,7 +75,7 @@ class ScriptedModel:
     """Serves the calls of `script` in order. `results` are the agent's answers, as JSON or text."""
 
     def __init__(self, script: Sequence[ToolCall | str]) -> None:
-        self.script = [shell(item) if isinstance(item, str) else item for item in script]
+        self.script = self.of(script)
         self.results: list[str] = []
         self.requests: list[str] = []
         self.offers: list[str] = []
@@ -85,6 +85,11 @@ class ScriptedModel:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def of(script: Sequence[ToolCall | str]) -> list[ToolCall]:
+        """The calls of a script, in which a text is a shell command."""
+        return [shell(item) if isinstance(item, str) else item for item in script]
 
     @property
     def url(self) -> str:

@@ -83,10 +83,12 @@ class AgentSession:
     @property
     def argv(self) -> list[str]:
         """The agent's command line, in the user's directory: a kept shell may be in another one."""
-        words = list(self.parsed.words)
+        agent, words = self.agent, list(self.parsed.words)
         if self.parsed.on("continue"):
-            words = [*(self.agent.interactive_latest or self.agent.latest), *words]
-        return ["env", "-C", self.here, self.program, *self.agent.freely(words)]
+            at = 1 if words and words[0] in agent.free_of else 0  # of one prompt, not of a conversation
+            latest = (agent.latest if at else agent.interactive_latest) or agent.latest
+            words = [*words[:at], *latest, *words[at:]]
+        return ["env", "-C", self.here, self.program, *agent.freely(words)]
 
     def opened(self, **options: Any) -> Sandbox:
         """Open the sandbox, and prepare the agent's home and repository in it."""

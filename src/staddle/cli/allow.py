@@ -17,7 +17,7 @@ from ..display import shown
 from ..errors import UsageError
 from .kept import begin
 from .options import HELP
-from .report import notify, say
+from .report import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,13 +89,9 @@ class Questions:
         return False
 
     def close(self) -> None:
-        """End the questions, and say which hosts were refused."""
+        """End the questions."""
         self._over.set()
-        asked = [os.path.basename(path) for path in _entries(self._place)]
         shutil.rmtree(self._place, ignore_errors=True)
-        hosts = ", ".join(name.removeprefix(_ASKED) for name in asked if name.startswith(_ASKED))
-        if hosts:
-            say(f"refused, because nobody allowed it: {shown(hosts)} (--allow HOST allows one)")
 
 
 def main(words: Sequence[str]) -> int:

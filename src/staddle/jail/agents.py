@@ -221,7 +221,7 @@ AGENTS: dict[str, Agent] = {
                 *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL"),
                 *("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
             ),
-            set=(("IS_SANDBOX", "1"), ("DISABLE_AUTOUPDATER", "1"), ("DISABLE_TELEMETRY", "1")),
+            set=(("IS_SANDBOX", "1"), ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1")),
             free=(
                 (
                     ("--permission-mode", "bypassPermissions"),
