@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -80,6 +82,72 @@ def test_from_a_repository_to_a_reviewed_branch(world: World) -> None:
     assert log == b"The rest\nAdd two\n"
     assert world.git("fsck", "--strict", where=world.repository) == b""
     assert json.loads(jail("ls", "--json").stdout) == []
+
+
+def tree_of(name: str) -> Path:
+    return Path(jail("path", name).stdout.strip())
+
+
+def committed(world: World, name: str, path: str) -> str:
+    branch = json.loads(jail("status", name, "--json").stdout)["branch"]
+    return world.git("show", f"{branch}:{path}", where=world.repository).decode()
+
+
+def at_the_question(name: str, answer: str, meanwhile: str) -> tuple[int, str]:
+    """The end of `jail commit` on a terminal, and its output; `meanwhile` is run while it asks."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        words = ("jail", "commit", name, "-m", "as shown")
+        os.execve(COMMAND[0], [*COMMAND, *words], {**environment(), "TERM": "dumb"})  # noqa: S606
+    said = b""
+    while b"[y/N]" not in said:
+        said += os.read(terminal, 65536)
+    subprocess.run(["sh", "-c", meanwhile], cwd=tree_of(name), check=True)
+    os.write(terminal, answer.encode() + b"\r")
+    with contextlib.suppress(OSError):  # EIO: it has ended
+        while data := os.read(terminal, 65536):
+            said += data
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode()
+
+
+def test_what_the_question_showed_is_committed(world: World, name: str) -> None:
+    tree = tree_of(name)
+    (tree / "file.txt").write_text("shown\n")
+    (tree / "new").touch()
+    status, said = at_the_question(name, "n", "true")
+    assert (status, "nothing was done" in said) == (1, True)
+    status, said = at_the_question(name, "y", "echo evil! > file.txt; echo evil > .envrc")
+    assert status == 0, said
+    assert "Commit these 2 changes to staddle/" in said
+    assert "M file.txt" in said
+    assert "A new" in said
+    assert "changed since it was shown, and not committed: .envrc, file.txt" in said
+    assert committed(world, name, "file.txt") == "shown\n"
+
+
+def test_what_the_diff_showed_is_committed_or_refused(world: World, name: str) -> None:
+    tree = tree_of(name)
+    (tree / "file.txt").write_text("shown\n")
+    shown = jail("diff", name)
+    assert "+shown" in shown.stdout
+    digest = shown.stderr.partition("--review ")[2].split()[0]
+    (tree / "file.txt").write_text("evil!\n")
+    done = jail("commit", name, "--review", digest, "-m", "as shown")
+    assert "changed since it was shown, and not committed: file.txt" in done.stderr
+    assert committed(world, name, "file.txt") == "shown\n"
+    refused = jail("commit", name, "--review", digest, "-m", "again", status=125).stderr
+    assert "file.txt: it changed since the review" in refused
+    assert "jail diff" in jail("commit", name, "--review", "x", "-m", "x", status=125).stderr
+
+
+def test_hosts_of_the_file_are_not_files_that_a_commit_allows(
+    world: World, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.top / "jail.toml").write_text('network = "allow"\nallow = ["*"]\n')
+    monkeypatch.setenv("STADDLE_JAIL_CONFIG", str(world.top / "jail.toml"))
+    (tree_of(name) / ".envrc").touch()
+    assert ".envrc is a protected name" in jail("commit", name, "-m", "x", status=125).stderr
 
 
 @pytest.mark.slow

@@ -9,17 +9,18 @@ import time
 from ..display import shown, shown_block
 from ..errors import CommitRefused, UsageError
 from ..jail.task import Task
-from ..jail.workspace import Workspace
+from ..jail.workspace import Workspace, refuse_held
 from ..policy.limits import parse_duration
 from .commit import ALLOW, HOW_TO_ALLOW, refusal
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of, with_defaults
+from .kept import LETTERS, print_paged
 from .options import HELP, Option, Parsed, help_rows, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..jail.review import PlantedFile
+    from ..jail.review import PlantedFile, WorkspaceReview
 
 _JSON = Option("json", "", "the same as JSON")
 
@@ -43,8 +44,8 @@ WS is a workspace: its name, the start of it, its branch, its path, or its refer
   staddle jail run WS -- make test
   staddle jail diff WS                                           then commit, publish, rm
 
-`staddle jail COMMAND --help` lists the options of each. Those of run, shell, attach, commit and reap can be
-in a file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
+`staddle jail COMMAND --help` lists the options of each. Those of run, shell, attach and reap, and --author,
+can be in a file: $STADDLE_JAIL_CONFIG, else ~/.config/staddle/jail.toml.
 """
 
 
@@ -188,11 +189,17 @@ def _status(parsed: Parsed) -> int:
 
 
 def _diff(parsed: Parsed) -> int:
-    found = _one(parsed).diff(uncommitted=not parsed.on("committed"), stat=parsed.on("stat"))
+    workspace = _one(parsed)
+    review = None if parsed.on("committed") else workspace.review()
+    found = workspace.diff(uncommitted=review or False, stat=parsed.on("stat"))
     if sys.stdout.isatty():
         print(shown_block(found), end="")  # an agent's text could move the cursor
     else:
         sys.stdout.buffer.write(found)  # like git, for `git apply`
+    if review and review.changed:
+        sys.stdout.flush()
+        command = f"staddle jail commit {workspace.name} --review {review.digest} -m TEXT"
+        print(f"staddle: to commit exactly this: {command}", file=sys.stderr)
     return 0
 
 
@@ -201,27 +208,54 @@ def _commit(parsed: Parsed) -> int:
     message = parsed.one("message")
     if not message:
         raise UsageError("--message is missing", fix="describe what was done: --message TEXT")
+    allow, allow_protected = parsed.many("allow"), parsed.on("allow-protected")
     try:
         with workspace.claim():
+            review = workspace.review(parsed.one("review"))
+            refuse_held(review.held, allow, allow_protected)
+            asks = sys.stdin.isatty() and sys.stdout.isatty()
+            if asks and review.changed and not (parsed.on("yes") or parsed.on("review")):
+                print_paged(_rows(review))
+                if not _agreed(review, workspace.branch):
+                    print("nothing was done")
+                    return 1
             commit = workspace.commit_all(
                 message,
                 author=parsed.one("author"),
-                allow=parsed.many("allow"),
-                allow_protected=parsed.on("allow-protected"),
+                allow=allow,
+                allow_protected=allow_protected,
+                review=review,
             )
+            left = workspace.changed_paths() if asks or parsed.on("review") else ()
     except CommitRefused as refused:
         raise refusal(refused, f"see `staddle jail diff {workspace.name}`; {HOW_TO_ALLOW}") from None
     print(commit if commit else "nothing to commit")
+    if left:
+        names = ", ".join(shown(path) for path in left[:5]) + (", …" if len(left) > 5 else "")
+        print(f"staddle: changed since it was shown, and not committed: {names}", file=sys.stderr)
     return 0
+
+
+def _rows(review: WorkspaceReview) -> list[str]:
+    changed = [f"{LETTERS[item.kind]} {shown(item.path)}" for item in review.changed]
+    return [*changed, *(f"! {shown(item.path)}: {shown(item.why)}" for item in review.held)]
+
+
+def _agreed(review: WorkspaceReview, branch: str) -> bool:
+    count = len(review.changed)
+    what = "this change" if count == 1 else f"these {count:,} changes"
+    print(f"Commit {what} to {shown(branch)}? [y/N] ", end="", flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _publish(parsed: Parsed) -> int:
     workspace = _one(parsed)
-    planted = (*workspace.worth_a_look(), *workspace.inspect())
-    workspace.publish(parsed.one("remote"))
+    tip = workspace.tip()
+    planted = (*workspace.worth_a_look(tip), *workspace.inspect())
+    workspace.publish(parsed.one("remote"), commit=tip)
     for item in planted:
         print(f"staddle: review {_told(item)}", file=sys.stderr)
-    print(f"{shown(workspace.branch)} at {workspace.tip()}")
+    print(f"{shown(workspace.branch)} at {tip}")
     return 0
 
 
@@ -379,7 +413,14 @@ _COMMANDS: dict[str, _Row] = {
     "commit": (
         "commit WS",
         "commit the files of the tree; runs no hook and no filter",
-        (Option("message", "TEXT", "what was done", short="m"), *ALLOW, AUTHOR, HELP),
+        (
+            Option("message", "TEXT", "what was done", short="m"),
+            Option("review", "DIGEST", "commit exactly what `jail diff` showed with this digest"),
+            Option("yes", "", "do not ask on a terminal", short="y"),
+            *ALLOW,
+            AUTHOR,
+            HELP,
+        ),
         _commit,
     ),
     "publish": (

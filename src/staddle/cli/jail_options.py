@@ -62,7 +62,8 @@ def with_defaults(
             given |= {*group}
     if "agent" not in given and ("command" in given or (parsed.dashed and parsed.words[1:])):
         given |= {*_OF_THE_AGENT}
-    mine = {option.name for option in options}
+    # An option of another meaning can have the same name: --allow of `run` names hosts, of `commit` files.
+    mine = {option.name for option in options if option in tables[table]}
     found = {name: values for name, values in said.items() if name in mine and name not in given}
     return parsed.replace(options={**parsed.options, **found})
 

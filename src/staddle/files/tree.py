@@ -176,6 +176,15 @@ class Tree:
         finally:
             os.close(directory)
 
+    def link_target(self, path: str) -> str:
+        """The target of the link at `path` in this layer alone. OSError if there is no link."""
+        parent, _, name = path.rpartition("/")
+        directory = self.directory(parent)
+        try:
+            return os.readlink(name, dir_fd=directory)
+        finally:
+            os.close(directory)
+
     def give_back(self) -> None:
         """Remove every added right."""
         while self._lent:

@@ -256,9 +256,10 @@ class Git:
         url = named[remote]
         return os.path.normpath(os.path.join(repository, url)) if is_local(url) else url
 
-    def push(self, url: str, branch: str) -> None:
-        """Push the branch to `url`, never by force. Runs no hook, and reads no config of the repository.
+    def push(self, url: str, branch: str, commit: str) -> None:
+        """Push `commit` to the branch at `url`, never by force.
 
+        Runs no hook, and reads no config of the repository.
         Only this call uses the user's own variables and config, because they have the keys. No sandbox could
         write them. It cannot ask for a password: there is no terminal.
         """
@@ -274,7 +275,7 @@ class Git:
             "--no-verify",
             "--",
             url,
-            f"{ref}:{ref}",
+            f"{commit}:{ref}",
         )
         theirs = {name: value for name, value in os.environ.items() if name not in _REPOSITORY}
         ours = ("GIT_NO_LAZY_FETCH", "GIT_NO_REPLACE_OBJECTS", "GIT_TERMINAL_PROMPT", "LC_ALL")
@@ -336,7 +337,12 @@ def head(git_directory: str) -> str:
     if said.startswith("ref:"):
         name = said.removeprefix("ref:").strip()
         return f"ref: {name}" if name.startswith("refs/") and ".." not in name and name.isprintable() else ""
-    return said if len(said) in (40, 64) and all(letter in "0123456789abcdef" for letter in said) else ""
+    return said if is_object_name(said) else ""
+
+
+def is_object_name(text: str) -> bool:
+    """Whether it is the full name of an object."""
+    return len(text) in (40, 64) and all(letter in "0123456789abcdef" for letter in text)
 
 
 def _config(common: str) -> str:

@@ -16,8 +16,8 @@ import time
 
 from .._value import Value
 from ..layers.differences import Difference
-from ..layers.merged_view import LayerView, Merged, OpenLayers
-from ..layers.review import NeedsApproval, held_changes
+from ..layers.merged_view import Merged
+from ..layers.review import Conflict, NeedsApproval, held_changes
 from ..policy.gitconfig import parse
 from ..policy.protected import find_protected
 from .git import head, text
@@ -182,8 +182,33 @@ def worth_a_look(git: Git, base: str, tip: str) -> tuple[PlantedFile, ...]:
     return tuple(found)
 
 
-def needs_approval(git: Git, tip: str, tree: str, top: str) -> tuple[NeedsApproval, ...]:
-    """The changes from `tip` to `tree` (in the directory `top`) that need approval before a commit."""
+class TreeChange(Value):
+    """One path at which two trees differ; `kind` is one of those of `Change`."""
+
+    kind: Kind
+    path: str
+
+
+class WorkspaceReview(Value):
+    """The commit that `Workspace.commit_all` would make, as it was at one moment: a tree object of git.
+
+    `tip` is the commit that it would follow, `tree` the tree object, `changed` the differences between them.
+    `held` need approval. `digest` names both for `staddle jail commit --review`, and for git.
+    """
+
+    tip: str
+    tree: str
+    changed: tuple[TreeChange, ...]
+    held: tuple[NeedsApproval, ...]
+
+    @property
+    def digest(self) -> str:
+        """`TIP..TREE`. Two reviews that differ anywhere, even in content, have different ones."""
+        return f"{self.tip}..{self.tree}"
+
+
+def reviewed(git: Git, tip: str, tree: str) -> WorkspaceReview:
+    """The review of a commit of `tree` after `tip`. It reads git's objects only, never the working tree."""
 
     def entry(mode: bytes) -> Merged:
         status = os.stat_result((int(mode, 8), *(0,) * 9)) if mode.strip(b"0") else None
@@ -200,8 +225,89 @@ def needs_approval(git: Git, tip: str, tree: str, top: str) -> tuple[NeedsApprov
         Difference(kind(before, mode), path, entry(mode), entry(before))
         for before, mode, _, path in _changed(git, tip, tree)
     ]
-    with OpenLayers(LayerView((), (top,))) as opened:
-        return tuple(held_changes(opened, found))
+    held = held_changes(GitTree(git, tree), found) if found else ()
+    return WorkspaceReview(tip, tree, tuple(TreeChange(item.kind, item.path) for item in found), tuple(held))
+
+
+def changed_between(git: Git, before: str, after: str) -> tuple[Conflict, ...]:
+    """Every path at which two trees or commits differ, as the objection to a commit."""
+    return tuple(
+        Conflict(path, "modified", "it changed since the review")
+        for _, _, _, path in _changed(git, before, after)
+    )
+
+
+class GitTree:
+    """A tree object of git, in which names are looked up as in a layer (`Names`).
+
+    An agent can change the working tree while staddle looks at it, so the answers come from git's objects.
+    """
+
+    def __init__(self, git: Git, tree: str) -> None:
+        self._git = git
+        self._modes: dict[str, int] = {"": stat.S_IFDIR}
+        self._names: dict[str, list[str]] = {}
+        self._blobs: dict[str, str] = {}
+        self._targets: dict[str, str] | None = None
+        for row in git.run("ls-tree", "-r", "-t", "-z", tree).split(b"\0")[:-1]:
+            meta, _, name = row.partition(b"\t")
+            mode, _, blob = meta.split(b" ")
+            path = os.fsdecode(name)
+            parent, _, last = path.rpartition("/")
+            self._modes[path] = int(mode, 8)
+            self._names.setdefault(parent, []).append(last)
+            if mode == _LINK:
+                self._blobs[path] = blob.decode()
+
+    @property
+    def layers(self) -> tuple[GitTree, ...]:
+        """None: a tree object is complete."""
+        return ()
+
+    @property
+    def bases(self) -> tuple[GitTree, ...]:
+        """The tree itself."""
+        return (self,)
+
+    def status(self, path: str) -> os.stat_result | None:
+        """The status of `path`, of which only the mode is set, or None."""
+        mode = self._modes.get(path)
+        return None if mode is None else os.stat_result((mode, *(0,) * 9))
+
+    def names(self, path: str) -> list[str]:
+        """The names in the directory at `path`; empty if there is no such directory."""
+        return self._names.get(path, [])
+
+    def link_target(self, path: str) -> str:
+        """The target of the link at `path`; "/" if git does not have it, or no file system could have it."""
+        if self._targets is None:
+            self._targets = self._all_targets()
+        return self._targets.get(path, "/")
+
+    def _all_targets(self) -> dict[str, str]:
+        """The target of every link, from two calls of git. A blob can be larger than any target."""
+        ids = sorted(set(self._blobs.values()))
+        sizes = self._git.run("cat-file", "--batch-check=%(objectsize)", data=_lines(ids)).splitlines()
+        small = [
+            blob
+            for blob, size in zip(ids, sizes, strict=True)
+            if size.isdigit() and int(size) <= _LONGEST_PATH
+        ]
+        said = self._git.run("cat-file", "--batch=%(objectsize)", data=_lines(small))
+        content, at = {}, 0
+        for blob in small:
+            size, _, _ = said[at : at + 20].partition(b"\n")
+            at += len(size) + 1
+            content[blob] = os.fsdecode(said[at : at + int(size)])
+            at += int(size) + 1
+        return {path: content[blob] for path, blob in self._blobs.items() if blob in content}
+
+    def give_back(self) -> None:
+        """Do nothing: there are no rights to remove."""
+
+
+def _lines(ids: Iterable[str]) -> bytes:
+    return "".join(f"{each}\n" for each in ids).encode()
 
 
 def _changed(git: Git, base: str, tip: str) -> Iterator[tuple[bytes, bytes, str, str]]:

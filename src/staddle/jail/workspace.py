@@ -17,12 +17,21 @@ import time
 
 from .. import places
 from ..errors import CommitRefused, GitFailed, InvalidCall, PolicyError, WorkspaceBusy, WorkspaceError
-from ..layers.review import Allowed, Review, decided
+from ..layers.review import Allowed, NeedsApproval, Review, decided
 from . import git as safe_git
 from . import record as records
 from . import task as tasks
 from . import worktree
-from .review import WITH_REPOSITORIES, GitIndex, PlantedFile, find_planted, needs_approval, worth_a_look
+from .review import (
+    WITH_REPOSITORIES,
+    GitIndex,
+    PlantedFile,
+    WorkspaceReview,
+    changed_between,
+    find_planted,
+    reviewed,
+    worth_a_look,
+)
 from .worktree import erase
 
 TYPE_CHECKING = False
@@ -235,22 +244,31 @@ class Workspace:
         """Remove the locks of a killed git. The caller must have the claim, and nothing may run in it."""
         worktree.unlock(self.common, self.name, self.branch)
 
-    def publish(self, remote: str | None = None) -> None:
-        """Record that its branch has been taken over. It must be `publishable`.
+    def publish(self, remote: str | None = None, *, commit: str | None = None) -> str:
+        """Record that its branch has been taken over; return its commit. It must be `publishable`.
 
         With `remote`, a remote of the repository or a URL, the branch is pushed there first, never by force.
-        If the push fails, GitFailed is raised and nothing is recorded.
+        If the push fails, GitFailed is raised and nothing is recorded. With `commit`, the tip that was
+        reviewed, WorkspaceError is raised if the branch has moved since.
         """
         with self.claim():
+            tip = self.tip()
+            if commit not in (None, tip):
+                raise WorkspaceError(
+                    f"the branch {self.branch!r} has moved since it was reviewed",
+                    why=f"it was at {commit} and is at {tip}",
+                    fix="review it again",
+                )
             if not self.publishable():
                 raise self._unpublishable()
-            facts = {"branch": self.branch, "commit": self.tip()}
+            facts = {"branch": self.branch, "commit": tip}
             if remote is not None:
                 url = self._git.remote_url(remote, self.repository)
-                self._git.push(url, self.branch)
+                self._git.push(url, self.branch, tip)
                 facts["remote"] = safe_git.without_login(url)
             self.move_to("published")
             records.append_journal(self.directory, "published", None, **facts)
+            return tip
 
     def tip(self) -> str:
         """The commit at the tip of its branch."""
@@ -262,14 +280,16 @@ class Workspace:
         fields = said.decode("utf-8", "surrogateescape").split("\0")
         return tuple(zip(fields[0::2], fields[1::2], strict=False))
 
-    def diff(self, *, uncommitted: bool = False, stat: bool = False) -> bytes:
+    def diff(self, *, uncommitted: bool | WorkspaceReview = False, stat: bool = False) -> bytes:
         """The diff from its base to the branch, in git's format. The bytes are the agent's: escape them.
 
-        `uncommitted` includes the tree's uncommitted changes; `stat` returns only the size of each change.
+        `uncommitted` includes the tree's uncommitted changes, or those of a review; `stat` returns only the
+        size of each change.
         """
         options = ["--stat=120"] if stat else []
-        if not uncommitted:
-            return self._git.run("diff", "--no-renames", WITH_REPOSITORIES, *options, self.base, self.tip())
+        if not isinstance(uncommitted, bool) or not uncommitted:
+            end = uncommitted.tree if uncommitted else self.tip()
+            return self._git.run("diff", "--no-renames", WITH_REPOSITORIES, *options, self.base, end)
         with GitIndex(self._git, only_looking=True) as index:
             index.read(self.tip())
             index.take(index.differing())
@@ -285,6 +305,19 @@ class Workspace:
         """Whether the tree differs from its branch. Ignores the agent's index, which could say anything."""
         return bool(self.changed_paths())
 
+    def review(self, digest: str | None = None) -> WorkspaceReview:
+        """Write the tree as it is now to a tree object of git, for `commit_all` to commit.
+
+        With `digest`, that earlier review of this workspace. Nested repositories are left out, see `inspect`.
+        """
+        if digest is not None:
+            return self._earlier(digest)
+        tip = self.tip()
+        with GitIndex(self._git) as index:
+            index.read(tip)
+            index.take(index.differing())
+            return reviewed(self._git, tip, index.tree())
+
     def commit_all(
         self,
         message: str,
@@ -292,42 +325,68 @@ class Workspace:
         author: str | None = None,
         allow: Collection[str] = (),
         allow_protected: bool = False,
+        review: WorkspaceReview | None = None,
     ) -> str | None:
         """Commit the tree to the branch; return the new commit, or None if nothing changed.
 
         `author` is "Name <address>" (default: the agent of `IDENTITY`). No hook, filter or signature is run.
         Nested repositories are left out, see `inspect`. Raises CommitRefused, and commits nothing, if there
         are protected names, new executables or links out of the tree, as `Sandbox.commit`: `allow` lists
-        paths to accept, `allow_protected` accepts all.
+        paths to accept, `allow_protected` accepts all. With `review`, it commits exactly the reviewed tree:
+        later changes stay uncommitted, and CommitRefused lists what changed if the branch has moved since.
         """
         identity = commit_identity(author)
         self._refuse_unfinished()
-        tip = self.tip()
-        with GitIndex(self._git) as index:
-            index.read(tip)
-            index.take(index.differing())
-            tree = index.tree()
-        if tree == self._git.run("rev-parse", "--verify", f"{tip}^{{tree}}").decode().strip():
+        if review is None:
+            review = self.review()
+        else:
+            self._refuse_moved(review)
+        if not review.changed:
             return None
-        self._refuse_held(tip, tree, Allowed(allow), allow_protected)
-        made = self._git.run(
-            "commit-tree", tree, "-p", tip, data=message.encode("utf-8", "surrogateescape"), env=identity
-        )
+        refuse_held(review.held, allow, allow_protected)
+        data = message.encode("utf-8", "surrogateescape")
+        made = self._git.run("commit-tree", review.tree, "-p", review.tip, data=data, env=identity)
         commit = made.decode().strip()
-        self._git.run("update-ref", f"refs/heads/{self.branch}", commit, tip)
-        worktree.install_index(f"{self.directory}/git/index", self.admin)
+        try:
+            self._git.run("update-ref", f"refs/heads/{self.branch}", commit, review.tip)
+        except GitFailed:
+            self._refuse_moved(review)
+            raise
+        with GitIndex(self._git) as index:
+            index.read(commit)
+            worktree.install_index(index.path, self.admin)
         records.append_journal(self.directory, "committed", commit=commit)
         return commit
 
-    def _refuse_held(self, tip: str, tree: str, allow: Allowed, allow_protected: bool) -> None:
-        held = needs_approval(self._git, tip, tree, self.path)
+    def _earlier(self, digest: str) -> WorkspaceReview:
+        tip, found, tree = digest.partition("..")
         try:
-            decided(Review((), (), (), held), "refuse", allow_protected, allow)
-        except CommitRefused as refused:
-            fix = f"review them; allow=[{refused.held[0].path!r}, ...] commits those that it names"
-            raise CommitRefused(
-                refused.what, why=refused.why, fix=f"{fix}, allow_protected=True all", held=refused.held
+            if not found or not all(map(safe_git.is_object_name, (tip, tree))):
+                raise GitFailed("it is not TIP..TREE")
+            for name, kind in ((tip, b"commit"), (tree, b"tree")):
+                if self._git.run("cat-file", "-t", name).strip() != kind:
+                    raise GitFailed(f"{name} is not a {kind.decode()}")
+            return reviewed(self._git, tip, tree)
+        except GitFailed as error:
+            raise WorkspaceError(
+                f"the workspace {self.name} has no review {digest!r}",
+                why=error.why or error.what,
+                fix="use the digest of its review(), which `staddle jail diff` prints",
             ) from None
+
+    def _refuse_moved(self, review: WorkspaceReview) -> None:
+        """Raise CommitRefused if the branch is not where it was at the review."""
+        tip = self.tip()
+        if tip == review.tip:
+            return
+        changed = changed_between(self._git, review.tip, tip)
+        paths = ", ".join(repr(item.path) for item in changed[:10])
+        raise CommitRefused(
+            f"the branch {self.branch!r} has moved since the review",
+            why=f"it was at {review.tip} and is at {tip}; between them {paths or 'no file'} changed",
+            fix="nothing was written; review it again",
+            conflicts=changed,
+        )
 
     def publishable(self) -> bool:
         """Stopped, new commits on its branch, nothing uncommitted, HEAD and .git file unchanged."""
@@ -361,9 +420,12 @@ class Workspace:
         """Files in the repository and the tree that would make git, an editor or a shell run commands."""
         return find_planted(self.common, self.admin, self.path, self.branch)
 
-    def worth_a_look(self) -> tuple[PlantedFile, ...]:
-        """New executables in its commits, links out of the tree, and other repositories."""
-        return worth_a_look(self._git, self.base, self.tip())
+    def worth_a_look(self, commit: str | None = None) -> tuple[PlantedFile, ...]:
+        """New executables in its commits, links out of the tree, and other repositories.
+
+        It looks at the commits up to `commit` (default: the tip).
+        """
+        return worth_a_look(self._git, self.base, commit or self.tip())
 
     def remove(self, *, force: bool = False) -> None:
         """Remove the worktree; the branch stays. Discards uncommitted changes only with `force`."""
@@ -400,6 +462,17 @@ class Workspace:
         except GitFailed:
             return False
         return True
+
+
+def refuse_held(found: tuple[NeedsApproval, ...], allow: Collection[str], allow_protected: bool) -> None:
+    """Raise the CommitRefused of `commit_all` if it would not accept these changes."""
+    try:
+        decided(Review((), (), (), found), "refuse", allow_protected, Allowed(allow))
+    except CommitRefused as refused:
+        fix = f"review them; allow=[{refused.held[0].path!r}, ...] commits those that it names"
+        raise CommitRefused(
+            refused.what, why=refused.why, fix=f"{fix}, allow_protected=True all", held=refused.held
+        ) from None
 
 
 def directories(root: str | None = None) -> Iterator[str]:

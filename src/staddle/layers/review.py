@@ -37,7 +37,7 @@ from .merged_view import OpenLayers
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import Literal, TypedDict, TypeVar, Unpack
+    from typing import Literal, Protocol, TypedDict, TypeVar, Unpack
 
     from .baseline import Copied
     from .changes import Change
@@ -46,6 +46,22 @@ if TYPE_CHECKING:
     OnConflict = Literal["refuse", "overwrite"] | Callable[["Conflict"], Answer]
     Choice = Callable[[OpenLayers, Sequence[Difference]], Iterable[Difference]]
     Shown = TypeVar("Shown", Difference, "Conflict", "NeedsApproval")
+
+    class ReadableTree(Protocol):
+        """A tree in which names are looked up: the `Tree` of a layer, or a tree object of git."""
+
+        def status(self, path: str) -> os.stat_result | None: ...
+        def names(self, path: str) -> Sequence[str]: ...
+        def link_target(self, path: str) -> str: ...
+
+    class MergedTrees(Protocol):
+        """Trees, topmost first, as `OpenLayers` has them."""
+
+        @property
+        def layers(self) -> Sequence[ReadableTree]: ...
+        @property
+        def bases(self) -> Sequence[ReadableTree]: ...
+        def give_back(self) -> None: ...
 
     class ApprovalOptions(TypedDict, total=False):
         """The options of a commit of a sandbox; see `commit`."""
@@ -63,7 +79,7 @@ _MOST_LINKS = 40
 class LinkTargets:
     """Reads links in the merged tree of a view, each once."""
 
-    def __init__(self, opened: OpenLayers) -> None:
+    def __init__(self, opened: MergedTrees) -> None:
         self._opened = opened
         self._targets: dict[str, str | None] = {}
 
@@ -98,7 +114,6 @@ class LinkTargets:
         return "/".join(done)
 
     def _read(self, path: str) -> str | None:
-        parent, _, name = path.rpartition("/")
         for tree in (*self._opened.layers, *self._opened.bases):
             found = tree.status(path)
             if found is None:
@@ -106,14 +121,11 @@ class LinkTargets:
             if not stat.S_ISLNK(found.st_mode):
                 return None
             try:
-                directory = tree.directory(parent)
-                try:
-                    return os.readlink(name, dir_fd=directory)
-                finally:
-                    os.close(directory)
-                    tree.give_back()
+                return tree.link_target(path)
             except OSError:
                 return None  # replaced meanwhile
+            finally:
+                self._opened.give_back()
         return None
 
 
@@ -460,7 +472,7 @@ def _conflicts(
     return tuple(conflicts)
 
 
-def held_changes(opened: OpenLayers, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
+def held_changes(opened: MergedTrees, found: Iterable[Difference]) -> Iterable[NeedsApproval]:
     """Yield the changes that need approval: protected names, links out of the tree, new executables."""
     names = Names(opened)
     for item in found:
@@ -484,7 +496,7 @@ def _can_be_run(status: os.stat_result | None) -> bool:
 class Names:
     """Lookup of protected paths. Each directory is checked once."""
 
-    def __init__(self, opened: OpenLayers) -> None:
+    def __init__(self, opened: MergedTrees) -> None:
         self._opened = opened
         self._links = LinkTargets(opened)
         self._directories: dict[str, str | None] = {}
