@@ -304,8 +304,23 @@ def thread_unavailable() -> ThreadUnavailable:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means that no more files can be opened."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+    """Whether an error means that no more files can be opened, or that no open file can be waited for."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in (errno.EMFILE, errno.ENFILE) or is_poll_refused(error)
+
+
+#: The most descriptors that we give to a poll.
+_MOST_POLLED = 8
+
+
+def is_poll_refused(error: OSError) -> bool:
+    """Whether an error means that a poll had more descriptors than the limit on open files: poll(2)."""
+    if error.errno != errno.EINVAL:
+        return False
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _MOST_POLLED
 
 
 def not_handed_over(error: OSError, fix: str) -> LaunchFailed:

@@ -199,3 +199,37 @@ except LayerError as error:
         place,
     )
     assert told == "True True"
+
+
+def test_wherever_an_opening_meets_the_end_of_the_room_it_is_an_error_with_the_place(place: Path) -> None:
+    """In this process, in the fork server and inside: the kernel makes files of its own for a mount."""
+    told = child(
+        """
+from staddle.errors import LayerError
+layers = small("layers", "4m")
+os.environ["STADDLE_LAYERS"] = layers
+def opened(options):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options + ",mode=755", "none", layers], check=True)
+    try:
+        Sandbox().close()
+    except LayerError as error:
+        assert layers in error.why and "STADDLE_LAYERS" in error.fix, error
+        return 3
+    return 4
+ends = []
+for options in [f"nr_inodes={count}" for count in range(18, 40)] + ["size=8k", "size=16k"]:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(opened(options))
+        except BaseException as error:
+            print(options, type(error).__name__, error, flush=True)
+            os._exit(5)
+    ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    subprocess.run(["umount", "-l", layers], check=True)
+assert ends[0] == ends[-1] == 3 and set(ends) <= {3, 4}, ends
+print("fine")
+""",
+        place,
+    )
+    assert told == "fine"

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, too_many_open_files
+from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, is_poll_refused, too_many_open_files
 from ..interrupts import free_within, interruptible, wait_readable
 from ..linux.process import exit_status
 from . import agent_messages
@@ -319,6 +319,9 @@ class AgentClient:
                     why="processes of this user have sent too many descriptors that were not received",
                     fix="end the program that does so, or raise the limit (ulimit -n)",
                 ) from None
+            if is_full(error):  # of this process, not of the sandbox
+                self._is_out_of_step = False
+                raise too_many_open_files() from None
             raise lost() from error
 
     def _resynchronize(self, patience: float = PATIENCE) -> None:
@@ -353,7 +356,7 @@ class AgentClient:
                 self.kill()
                 raise lost("its agent does not answer") from None
             if is_full(error):  # of this process, not of the sandbox
-                self._is_out_of_step = False
+                self._is_out_of_step = isinstance(error, OSError) and is_poll_refused(error)
                 raise too_many_open_files() from None
             raise lost(str(error)) from error
         if message is None:

@@ -16,7 +16,7 @@ import os
 import stat
 
 from .. import places
-from ..errors import LayerError
+from ..errors import LaunchFailed, LayerError
 from ..linux.memory import available
 from . import trash
 from .host_directory import HostDirectory
@@ -75,6 +75,10 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"<Layer {self.path!r}>"
+
+
+#: The errors of a file system that takes no more.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def usage(directory: str) -> int:
@@ -223,17 +227,23 @@ class Store:
         self.close()
 
 
-def no_room(error: OSError, place: str) -> Exception:
-    """Return a LayerError for a full file system, or one without free inodes; any other error unchanged."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+def no_room(error: Exception, place: str) -> Exception:
+    """Return a LayerError for a full file system, or one without free inodes; any other error unchanged.
+
+    The layers are in `place`. The error is an OSError, or a LaunchFailed with what the kernel said in another
+    process of ours.
+    """
+    number = error.errno if isinstance(error, OSError) else _told_number(error, place)
+    if number not in _NO_ROOM:
         return error
-    why = os.strerror(error.errno)
+    why = os.strerror(number)
     try:
         room = os.statvfs(place)
-        if error.errno == errno.ENOSPC and room.f_files and not room.f_favail:
+        if number == errno.ENOSPC and room.f_files and not room.f_favail:
             why = "no inode is left for another file"
-        elif error.errno == errno.ENOSPC:
-            why = f"{why}: {room.f_bavail * room.f_frsize:,} bytes are free"
+        elif number == errno.ENOSPC:
+            inodes = f" and {room.f_favail:,} inodes" if room.f_files else ""
+            why = f"{why}: {room.f_bavail * room.f_frsize:,} bytes{inodes} are free now"
     except OSError:
         pass
     return LayerError(
@@ -241,6 +251,17 @@ def no_room(error: OSError, place: str) -> Exception:
         why=f"{place!r}: {why}",
         fix=f"make room there, close sandboxes and snapshots, or name another directory in ${VARIABLE}",
     )
+
+
+def _told_number(error: Exception, place: str) -> int | None:
+    """Return the number of the error that a LaunchFailed tells about layers in `place`.
+
+    A full file system is not the only cause of ENOSPC: limits on mounts and namespaces have this number too.
+    """
+    why = error.why if isinstance(error, LaunchFailed) else ""
+    if "fsconfig" not in why and place not in why:
+        return None
+    return next((number for number in _NO_ROOM if os.strerror(number) in why), None)
 
 
 def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 from os import fspath
 
 from .._value import Value
-from ..errors import InvalidCall, LayerError, SandboxLost, SessionError, StaddleError
+from ..errors import InvalidCall, LaunchFailed, LayerError, SandboxLost, SessionError
 from ..interrupts import with_all
 from ..layers.drift import Drift
 from ..layers.store import no_room
@@ -57,9 +57,7 @@ def at_rest(
     workspace = workspace_of(inside)
     try:
         return with_all(_turns(inside, sessions), partial(work, workspace, sessions))
-    except OSError as error:
-        if isinstance(error, StaddleError):
-            raise
+    except (OSError, LaunchFailed) as error:
         found = no_room(error, workspace.stack.store.path)
         if found is error:
             raise

@@ -94,10 +94,15 @@ def _open_or_abandon(
 ) -> SandboxHandle:
     try:
         return _open_with(settings, kind, workspace)
-    except BaseException:
+    except BaseException as error:
+        told = error
+        if workspace and isinstance(error, OSError | LaunchFailed):
+            told = no_room(error, workspace.stack.store.path)  # before room is made there
         if workspace:
             workspace.abandon()
-        raise
+        if told is error:
+            raise
+        raise told from error
 
 
 def _new_workspace(settings: SandboxSettings, kind: WorkspaceKind) -> SandboxWorkspace | None:
