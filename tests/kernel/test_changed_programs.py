@@ -148,14 +148,19 @@ os._exit(0)  # its layers stay, for the next program to remove
 def test_a_program_that_becomes_another_user(way: str) -> None:
     said = python(f"""
 import tempfile
-from staddle import Sandbox
+from staddle import Sandbox, Snapshot
 from staddle.errors import StaddleError
 place = tempfile.mkdtemp()
 sandbox = Sandbox(place)
 sandbox.run("echo x > y")
 os.rmdir(place)
+taken = sandbox.snapshot()
+taken.save(saved := f"{{place}}.snapshot")
+os.chmod(saved, 0o644)
 {way}
-for call in (lambda: sandbox.run("true"), sandbox.diff, sandbox.pause, sandbox.commit, Sandbox):
+calls = [lambda: sandbox.run("true"), sandbox.diff, sandbox.pause, sandbox.commit, Sandbox]
+calls += [lambda: taken.save("/tmp/none"), lambda: Snapshot.load(saved), lambda: Sandbox.from_snapshot(taken)]
+for call in calls:
     try:
         call()
     except StaddleError as error:
@@ -164,4 +169,4 @@ sandbox.close()
 """)
     of_this = "SessionError this process has opened it as uid 0, and runs as uid 65534 now"
     of_another = "LaunchFailed this process has opened sandboxes as uid 0, and runs as uid 65534 now"
-    assert said.splitlines() == [*[of_this] * 4, of_another]
+    assert said.splitlines() == [*[of_this] * 4, *[of_another] * 4]

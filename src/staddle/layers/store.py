@@ -227,6 +227,30 @@ class Store:
         self.close()
 
 
+#: User of this process when it used its first store.
+_users: list[int] = []
+
+
+def user_of_this_process() -> int:
+    """Return this process's user. Raises LaunchFailed if it has changed since the first sandbox or snapshot.
+
+    Fork servers and stores belong to that user: a sandbox from them could have more rights than this process.
+    """
+    user = os.geteuid()
+    if not _users:
+        _users.append(user)
+    if _users[0] != user:
+        raise LaunchFailed(
+            "sandboxes and snapshots of another user cannot be used",
+            why=f"this process has opened sandboxes as uid {_users[0]}, and runs as uid {user} now",
+            fix="open the first one after the process has changed its user, or open it in another process",
+        )
+    return user
+
+
+os.register_at_fork(after_in_child=_users.clear)
+
+
 def no_room(error: Exception, place: str) -> Exception:
     """Return a LayerError for a full file system, or one without free inodes; any other error unchanged.
 

@@ -12,6 +12,7 @@ from ..errors import InvalidCall, LaunchFailed, SessionError, StaddleError
 from ..events import Event
 from ..interrupts import uninterruptible
 from ..ipc import file_messages
+from ..layers.store import user_of_this_process
 from ..linux.file_room import FILE_ROOM
 from ..policy.root_scripts import NEEDS_NETWORK, NEEDS_ROOT
 from ..shell.idle import TO_OPEN, TO_START
@@ -50,29 +51,9 @@ _NUMBERS = count(1)
 _MAINTENANCE = 5.0
 #: All open sandboxes of this process.
 _EVERY: WeakSet[OpenSandbox] = WeakSet()
-#: User of this process when it opened its first sandbox.
-_users: list[int] = []
-
-
-def _user_of_this_process() -> int:
-    """Return this process's user. Raises LaunchFailed if it has changed since the first sandbox.
-
-    Fork servers and stores belong to that user: a sandbox from them could have more rights than this process.
-    """
-    user = os.geteuid()
-    if not _users:
-        _users.append(user)
-    if _users[0] != user:
-        raise LaunchFailed(
-            "a sandbox cannot be opened",
-            why=f"this process has opened sandboxes as uid {_users[0]}, and runs as uid {user} now",
-            fix="open the first one after the process has changed its user, or open it in another process",
-        )
-    return user
 
 
 def _after_fork() -> None:
-    _users.clear()
     FILE_ROOM.forget()
     for inside in list(_EVERY):
         inside.is_ours = False
@@ -96,7 +77,7 @@ class OpenSandbox:
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules
-        self.user = _user_of_this_process()
+        self.user = user_of_this_process()
         if self.rules is not None:
             self.rules.ready()
         if not hasattr(select, "epoll") or not hasattr(select, "poll"):

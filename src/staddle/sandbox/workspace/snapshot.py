@@ -20,6 +20,7 @@ from ...layers.drift import MOST_ENTRIES, MOST_PATHS, Drift, drift, now, now_ns
 from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
+from ...layers.store import user_of_this_process
 from ...policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
@@ -121,6 +122,7 @@ class Snapshot:
         """
         from .snapshot_file import save
 
+        user_of_this_process()
         base = None if freeze is False else self._copied(asked=bool(freeze))
         try:
             save(self._content(), os.fspath(path), progress, base)

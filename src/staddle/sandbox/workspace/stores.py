@@ -13,7 +13,7 @@ from ...errors import LayerError
 from ...forkserver.client import mounter
 from ...layers import trash
 from ...layers.commit_dir import recover
-from ...layers.store import Store, home_for, home_for_copies, sweep
+from ...layers.store import Store, home_for, home_for_copies, sweep, user_of_this_process
 from ...places import make_directory
 
 _stores: list[Store] = []
@@ -33,6 +33,7 @@ _CAP_CHOWN, _CAP_SYS_ADMIN = 0, 21
 
 def store_for(directory: str | None) -> Store:
     """Return the store that can hold layers over `directory`; create it if missing."""
+    user_of_this_process()
     with _making:
         for store in _stores:
             if not store.takes_more:
