@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -175,6 +176,30 @@ def test_a_kill_leaves_the_terminal_sane_and_kept_work_whole(
     assert (
         staddle("rm", "--force", "mine", env={**environment(), "XDG_STATE_HOME": str(state)}).returncode == 0
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
+def test_when_it_continues_after_a_stop_it_draws_again_and_reads_every_key(start: Start, number: int) -> None:
+    screen = start("tui", "--no-ask")
+    screen.until(PROMPT, "no changes")
+    (pid,) = map(
+        int, Path(f"/proc/{screen.process.pid}/task/{screen.process.pid}/children").read_text().split()
+    )
+    for word in ("once", "twice"):
+        os.kill(pid, number)
+        assert until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        termios.tcsetattr(screen._follower, termios.TCSANOW, screen.modes)  # as a shell with job control does
+        os.write(screen._follower, b"\x1b[?1049l\x1b[2J\x1b[H[1]+ Stopped\r\n$ fg\r\n")
+        assert until(lambda: "no changes" not in screen.text())
+        os.kill(pid, signal.SIGCONT)
+        screen.until(PROMPT, "no changes")
+        assert screen._emulator.is_alternate
+        screen.type(f"echo all of these keys are read {word} | tr a-z A-Z\r".encode())
+        screen.until(f"ALL OF THESE KEYS ARE READ {word.upper()}")
+    screen.type(b"\x1b[21~")  # F10
+    assert screen.ended() == 0
+    assert screen.modes_now() == screen.modes
 
 
 def test_without_a_terminal_without_textual_and_with_wrong_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,14 @@ def test_commands_write_what_the_globs_name_and_nothing_else(place: Path, backen
     assert (place.parent / "outside/x").exists()
 
 
+@pytest.mark.parametrize("backend", [*backends.NAMES, "auto"])
+def test_an_empty_command_is_refused_alike_on_every_backend(place: Path, backend: str) -> None:
+    if backend == "seatbelt":
+        return  # macOS
+    with pytest.raises(PolicyError, match="the command is empty"):
+        LocalEnvironment(place, backend=backend).exec_command("")
+
+
 @confined
 def test_where_commands_may_write_more_it_is_said(place: Path, backend: str) -> None:
     env = LocalEnvironment(place, ["a/new.md"], backend=backend)

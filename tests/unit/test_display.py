@@ -41,10 +41,23 @@ HOSTILE = {
 }
 
 
+#: Drawn as nothing or as a blank, although Unicode calls them letters, marks or symbols: Hangul and Khmer
+#: fillers, joiners, Mongolian and other variation selectors, the blank Braille cell.
+NOT_DRAWN = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+)
+
+
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_that_a_terminal_acts_on_remains(text: str) -> None:
     _check(shown(text))
     _check(shown(text.encode("utf-8", "surrogatepass")))
+
+
+@pytest.mark.parametrize("char", sorted(NOT_DRAWN), ids=lambda char: f"{ord(char):x}")
+def test_a_character_that_is_not_drawn_is_named(char: str) -> None:
+    assert shown(f"a{char}b") == f"a\\u{ord(char):04x}b" or shown(f"a{char}b") == f"a\\U{ord(char):08x}b"
 
 
 @given(st.text() | st.text(st.characters(categories=["Cc", "Cf", "Cs", "Zl", "Zp", "Zs", "Co"])))
@@ -62,6 +75,7 @@ def _check(line: str) -> None:
     for char in line:
         assert unicodedata.category(char)[0] != "C"
         assert unicodedata.category(char) not in ("Zl", "Zp")
+        assert char not in NOT_DRAWN
     assert len(line.splitlines()) <= 1
     line.encode()  # and can be written as UTF-8
 

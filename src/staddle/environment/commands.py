@@ -47,6 +47,10 @@ def size(limit: object, from_policy: int | None) -> int | None:
 def words(argv: Iterable[str | bytes | os.PathLike[str]]) -> list[str]:
     """Return the argument list as text that can be passed to a program."""
     found = [os.fsdecode(word) for word in argv]
+    if not found or not found[0]:
+        raise PolicyError(
+            "the command is empty", why="there would be nothing to run", fix="give at least a program"
+        )
     for word in found:
         try:
             os.fsencode(word)

@@ -233,7 +233,11 @@ class Process:
         )
 
     def stream(self) -> Iterator[Chunk]:
-        """Iterate over its further output as it arrives, to its end; a chunk may end anywhere."""
+        """Iterate over its further output as it arrives, to its end.
+
+        A chunk may end anywhere, even within a character; only a chunk of `Sandbox.stream` never does. Its
+        `data` joined is the output, its `text` shows U+FFFD for a part of a character.
+        """
         return self._chunks_from(self._transcript.end)
 
     def _chunks_from(self, offset: int) -> Iterator[Chunk]:

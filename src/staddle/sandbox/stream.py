@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Chunk(Value):
-    """A piece of a command's output. It never splits a character."""
+    """A piece of the output of a command or a process.
+
+    A chunk of `Sandbox.stream` never splits a character. One of `Process.stream` may end anywhere.
+    """
 
     stream: Literal["stdout", "stderr"]
     data: bytes

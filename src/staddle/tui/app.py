@@ -128,6 +128,24 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             except (ValueError, RuntimeError):
                 return  # not the main thread
 
+        loop.add_signal_handler(signal.SIGCONT, self._take_terminal_back)
+
+    def _take_terminal_back(self) -> None:
+        """Set up the terminal and draw again, when a stopped process continues in the foreground.
+
+        SIGSTOP leaves no time to give the terminal back, so textual, which only expects SIGTSTP, would start
+        a second reader of the keys and draw nothing.
+        """
+        driver = self._driver
+        try:
+            if driver is None or os.tcgetpgrp(0) != os.getpgrp():
+                return  # continued in the background: the next `fg` sends the signal again
+        except OSError:
+            return  # the terminal is gone
+        driver.suspend_application_mode()
+        driver.resume_application_mode()
+        self.refresh(layout=True)
+
     def _leave_in_time(self, status: int) -> None:
         """Exit, at the latest after `_LEAVING`: textual waits forever for a terminal that is gone."""
         late = threading.Timer(_LEAVING, os._exit, (status,))
