@@ -53,6 +53,32 @@ def test_becoming_somebody_takes_root() -> None:
     assert python(code) == "refused"
 
 
+@pytest.mark.both_users
+@pytest.mark.parametrize(
+    ("without", "left"),
+    [("", "0"), ("secure bits", "0"), ("bounding set", "0"), ("secure bits, bounding set", "all")],
+)
+def test_the_secure_bits_and_the_empty_bounding_set_each_keep_a_root_from_gaining_rights(
+    without: str, left: str
+) -> None:
+    code = f"""
+        from staddle.linux import process
+        real = process._prctl
+        left_out = {{"secure bits": process._PR_SET_SECUREBITS, "bounding set": process._PR_CAPBSET_DROP}}
+        process._prctl = lambda option, *more: (
+            0 if any(name in {without!r} and option == each for name, each in left_out.items())
+            else real(option, *more)
+        )
+        process.empty_bounding_set()
+        bits = real(27)  # PR_GET_SECUREBITS
+        print(bits == process._SECUREBITS, flush=True)
+        os.execv("/bin/sh", ["sh", "-c", "sed -n 's/^CapEff:.//p' /proc/self/status"])
+    """
+    said, rights = python(textwrap.dedent(code), around=["unshare", "--user", "--map-root-user"]).split()
+    assert said == str("secure bits" not in without)
+    assert (int(rights, 16) == 0) == (left == "0")
+
+
 def test_orphans_come_to_a_subreaper() -> None:
     code = """
         from staddle.linux import process

@@ -224,6 +224,8 @@ ALONE = {
     "not dumpable, CAP_SYS_PTRACE of PID 1": "where it measures memory each alone closes PID 1: switched off "
     "together",
     "user namespace": "an ordinary user can make no other without it; root's sandbox is nobody by its id",
+    "secure bits": "the bounding set, which is emptied in the same step, keeps a root from gaining rights "
+    "at an exec as well: both are switched off together, and each alone in tests/kernel/test_process.py",
     "last look": "it sees whether other steps did what they say: switched off together with each",
     "private mounts": "they keep our own mounts from the host, where tests of endings look for them",
     "mask of /proc/timer_list": "only root may read it, and root of the host is nobody inside",

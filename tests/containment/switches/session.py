@@ -239,6 +239,8 @@ ALONE = {
     "not dumpable": "PID 1 has capabilities that nobody inside has, in a user namespace that nobody "
     "inside is in: each alone closes it, and all are switched off together",
     "last look": "it sees whether other steps did what they say: switched off together with each",
+    "secure bits": "the bounding set, which is emptied in the same step, keeps a root from gaining rights "
+    "at an exec as well: both are switched off together, and each alone in tests/kernel/test_process.py",
     "clean fork server": "its environment can be read through PID 1 only",
     "session of its own": "the fork server is in a session without a terminal before anything else happens",
     "end with the parent": "whether everything ends with the host program is tried with the fork server",
