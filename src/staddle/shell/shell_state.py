@@ -199,9 +199,11 @@ class ShellState:
         if before or settings:
             said = protocol.lines(paths, nonce, self.access, before=before, **(settings or {}))
         else:
-            if self._usual[:2] != (paths, self.access):
-                self._usual = paths, self.access, protocol.lines(paths, b"%b", self.access)
-            said = self._usual[2] % (nonce, nonce, nonce)
+            known, access, said = self._usual
+            if known is not paths or access is not self.access:
+                said = protocol.lines(paths, b"%b", self.access)
+                self._usual = paths, self.access, said
+            said %= (nonce, nonce, nonce)
         return protocol.Run(nonce, said, timeout)
 
     def finish(
