@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import time
+from functools import partial
 
 from .errors import ThreadUnavailable, is_full, thread_unavailable
 
@@ -18,6 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 #: Seconds before the first queued job, so that it does not compete with the caller that queued it.
 _STANDS_BACK = 0.01
@@ -26,6 +30,8 @@ _STANDS_BACK = 0.01
 _AT_A_TIME, _RESTS = 16, 0.0003
 #: With more than `_MANY` queued jobs, the thread stops pausing and producers sleep `_GIVES_WAY` seconds.
 _MANY, _GIVES_WAY = 256, 0.005
+#: The most threads in which `repeat` makes its calls.
+_MOST_THREADS = 8
 
 
 #: Seconds until a worker is called again that failed because it could open no file.
@@ -215,6 +221,55 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
     except RuntimeError as error:
         raise thread_unavailable() from error
     return thread
+
+
+def repeat(work: Callable[[], T], times: int, *, undo: Callable[[T], object]) -> list[T]:
+    """Call `work` this many times, in several threads at once, and return the results.
+
+    If a call fails, or the caller is interrupted, no further call begins, and `undo` gets every result.
+    Then the first error is raised. If no thread can be started, the caller makes all calls.
+    """
+    from contextvars import copy_context
+
+    from .interrupts import interruptible, uninterrupted
+
+    results: list[T] = []
+    errors: list[BaseException] = []
+    turns = iter(range(times))
+
+    def take_turns() -> None:
+        while not errors and next(turns, None) is not None:
+            try:
+                results.append(work())
+            except BaseException as error:
+                errors.append(error)
+
+    threads: list[threading.Thread] = []
+    try:
+        for _ in range(min(times, _MOST_THREADS) - 1):
+            try:
+                threads.append(start_thread(partial(copy_context().run, take_turns), "staddle-repeat"))
+            except ThreadUnavailable:
+                break
+        take_turns()
+        for thread in threads:
+            interruptible(thread.join)
+    except BaseException as error:
+        errors.append(error)
+    try:
+        if errors:
+            uninterrupted(lambda: _undo(threads, results, undo))
+            raise errors[0]
+        return results
+    finally:
+        errors.clear()  # a traceback in it would keep this frame alive, and every object of the caller's
+
+
+def _undo(threads: list[threading.Thread], results: list[T], undo: Callable[[T], object]) -> None:
+    for thread in threads:
+        thread.join()
+    for result in results:
+        undo(result)
 
 
 _jobs = JobQueue()

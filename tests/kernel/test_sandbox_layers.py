@@ -13,7 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -456,6 +458,41 @@ def test_forks_continue_each_for_itself(sandbox: Sandbox, project: Path) -> None
     finally:
         other.close()
     assert (project / "a").read_text() == "one\n2\n"
+
+
+def test_if_one_of_several_forks_fails_none_is_left(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    continued, numbers, made = Sandbox._continued, count(), list[Sandbox]()
+
+    def fourth_fails(*words: Any) -> Sandbox:
+        if next(numbers) == 3:
+            raise LaunchFailed("the sandbox could not be made", why="a test", fix="none")
+        made.append(continued(*words))
+        return made[-1]
+
+    monkeypatch.setattr(Sandbox, "_continued", staticmethod(fourth_fails))
+    with pytest.raises(LaunchFailed):
+        sandbox.fork(6)
+    assert made
+    assert not any(fork.alive for fork in made)
+    assert sandbox.run("echo on").stdout == "on\n"
+
+
+def test_a_fork_has_the_home_of_its_origin_written_or_not(sandbox: Sandbox) -> None:
+    one, other = sandbox.fork(2)
+    with one, other:
+        assert one.run("echo x > ~/x; echo t > /tmp/t; cat ~/x /tmp/t").stdout == "x\nt\n"
+        assert other.run("ls ~/x").exit_code != 0
+        (third,) = one.fork()
+        with third:
+            assert third.run("cat ~/x /tmp/t").stdout == "x\nt\n"
+        point = other.snapshot()
+        one.restore(sandbox.snapshot())
+        assert one.run("ls ~/x").exit_code != 0
+        assert other.run("echo y > ~/y").exit_code == 0
+        other.restore(point)
+        assert other.run("ls ~/y").exit_code != 0
 
 
 @pytest.mark.slow

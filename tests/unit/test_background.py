@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
+from itertools import count
 
 import pytest
 
-from staddle.background import JobQueue, Worker
+from staddle.background import JobQueue, Worker, repeat
+from staddle.errors import ThreadUnavailable
+from staddle.interrupts import owned
 from tests.support.threads import at_once
 
 PATIENCE = 10.0
+
+
+def nothing_of(_: object) -> None:
+    """Undo nothing."""
 
 
 def nothing() -> None:
@@ -168,3 +176,47 @@ def test_a_fork_leaves_the_jobs_to_its_parent_and_has_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     queue.wait()
     assert done == ["parent"]
+
+
+def test_repeat_makes_several_calls_at_the_same_time() -> None:
+    together = threading.Barrier(4)
+    results = repeat(lambda: together.wait(PATIENCE), 4, undo=nothing_of)
+    assert sorted(results) == [0, 1, 2, 3]
+    numbers = count()
+    assert sorted(repeat(lambda: next(numbers), 100, undo=nothing_of)) == list(range(100))
+
+
+def test_if_one_call_fails_repeat_begins_no_other_and_undoes_all_results() -> None:
+    numbers, undone = count(), list[int]()
+
+    def work() -> int:
+        if (number := next(numbers)) == 20:
+            raise IndexError(number)
+        return number
+
+    with pytest.raises(IndexError):
+        repeat(work, 1000, undo=undone.append)
+    assert len(undone) == next(numbers) - 1 < 100
+    assert set(range(20)) <= set(undone)
+
+
+def test_a_handler_that_raises_in_repeat_undoes_what_the_threads_have_made() -> None:
+    undone, came = list[int](), threading.Event()
+
+    def work() -> int:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+            came.set()
+        return came.wait(PATIENCE)
+
+    with pytest.raises(KeyboardInterrupt):
+        owned(lambda: repeat(work, 4, undo=undone.append))
+    assert undone == [True] * 4
+
+
+def test_without_threads_the_caller_makes_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise ThreadUnavailable("no thread", why="there is no room", fix="end one")
+
+    monkeypatch.setattr("staddle.background.start_thread", none)
+    assert repeat(threading.get_ident, 3, undo=nothing_of) == [threading.get_ident()] * 3

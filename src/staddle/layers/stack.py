@@ -114,6 +114,10 @@ class Stack:
             refuse_if_full(error)
             raise
 
+    def is_unchanged_from(self, base: str | None) -> bool:
+        """Whether it shows exactly the directory `base`."""
+        return self.bases == (base,) and not self.frozen and self.is_untouched()
+
     def view(self) -> LayerView:
         """Return the view that compares all its layers with the bases."""
         return LayerView((self.top.upper, *(layer.upper for layer in self.frozen)), self.bases)

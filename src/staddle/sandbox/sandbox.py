@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from .. import check
+from ..background import repeat
 from ..errors import InvalidCall, LayerError, SandboxClosed, SessionError
 from ..interrupts import owned, owned_method, unmistakable, unmistaken, unmistaken_method
 from ..launch.signals import SIGKILL
@@ -610,15 +611,9 @@ class Sandbox:
         """
         check.count("the number of forks", n, fix="use fork(2)")
         point = self.snapshot("fork")
-        made: list[Self] = []
         try:
             settings = self._settings if freeze is False else self._freeze(point, asked=bool(freeze))
-            for _ in range(n):
-                made.append(self._continued(settings, point))
-        except BaseException:
-            for sandbox in made:
-                sandbox.close()
-            raise
+            made = repeat(partial(self._continued, settings, point), n, undo=lambda fork: fork.close())
         finally:
             point.close()
         self._now().record("forked", count=n)

@@ -168,6 +168,9 @@ class OverlayWorkspace(SandboxWorkspace):
             return None
         store = self.stack.store
         skeleton = None if store.is_persistent else home_layer(store, operations, self.root_uid)
+        before = self.trees.get(HOME_TREE)
+        if before is not None and before.stack.is_unchanged_from(skeleton):
+            self.trees.pop(HOME_TREE).stack.close()  # the home layer of a spare shows the same files
         if HOME_TREE not in self.trees and skeleton is None:
             stack = Stack.new(store, [home_layer(store, operations, self.root_uid)])
             self.trees[HOME_TREE] = LayeredTree(HOME_TREE, mount_points, stack)
