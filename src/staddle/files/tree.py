@@ -40,12 +40,12 @@ def _told_if_full(opens: Callable[P, T]) -> Callable[P, T]:
     """
 
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        from ..linux.file_room import is_room_made  # not in a sandbox, where this module runs, too
-
         while True:
             try:
                 return opens(*args, **kwargs)
             except OSError as error:
+                from ..linux.file_room import is_room_made  # not in a sandbox, where this module runs, too
+
                 if not is_room_made(error):
                     raise
 

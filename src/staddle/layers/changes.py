@@ -73,16 +73,6 @@ class Change(Value):
             told += f" (from {shown(self.old_path)})"
         return told + (f": {self.conflict}" if self.conflict else "")
 
-    def below(self, at: str) -> Change:
-        """Return this change, with its paths below the directory `at`."""
-        moved = self.replace(
-            path=f"{at}/{self.path}", old_path=f"{at}/{self.old_path}" if self.old_path else None
-        )
-        for name in ("_source", "_reviewed"):
-            if name in self.__dict__:
-                moved._set(name, self.__dict__[name])
-        return moved
-
     def text_diff(self, *, context: int = 3, limit: int = 1 << 20) -> str:
         """Return the change as a unified diff, computed from the present files.
 

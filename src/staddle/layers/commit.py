@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from .review import ApprovalOptions, Choice, OnConflict, Review
 
     class CommitOptions(ApprovalOptions, total=False):
-        """The options of a commit of a sandbox, and the review that it is bound to."""
+        """The options of a commit of a sandbox, the review that it is bound to, and its path inside."""
 
         reviewed: Review | None
+        at: str
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -310,13 +311,14 @@ def commit(
     only: Choice | None = None,
     durable: bool = True,
     reviewed: Review | None = None,
+    at: str = "",
 ) -> Committed:
     """Commit the changes of `view`, at and below `paths`, to its base, whole or not at all.
 
     `allow` lists changes that need a second look and are fine, as paths below the base or globs of them;
     `allow_protected` allows all. `only` chooses among the changes, one by one. Without `durable` the commit
     does not wait for the disk. With `reviewed`, it writes exactly the reviewed changes, or CommitRefused
-    lists those that have changed since.
+    lists those that have changed since. `at` prefixes the paths of the result, as in `diff`.
 
     CommitRefused before anything is written: the host changed the same files (according to `baseline`), or a
     change needs a second look. CommitFailed: the host refused a step, and every earlier step was undone.
@@ -342,7 +344,7 @@ def commit(
             if reviewed is not None:
                 found = reviewed.still(found, Selection(paths), all_of_it=paths is None)
             taken, kept = decided(found, on_conflict, allow_protected, allowed)
-            changes = tuple(change_of(opened, item) for item in taken)
+            changes = tuple(change_of(opened, item, at) for item in taken)
             try:
                 if taken:
                     settle = tuple if baseline is None else partial(baseline.settle, target.root, taken)

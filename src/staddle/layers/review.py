@@ -508,7 +508,8 @@ class Names:
         directory, _, name = path.rpartition("/")
         status = item.new or item.old
         low = folded(name)
-        pointer = pointer_name(path) if can_be_protected(low) else None
+        can_be = can_be_protected(low)
+        pointer = pointer_name(path) if can_be else None
         if pointer and not (status and stat.S_ISDIR(status.st_mode)):
             return pointer  # the pointer of a worktree, or a link to another repository
         if low in _GIT_MARKS and item.kind in _BRINGING and self._is_repository(directory):
@@ -516,7 +517,8 @@ class Names:
         is_link = item.new is not None and stat.S_ISLNK(item.new.st_mode)
         if is_link and (begun := begins_protected(f"/{path}")):
             return begun  # the link's target gets the protected name too
-        return self._below(directory) or self._itself(path) or self._through_a_link(path)
+        itself = self._itself(path) if can_be else None
+        return self._below(directory) or itself or self._through_a_link(path)
 
     def leads_out(self, item: Difference) -> str:
         """Return the target of a new or changed link that leaves the tree; else empty."""

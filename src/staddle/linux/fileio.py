@@ -57,9 +57,9 @@ def current_directory() -> str | None:
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, however many calls it takes."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
+    done = os.write(fd, data) if data else 0
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
 
 
 def memory_file(data: bytes) -> int:

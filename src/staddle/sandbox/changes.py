@@ -107,8 +107,8 @@ def commit(
         # The shell must be running to report its directory.
         chosen = _below(workspace, paths, sessions)
         with workspace.mounts.stopped():
-            done = workspace.commit(chosen, None if to is None else fspath(to), reviewed=review, **options)
-        return done.replace(changes=tuple(change.below(workspace.mounted_at) for change in done.changes))
+            place = None if to is None else fspath(to)
+            return workspace.commit(chosen, place, reviewed=review, at=workspace.mounted_at, **options)
 
     done = at_rest(inside, committed)
     inside.record("committed", changes=[f"{each.kind} {each.path}" for each in done.changes])

@@ -295,8 +295,8 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     "review of links of the host with a protected name": HostSwitch(
         Edit(
             "layers/review.py",
-            " or self._itself(path) or self._through_a_link(path)",
-            " or self._itself(path)",
+            " or itself or self._through_a_link(path)",
+            " or itself",
         ),
         _COMMIT,
         "link_of_the_host",
