@@ -8,7 +8,7 @@ import pytest
 
 from staddle import Policy, Sandbox, wrap
 from staddle.errors import PolicyNotEnforceable
-from staddle.limits import enforced
+from staddle.limits import enforced, host_cgroups
 from staddle.limits.cgroup_layout import CgroupSupport
 
 ALL = len(os.sched_getaffinity(0))
@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """One that has no control group, whatever this host has."""
     for name in ("usable", "session_cgroups"):
         monkeypatch.setattr(enforced, name, lambda *_: CgroupSupport(()))
-    monkeypatch.setattr(enforced.host_cgroups, "support", lambda: CgroupSupport(()))
+    monkeypatch.setattr(host_cgroups, "support", lambda: CgroupSupport(()))
     return str(request.param)
 
 

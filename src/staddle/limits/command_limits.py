@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from . import enforced, host_cgroups, usage
+from . import enforced, usage
 from .cgroup_layout import CgroupSupport
 from .enforced import RLIMIT_NPROC, asked, rlimits, usable
 from .supervisor import SIZE, TALLY
@@ -43,6 +43,8 @@ class CommandLimits:
         self.tally = os.memfd_create("staddle", os.MFD_CLOEXEC) if self.memory or self.processes else -1
         try:
             if means.places:
+                from . import host_cgroups
+
                 self._group = host_cgroups.group(limits, ours=1, together=True)
         except BaseException:
             self.close()

@@ -15,7 +15,6 @@ from .._value import Value
 from ..enforcement import EnforcedLimit, Gap
 from ..linux import cgroups
 from ..linux.memory import ancestors, available
-from . import host_cgroups
 from .cgroup_layout import HOLDING, LIMIT_OF, CgroupSupport
 from .disk import in_memory
 from .process_attributes import cpu_count, is_whole
@@ -49,6 +48,8 @@ def usable() -> CgroupSupport:
 
     A single command gets no scope from systemd; the systemd backend has a unit for that.
     """
+    from . import host_cgroups  # not for limits that need no cgroup
+
     found = host_cgroups.support()
     if not found.scope:
         return found
@@ -62,6 +63,8 @@ def session_cgroups(limits: Limits) -> CgroupSupport:
     We request a scope from systemd only for a limit from the policy; for a default that would take too long.
     Nor does a default justify entering another hierarchy: a resource limit enforces the default on processes.
     """
+    from . import host_cgroups
+
     wanted = {_CONTROLLER[name] for name in GROUPED if getattr(limits, name) is not None}
     found = host_cgroups.support().reduced(frozenset({"memory", *wanted}))
     return found if not found.scope or asked(limits) else found.replace(places=(), scope="")

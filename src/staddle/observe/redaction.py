@@ -7,9 +7,7 @@ program that can read a value can still print it in a spelling that this module 
 from __future__ import annotations
 
 import os
-from functools import partial
 
-from ..background import start_thread
 from ..linux.fileio import write_all
 from ..policy.environment import is_encodable
 from ..policy.secrets import Secret, is_secret
@@ -334,6 +332,10 @@ class RedactedStreams:
         self._relays: list[threading.Thread] = []
         if secrets is None or not secrets.values:
             return
+        from functools import partial
+
+        from ..background import start_thread
+
         for name, fd in (("stdout", 1), ("stderr", 2)):
             if is_relayed(fd):
                 ours, theirs = os.pipe2(os.O_CLOEXEC)

@@ -18,7 +18,6 @@ def __getattr__(name: str) -> object:
     # without the rest.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    found = globals()[name] = getattr(import_module(f".{name.lower()}", __name__), name)
+    module = __import__(f"{__name__}.{name.lower()}", fromlist=(name,))  # without the cost of importlib
+    found = globals()[name] = getattr(module, name)
     return found
