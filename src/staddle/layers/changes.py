@@ -16,7 +16,7 @@ import os
 import stat
 
 from .._value import Value
-from .differences import Difference, Selection, differences
+from .differences import Difference, Selection, differences, without_collection
 from .frozen_base import host_files, signatures
 from .merged_view import LayerView, OpenLayers
 
@@ -87,6 +87,7 @@ class Change(Value):
         return text_diff(self, *(source or (None, None)), context=context, limit=limit)
 
 
+@without_collection()
 def diff(
     view: LayerView,
     paths: Collection[str] | None = None,

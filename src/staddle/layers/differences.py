@@ -6,8 +6,10 @@ time, at any depth.
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
+from contextlib import contextmanager
 
 from ..errors import LayerError
 from ..interrupts import breathe
@@ -87,6 +89,18 @@ def _slashes(path: str) -> Iterator[int]:
 
 
 _EVERYTHING = Selection(None)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause garbage collection in the block: it would search all differences again and again for cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def differences(opened: OpenLayers, selection: Selection = _EVERYTHING) -> Iterator[Difference]:

@@ -62,7 +62,7 @@ class Marks:
             self[path] = mark
 
     def __contains__(self, path: str) -> bool:
-        return path in self._own or any(path in one for one in self._shared)
+        return path in self._own or (bool(self._shared) and any(path in one for one in self._shared))
 
     def __getitem__(self, path: str) -> Signature | None:
         if path not in self:

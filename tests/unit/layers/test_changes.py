@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from staddle.errors import LayerError
 from staddle.layers import differences
 from staddle.layers.changes import Change, diff
-from staddle.layers.differences import Selection
+from staddle.layers.differences import Selection, without_collection
 from staddle.layers.merged_view import LayerView
 from tests.unit.layers.layer import Ground, whiteout, write
 
@@ -268,3 +269,20 @@ def test_a_selection_is_its_paths_and_what_is_below() -> None:
     assert some.missing(["a/b/x"]) == ["c"]
     assert Selection(["/"]).has("anything")
     assert not Selection([]).leads_to("anything")
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_collection_is_paused_and_then_as_before(is_enabled: bool) -> None:
+    @without_collection()
+    def fails() -> None:
+        assert not gc.isenabled()
+        raise LayerError("a test", why="it is one", fix="none")
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with pytest.raises(LayerError):
+            fails()
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()
