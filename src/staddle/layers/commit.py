@@ -24,7 +24,7 @@ from ..linux.process import mount_id
 from .baseline import Baseline
 from .changes import change_of
 from .commit_dir import CommitDirectory
-from .differences import Difference, Selection, without_collection
+from .differences import Difference, Selection
 from .fingerprint import SlotDigests
 from .host_directory import HostDirectory
 from .journal import Clear, CreatedMeanwhile, Permit, Put, Remove, Step, changed_meanwhile
@@ -299,7 +299,6 @@ def _finish(fd: int, status: os.stat_result, owner: tuple[int, int] | None) -> i
     return made.st_ino
 
 
-@without_collection()
 def commit(
     view: LayerView,
     *,
