@@ -227,5 +227,6 @@ class RemoteTerminalNames:
     poll = Forwarded(Terminal.poll)
     read = Forwarded(Terminal.read)
     resize = Forwarded(Terminal.resize)
+    signal = Forwarded(Terminal.signal)
     wait = Forwarded(Terminal.wait)
     write = Forwarded(Terminal.write)

@@ -5,18 +5,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from staddle.layers.undo import Undo
+from tests.support.containers import TREE
 from tests.support.pty_screen import PtyScreen
 from tests.support.staddle_command import COMMAND, environment, gone
 from tests.support.waiting import PATIENCE, unique_seconds, until
@@ -65,10 +69,17 @@ class Desk:
         )
         return done.stdout
 
-    def run(self, *words: str, status: int = 0, cwd: Path | None = None, **env: str) -> str:
-        """What `staddle WORDS` says, errors included."""
+    def run(
+        self,
+        *words: str,
+        status: int = 0,
+        cwd: Path | None = None,
+        host: Sequence[str] = (),
+        **env: str,
+    ) -> str:
+        """What `staddle WORDS` says, errors included; `host` starts it on another host."""
         done = subprocess.run(
-            [*COMMAND, *words],
+            [*host, *COMMAND, *words],
             cwd=cwd or self.project,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
@@ -169,6 +180,37 @@ def test_what_it_remembers_comes_back_and_what_it_obeys_does_not(desk: Desk) -> 
     said = desk.run("claude", f"do:cat ~/.claude/projects/{slug}/talk.jsonl ~/.claude/.credentials.json")
     assert "talk" in said
     assert '"token": "t"' in said
+
+
+def test_links_and_files_that_the_user_made_stay_as_they_are(desk: Desk) -> None:
+    slug = "".join(letter if letter.isalnum() else "-" for letter in str(desk.project))
+    memory = desk.home / ".claude/projects" / slug
+    memory.mkdir(parents=True)
+    (memory / "notes").symlink_to("/somewhere")
+    (desk.home / ".claude.json").write_text('{"half": ')
+    desk.run("claude", f"do:echo '{{}}' > ~/.claude.json; ln -s /etc ~/.claude/projects/{slug}/planted")
+    assert [each.name for each in memory.iterdir()] == ["notes"]
+    assert (desk.home / ".claude.json").read_text() == '{"half": '
+
+
+def test_a_kept_shell_gets_the_variables_of_today(desk: Desk) -> None:
+    desk.run("claude", "do:true", COLORTERM="yesterday")
+    assert "is today\n" in desk.run("claude", "do:echo is $COLORTERM", COLORTERM="today")
+
+
+def test_without_layers_it_is_refused_or_works_on_a_worktree_if_less_is_accepted(desk: Desk) -> None:
+    host = [sys.executable, str(TREE / "tests/support/other_hosts.py"), "no-namespaces", "--"]
+    said = desk.run("claude", "do:true", host=host, status=125)
+    assert "add --nested, to work on a git worktree" in said
+    if os.geteuid() == 0:  # whose sandbox owns nothing there
+        desk.run("claude", "--nested", "do:true", host=host, status=125)
+        assert desk.git("worktree", "list").count("\n") == 1
+        return
+    said = desk.run("claude", "--nested", "do:echo made > made; cat ~/.ssh/id_ed25519", host=host)
+    assert "Claude Code works on a git worktree instead" in said
+    assert "the key" not in said
+    assert not (desk.project / "made").exists()
+    assert desk.git("worktree", "list").count("\n") == 2
 
 
 def test_settings_are_the_users_and_read_only(desk: Desk) -> None:
@@ -349,6 +391,54 @@ def test_a_commit_can_be_undone_until_somebody_changes_its_files(desk: Desk) -> 
 def _new(desk: Desk) -> str:
     desk.run("run", "--keep", "new", "-c", "true")
     return "new"
+
+
+def test_an_undo_that_was_killed_goes_on_and_a_full_disk_keeps_no_copies(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, place = desk.project, desk.home / "undo"
+    (target / "a").write_text("before")
+    (target / "b").write_text("before")
+    undo = Undo(str(place), str(target))
+    assert undo.copy(["a", "b", "c"])
+    for name in "abc":
+        (target / name).write_text("after")
+    undo.settle("abc")
+    (target / "a").write_text("before")  # as far as the first try came
+    assert Undo(str(place), str(target)).run() == ["a", "b", "c"]
+    assert [(target / name).exists() and (target / name).read_text() for name in "abc"] == [
+        "before",
+        "before",
+        False,
+    ]
+    monkeypatch.setattr("shutil.copyfile", _no_room)
+    assert not undo.copy(["a"])
+    assert not Path(f"{place}.next").exists()
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_git_commits_that_came_after_the_review_are_not_taken(desk: Desk, typed: list[PtyScreen]) -> None:
+    desk.run("claude", "do:echo two >> README; git commit -qam seen")
+    screen = desk.at_a_terminal("review", "claude-app")
+    typed.append(screen)
+    screen.until("1 git commit", "discard:")
+    desk.run("run", "--keep", "claude-app", "-c", "git commit -q --allow-empty -m unseen")
+    screen.type("c\n")
+    screen.until("changed since the review")
+    screen.ended()
+    assert desk.git("log", "--format=%s", "--all") == "first\n"
+
+
+def test_a_review_of_a_running_agent_shows_what_it_did_so_far(desk: Desk, typed: list[PtyScreen]) -> None:
+    screen = desk.at_a_terminal("claude")
+    typed.append(screen)
+    screen.until("agent>")
+    screen.type("echo so far > work; echo written\n")
+    assert until(lambda: screen.text().count("written") >= 2)
+    assert "A work\nin use: the agent still runs;" in desk.run("review", "claude-app")
 
 
 # ---------------------------------------------------------------- while it runs

@@ -45,6 +45,18 @@ def file_of(name: str) -> Path:
     return Path(session_record.directory_of(name), FILE)
 
 
+@pytest.mark.same_for_everyone
+def test_a_shell_stays_in_its_directory_when_the_workspace_is_at_another_path(
+    name: str, project: Path
+) -> None:
+    with Sandbox(project, keep=name, workspace_at="/app") as sb:
+        assert sb.run("mkdir -p a/b; cd a; pushd b > /dev/null; pwd").stdout == "/app/a/b\n"
+    with Sandbox(project, keep=name) as sb:
+        assert sb.run("pwd; dirs -l").stdout == "/workspace/a/b\n/workspace/a/b /workspace/a\n"
+    with Sandbox(project, keep=name, workspace_at="/app") as sb:
+        assert sb.run("pwd").stdout == "/app/a/b\n"
+
+
 @pytest.mark.slow
 @pytest.mark.same_for_everyone
 def test_variables_functions_directory_and_options_come_back(name: str, project: Path) -> None:

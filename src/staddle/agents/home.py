@@ -22,13 +22,14 @@ from .repository import setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from ..jail.agents import Agent, StateFile
     from ..sandbox.sandbox import Sandbox
 
 #: Larger files from inside are not read, nor more conversations.
-_LARGEST, _LARGEST_SESSION, _MOST_SESSIONS = 4 << 20, 64 << 20, 500
+_LARGEST, _LARGEST_SESSION, _MOST_SESSIONS = 32 << 20, 64 << 20, 500
 #: Conversations that are shown inside, and the bytes of each that name its project.
 _MOST_SHOWN, _HEAD = 20, 2048
 #: A path from inside, below the home, that is copied.
@@ -63,6 +64,7 @@ class AgentHome:
         self.home = os.path.realpath(os.path.expanduser("~"))
         self._given: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, bytes] = {}
+        self._links: set[tuple[str, int]] = set()
 
     def policy(self) -> Policy:
         """The policy for it: its settings readable, its memory writable, other agents' and secrets denied."""
@@ -72,7 +74,7 @@ class AgentHome:
         policy = Policy(preset="none", home=self.home, toolchains=True, deny=_there(denied))
         if place := self._memory():
             os.makedirs(place, 0o700, exist_ok=True)
-            self._remove_links()
+            self._links = set(self._odd())
             policy = policy.with_write(place)
         policy = policy.with_read(*_there((*agent.obeyed, *agent.read)))
         certificates = [name for name in _CERTIFICATES if os.path.isfile(os.environ.get(name, ""))]
@@ -86,27 +88,33 @@ class AgentHome:
         slug = re.sub("[^a-zA-Z0-9]", "-", self.project)
         return os.path.expanduser(self.agent.memory.replace("{slug}", slug))
 
-    def _remove_links(self) -> None:
-        """Remove what is neither file nor directory from the agent's memory.
-
-        The user's own agent would follow a link that was made inside, with the user's rights.
-        """
+    def _odd(self) -> Iterator[tuple[str, int]]:
+        """Yield path and inode of what is neither file nor directory in the agent's memory."""
         place = self._memory()
         for top, directories, files in os.walk(place) if place else ():
             for name in (*directories, *files):
-                path = f"{top}/{name}"
                 try:
-                    if stat.S_IFMT(os.lstat(path).st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
-                        os.unlink(path)
+                    status = os.lstat(f"{top}/{name}")
                 except FileNotFoundError:
                     continue
+                if stat.S_IFMT(status.st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
+                    yield f"{top}/{name}", status.st_ino
+
+    def _remove_links(self) -> None:
+        """Remove links and the like that the agent has made in its memory.
+
+        The user's own agent would follow a link that was made inside, with the user's rights.
+        """
+        for path, inode in list(self._odd()):
+            if (path, inode) not in self._links:
+                os.unlink(path)
 
     # ------------------------------------------------------------ files
 
     def enter(self, sandbox: Sandbox, *, signing: bool = False) -> None:
         """Write the files of the home into the sandbox; with `signing` those for the user's ssh-agent."""
         for state in self.agent.files:
-            held = self._copy(state, _read(os.path.expanduser(state.path)))
+            held = self._copy(state, _read(os.path.expanduser(state.path)) or {})
             if held:
                 text = json.dumps(held, indent=2).encode()
                 self._given[state.path], self._seen[state.path] = held, text
@@ -162,7 +170,7 @@ class AgentHome:
                 continue  # it does not exist, or is too large
             if text != self._seen.get(state.path):
                 self._seen[state.path] = text
-                if self._take(state, _parsed(text)):
+                if self._take(state, _parsed(text) or {}):
                     changed.append(state.path)
         return changed
 
@@ -190,6 +198,8 @@ class AgentHome:
     def _take(self, state: StateFile, found: dict[str, Any]) -> bool:
         place = os.path.realpath(os.path.expanduser(state.path))
         held, given = _read(place), self._given.get(state.path, {})
+        if held is None:
+            return False
         made = {**held, **_changed(given, found, state.members)}
         if state.of_project:
             before, entry = (_member(_member(each, "projects"), self.project) for each in (given, found))
@@ -217,20 +227,23 @@ def _there(paths: tuple[str, ...] | list[str]) -> list[str]:
     return [path for path in paths if os.path.lexists(os.path.expanduser(path))]
 
 
-def _read(place: str) -> dict[str, Any]:
+def _read(place: str) -> dict[str, Any] | None:
+    """The content of a JSON file of the user: empty if there is none, None if we cannot read it."""
     try:
         with open(place, "rb") as file:
             return _parsed(file.read(_LARGEST))
+    except FileNotFoundError:
+        return {}
     except OSError:
-        return {}
+        return None
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(text)
+        found = json.loads(text or b"{}")
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _replace(place: str, text: bytes) -> None:

@@ -230,7 +230,8 @@ def _refs(sandbox: Sandbox) -> dict[str, str]:
 def _inside(sandbox: Sandbox, *words: str) -> str:
     """Run git inside, which reads files that the agent could write. Returns its output; empty if it fails."""
     told = sandbox.exec(["git", "-C", WORKSPACE_PATH, "--no-pager", *words])
-    return told.stdout if told.ok else ""
+    more = f"\n({told.stdout_bytes_dropped} bytes are not shown)\n" if told.stdout_truncated else ""
+    return told.stdout + more if told.ok else ""
 
 
 def _host(

@@ -43,6 +43,10 @@ _GIT_BELOW = f"{WORKSPACE_PATH}/.git/"
 _FIRST_PORT, _MOST_PORTS = 1024, 16
 
 
+class NoLayers(Exception):
+    """This host has no layers, and the user accepts what it has."""
+
+
 class AgentSession:
     """One run of a coding agent: what it needs from the user's home, project and network."""
 
@@ -126,8 +130,9 @@ class AgentSession:
             except (PolicyNotEnforceable, LayerError) as error:
                 if not asked and is_claimed(self.name):
                     continue  # another program was faster
-                if not self.parsed.on("backend"):
-                    error.fix = f"{error.fix}; or work on a git worktree: `staddle jail create`, `jail run`"
+                if self.parsed.on("nested"):
+                    raise NoLayers(error) from None
+                error.fix = f"{error.fix}; or add --nested, to work on a git worktree with less protection"
                 raise
         raise LayerError(
             f"{len(names)} sandboxes of this project are in use",
@@ -192,6 +197,8 @@ class AgentSession:
         missing = [f"{shown(each.name)} ({shown(each.missing)})" for each in self.servers if each.missing]
         if missing:
             lines.append(f"MCP servers that do not work in there: {', '.join(missing)}")
+        if os.environ.get(self.agent.elsewhere):
+            lines.append(f"{self.agent.elsewhere} is not used in there: it has your settings of ~")
         if proxy := next((name for name in ("HTTPS_PROXY", "https_proxy") if os.environ.get(name)), None):
             lines.append(f"{proxy} is not used in there; allowed hosts are reached directly")
         return lines
@@ -215,6 +222,8 @@ def run(agent: Agent, parsed: Parsed) -> int:
                 say(line)
             status = _attended(sandbox, session, questions)
             say_violations((*sandbox.violations(), *sandbox.refusals()))
+    except NoLayers as error:
+        return _on_a_worktree(session, error.args[0])
     finally:
         session.close()
         if questions is not None:
@@ -224,6 +233,41 @@ def run(agent: Agent, parsed: Parsed) -> int:
 
         # After a signal that ends us, nobody answers a question.
         at_the_end(session.name, ask=status not in (128 + signal.SIGHUP, 128 + signal.SIGTERM))
+    return status
+
+
+def _on_a_worktree(session: AgentSession, error: StaddleError) -> int:
+    """Run the agent in a jail, on a new git worktree of the project: its branch is what is reviewed."""
+    from ..jail.workspace import Workspace
+    from .jail_run import SHELL_OPTIONS, shell
+
+    agent, parsed = session.agent, session.parsed
+    made = Workspace.create(session.project)
+    branch = shown(made.branch)
+    say(f"{error.what}: {error.why}")
+    say(f"{agent.title} works on a git worktree instead, on the branch {branch}")
+    known = {option.name for option in SHELL_OPTIONS}
+    options = {name: values for name, values in parsed.options.items() if name in known}
+    options["agent"] = [agent.name]
+    if parsed.one("network") in (None, "allow"):
+        options["network"] = ["allow"]
+        options["allow"] = [
+            *parsed.many("allow"),
+            *_hosts_of_variables(agent),
+            *remote_hosts(session.project),
+        ]
+    logins = [name for name in agent.logins if name in os.environ]
+    options["pass-env"] = [*parsed.many("pass-env"), *logins]
+    options["env"] = [*parsed.many("env"), *("=".join(item) for item in agent.set)]
+    words = (session.program, *agent.freely(list(parsed.words)))
+    try:
+        status = shell(made, parsed.replace(options=options, words=words, dashed=True))
+    except BaseException:
+        if not made.has_uncommitted_changes():
+            made.remove()
+        raise
+    name = shown(made.name)
+    say(f"staddle jail diff {name}; staddle jail commit {name} -m TEXT; git merge {branch}")
     return status
 
 

@@ -11,6 +11,7 @@ import sys
 from ..agents.repository import GIT, GitCommits, outer_objects
 from ..display import counted, shown
 from ..errors import CommitRefused, StaddleError, UsageError
+from ..layers.persistent_store import is_claimed
 from ..policy import Network
 from ..policy.installation import default_policy
 from ..policy.paths import WORKSPACE_PATH
@@ -54,7 +55,11 @@ def main(words: Sequence[str]) -> int:
     name, more = named(parsed, "review")
     if more:
         raise UsageError(f"staddle review takes no {more[0]!r}", fix=f"staddle diff {name} {more[0]}")
-    find(name)
+    record = find(name)
+    if is_claimed(name):
+        print_paged(map(_row, changes(record)))
+        print(f"in use: the agent still runs; `staddle review {name}` commits its work when it has ended")
+        return 0
     if not _at_a_terminal():
         raise UsageError(
             "a review needs a terminal",
@@ -70,7 +75,9 @@ def at_the_end(name: str, *, ask: bool = True) -> None:
         if ask and _at_a_terminal():
             _Reviewing(name).run()
         else:
-            print(f"staddle: {_Reviewing(name).summary()}; kept: staddle review {name}", file=sys.stderr)
+            say(f"{_Reviewing(name).summary()}; kept: staddle review {name}")
+    except KeyboardInterrupt:
+        say(f"everything is kept: staddle review {name}")
     except (StaddleError, OSError) as error:
         say_error(error)
         say(f"everything is kept: staddle review {name}")

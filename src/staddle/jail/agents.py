@@ -66,7 +66,8 @@ class Agent(Value):
     the project's conversations, which it may write: `{slug}` is the project's path in its spelling.
     `sessions` are patterns of conversations that are copied to the user's home. `files` are files with things
     that it remembers. What is in `obeyed` is read-only. `servers` are files with the user's MCP servers, each
-    with the keys that lead to them. `logins` are variables that it needs, `set` others that are set. `free`
+    with the keys that lead to them. `logins` are variables that it needs, `set` others that are set.
+    `elsewhere` is a variable that moves its configuration, which is not supported. `free`
     are words that switch off its prompts and its own sandbox, each with the user's words that replace them:
     the sandbox around it stands for both. They come before the user's words, or after the first word if that
     is one of the subcommands `free_of`.
@@ -94,6 +95,7 @@ class Agent(Value):
     servers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     logins: tuple[str, ...] = ()
     set: tuple[tuple[str, str], ...] = ()
+    elsewhere: str = ""
     free: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
     free_of: tuple[str, ...] = ()
 
@@ -221,6 +223,7 @@ AGENTS: dict[str, Agent] = {
                 *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL"),
                 *("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
             ),
+            elsewhere="CLAUDE_CONFIG_DIR",
             set=(("IS_SANDBOX", "1"), ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1")),
             free=(
                 (
@@ -259,6 +262,7 @@ AGENTS: dict[str, Agent] = {
             ),
             servers=(("~/.codex/config.toml", ("mcp_servers",)),),
             logins=("OPENAI_API_KEY", "CODEX_API_KEY", "OPENAI_BASE_URL"),
+            elsewhere="CODEX_HOME",
             free=(
                 (
                     ("--dangerously-bypass-approvals-and-sandbox",),
@@ -301,6 +305,7 @@ AGENTS: dict[str, Agent] = {
                 *("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT"),
                 *("GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GEMINI_MODEL"),
             ),
+            elsewhere="GEMINI_CLI_HOME",
             set=(("GEMINI_SANDBOX", "false"), ("GEMINI_CLI_TRUST_WORKSPACE", "true")),
             free=((("--approval-mode=yolo",), ("--approval-mode", "--yolo", "-y")),),
         ),
@@ -365,6 +370,7 @@ AGENTS: dict[str, Agent] = {
                 ("~/.config/opencode/opencode.jsonc", ("mcp",)),
             ),
             logins=("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+            elsewhere="OPENCODE_CONFIG_DIR",
             set=(("OPENCODE_PERMISSION", '"allow"'), ("OPENCODE_DISABLE_AUTOUPDATE", "1")),
         ),
         Agent(

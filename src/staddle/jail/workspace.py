@@ -359,20 +359,20 @@ class Workspace:
         return commit
 
     def _earlier(self, digest: str) -> WorkspaceReview:
-        tip, found, tree = digest.partition("..")
+        tip, _, tree = digest.partition("..")
+        why = "it is not TIP..TREE, a commit and a tree"
         try:
-            if not found or not all(map(safe_git.is_object_name, (tip, tree))):
-                raise GitFailed("it is not TIP..TREE")
-            for name, kind in ((tip, b"commit"), (tree, b"tree")):
-                if self._git.run("cat-file", "-t", name).strip() != kind:
-                    raise GitFailed(f"{name} is not a {kind.decode()}")
-            return reviewed(self._git, tip, tree)
+            if all(map(safe_git.is_object_name, (tip, tree))):
+                kinds = [self._git.run("cat-file", "-t", name).strip() for name in (tip, tree)]
+                if kinds == [b"commit", b"tree"]:
+                    return reviewed(self._git, tip, tree)
         except GitFailed as error:
-            raise WorkspaceError(
-                f"the workspace {self.name} has no review {digest!r}",
-                why=error.why or error.what,
-                fix="use the digest of its review(), which `staddle jail diff` prints",
-            ) from None
+            why = error.why or error.what
+        raise WorkspaceError(
+            f"the workspace {self.name} has no review {digest!r}",
+            why=why,
+            fix="use the digest of its review(), which `staddle jail diff` prints",
+        )
 
     def _refuse_moved(self, review: WorkspaceReview) -> None:
         """Raise CommitRefused if the branch is not where it was at the review."""

@@ -16,6 +16,7 @@ import stat
 from ..errors import CommitRefused, LayerError
 from ..linux.openat2 import open_beneath
 from .review import Conflict
+from .trash import FULL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,16 @@ class Undo:
         self._place, self._next, self._target = place, f"{place}.next", target
 
     def copy(self, paths: Iterable[str]) -> bool:
-        """Copy the present entries at `paths`, below the target. False if they are too many or too large."""
+        """Copy the present entries at `paths`, below the target. False if they need too much room."""
+        try:
+            return self._copied(paths)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            shutil.rmtree(self._next, ignore_errors=True)
+            return False  # a commit must be possible without room for copies
+
+    def _copied(self, paths: Iterable[str]) -> bool:
         shutil.rmtree(self._next, ignore_errors=True)
         os.mkdir(self._next, 0o700)
         self._before: dict[str, tuple[Entry, str]] = {}
@@ -70,6 +80,10 @@ class Undo:
         shutil.rmtree(self._place, ignore_errors=True)
         os.rename(self._next, self._place)
 
+    def forget(self) -> None:
+        """Remove the copies of the commit before: it is not the last one any more."""
+        shutil.rmtree(self._place, ignore_errors=True)
+
     def run(self) -> list[str]:
         """Put everything back. Returns the paths; CommitRefused lists those that have changed since.
 
@@ -84,7 +98,8 @@ class Undo:
                 why="nothing was committed, it was undone, or it was too large to keep a copy",
                 fix="use git or a backup",
             ) from None
-        changed = [path for path, _, after, _ in rows if _entry(self._target, path) != after]
+        # An undo that was killed has restored some of them.
+        changed = [row[0] for row in rows if _entry(self._target, row[0]) not in row[1:3]]
         if changed:
             raise CommitRefused(
                 "nothing was undone",

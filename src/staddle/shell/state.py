@@ -232,6 +232,24 @@ class Dump:
                 found.append(statement)
         return self._with_variables(found)
 
+    def moved(self, before: bytes, after: bytes) -> Dump:
+        """Return the dump with the directories at and below `before` at `after`."""
+
+        def other(place: bytes) -> bytes:
+            inside = place == before or place.startswith(before + b"/")
+            return after + place[len(before) :] if inside else place
+
+        stack = b"".join(b" " + quoted(other(place)) for place in _words(self._sections["directories"]))
+        kept = []
+        for statement in self._variables():
+            name, _, value = _variable(statement)
+            if name in ("PWD", "OLDPWD") and isinstance(value, str):
+                place = other(value.encode("utf-8", "surrogateescape"))
+                kept.append(statement.partition(b"=")[0] + b"=" + quoted(place))
+            else:
+                kept.append(statement)
+        return Dump({**self._sections, "directories": stack, "variables": b"\n".join(kept)}, self._debug)
+
     def _with_variables(self, variables: list[bytes]) -> Dump:
         return Dump({**self._sections, "variables": b"\n".join(variables)}, self._debug)
 

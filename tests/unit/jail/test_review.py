@@ -144,9 +144,9 @@ def test_what_is_no_review_is_refused(workspace: Workspace, digest: str) -> None
 
 def test_the_parts_of_a_digest_are_what_they_say(workspace: Workspace) -> None:
     review = workspace.review()
-    with pytest.raises(WorkspaceError, match="is not a commit"):
+    with pytest.raises(WorkspaceError, match="a commit and a tree"):
         workspace.review(f"{review.tree}..{review.tree}")
-    with pytest.raises(WorkspaceError, match="is not a tree"):
+    with pytest.raises(WorkspaceError, match="a commit and a tree"):
         workspace.review(f"{review.tip}..{review.tip}")
 
 

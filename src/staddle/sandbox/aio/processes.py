@@ -147,6 +147,10 @@ class AsyncTerminal:
         """Wait for the program's end. Returns its exit code, or None after `timeout` seconds."""
         return await _ended(self._terminal, timeout)
 
+    def signal(self, number: int) -> None:
+        """Send the program a signal, unless it has ended."""
+        self._terminal.signal(number)
+
     def kill(self) -> None:
         """Kill the program and all processes that it started."""
         self._terminal.kill()

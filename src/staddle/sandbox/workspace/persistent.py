@@ -196,15 +196,16 @@ class PersistentWorkspace(OverlayWorkspace):
         **options: Unpack[CommitOptions],
     ) -> Committed:
         """Write changes to the host; see layers.commit. `undo` restores the replaced files."""
-        undo = None if to is not None or self.stand_in is not None else self._undo()
-        if undo is not None:
+        undo, is_copied = self._undo(), False
+        if to is None and self.stand_in is None:
             found = options.get("reviewed") or self.review(paths)
-            old = [change.old_path or change.path for change in found.changes]
-            names = (*(change.path for change in found.changes), *old)
-            undo = undo if undo.copy(path.removeprefix(f"{WORKSPACE_PATH}/") for path in names) else None
+            names = [path for change in found.changes for path in (change.path, change.old_path) if path]
+            is_copied = undo.copy(path.removeprefix(f"{WORKSPACE_PATH}/") for path in names)
         done = super().commit(paths, to, **options)
-        if undo is not None and done.changes:
+        if is_copied and done.changes:
             undo.settle(path for change in done.changes for path in (change.path, change.old_path) if path)
+        elif to is None and done.changes:
+            undo.forget()
         self.save()
         return done
 
@@ -221,11 +222,13 @@ class PersistentWorkspace(OverlayWorkspace):
 
     def kept_shells(self, environment: Mapping[str, str]) -> Mapping[str, SavedShell]:
         """Return the shells saved at the end of the last sandbox, by session."""
-        return {name: kept.with_environment(environment) for name, kept in self._shells.now.items()}
+        found = {name: kept.with_environment(environment) for name, kept in self._shells.now.items()}
+        return {name: _moved(shell, WORKSPACE_PATH, self._also_at) for name, shell in found.items()}
 
     def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
         """Save the shells of a sandbox at its end."""
-        self._shells.now = {name: KeptShell.of(shell, environment) for name, shell in shells.items()}
+        moved = {name: _moved(shell, self._also_at, WORKSPACE_PATH) for name, shell in shells.items()}
+        self._shells.now = {name: KeptShell.of(shell, environment) for name, shell in moved.items()}
         self._shells.write()
 
     def abandon(self) -> None:
@@ -373,6 +376,16 @@ class PersistentWorkspace(OverlayWorkspace):
                 fix="name one of these",
             )
         return self.snapshots[label]
+
+
+def _moved(shell: SavedShell, before: str, after: str) -> SavedShell:
+    """Return the shell in the same directory of the workspace, which is at another path."""
+    if before == after:
+        return shell
+    top, other, cwd = os.fsencode(before), os.fsencode(after), shell.cwd
+    if cwd == top or cwd.startswith(top + b"/"):
+        cwd = other + cwd[len(top) :]
+    return SavedShell(shell.dump and shell.dump.moved(top, other), shell.status, cwd)
 
 
 def claim_workspace(name: str, workspace: str | None, policy: Policy) -> PersistentWorkspace:
