@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -207,3 +208,19 @@ def test_a_terminal_gets_its_modes_back_and_cannot_be_typed_into(tmp_path: Path)
     assert "HAS-TTY" not in shown
     assert terminal.modes_now() == terminal.modes
     terminal.close()
+
+
+@pytest.mark.same_for_everyone
+def test_the_end_is_noticed_in_a_program_with_other_threads() -> None:
+    """The kernel gives SIGCHLD to any thread that does not block it."""
+    program = """
+import threading, time
+from staddle import Policy, wrap
+from staddle.cli.report import attended
+for _ in range(4):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+policy = Policy.agent()
+for _ in range(15):
+    assert attended(wrap(["sleep", "0.02"], policy), seconds=20, cap=None).status == 0
+"""
+    subprocess.run([sys.executable, "-c", program], env=environment(), timeout=60, check=True)

@@ -1,7 +1,7 @@
 """Wait for signals together with descriptors, instead of being interrupted by them.
 
-On Linux this is a signalfd, because importing `signal` would cost every `staddle run` five milliseconds.
-Elsewhere it is that module's wake-up descriptor.
+On Linux, in a program with one thread, this is a signalfd, because importing `signal` would cost every
+`staddle run` five milliseconds. Elsewhere it is that module's wake-up descriptor.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class _WakeUp:
 
 def waiting(numbers: Iterable[int]) -> _Descriptor | _WakeUp:
     """Return a context that waits for these signals in the way of this system."""
-    return _Descriptor(numbers) if sys.platform == "linux" else _WakeUp(numbers)
+    if sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1:
+        return _Descriptor(numbers)
+    return _WakeUp(numbers)  # another thread could receive a signal, and the descriptor would not have it
 
 
 def waiting_among_threads(numbers: Iterable[int]) -> _WakeUp:
