@@ -223,7 +223,7 @@ for options in [f"nr_inodes={count}" for count in range(18, 40)] + ["size=8k", "
         try:
             os._exit(opened(options))
         except BaseException as error:
-            print(options, type(error).__name__, error, flush=True)
+            print(options, type(error).__name__, error, file=sys.stderr, flush=True)
             os._exit(5)
     ends.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     subprocess.run(["umount", "-l", layers], check=True)

@@ -79,6 +79,8 @@ class Layer:
 
 #: The errors of a file system that takes no more.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+#: Fewer free inodes than the layers of two sandboxes need.
+_FEW_INODES = 32
 
 
 def usage(directory: str) -> int:
@@ -283,9 +285,19 @@ def _told_number(error: Exception, place: str) -> int | None:
     A full file system is not the only cause of ENOSPC: limits on mounts and namespaces have this number too.
     """
     why = error.why if isinstance(error, LaunchFailed) else ""
+    if why == f"mount: {os.strerror(errno.EINVAL)}" and _is_nearly_full(place):
+        return errno.ENOSPC  # overlayfs without an inode for a directory of its own
     if "fsconfig" not in why and place not in why:
         return None
     return next((number for number in _NO_ROOM if os.strerror(number) in why), None)
+
+
+def _is_nearly_full(place: str) -> bool:
+    try:
+        room = os.statvfs(place)
+    except OSError:
+        return False
+    return bool(room.f_files and room.f_favail < _FEW_INODES)
 
 
 def home_for(workspaces: Iterable[str] = (), *, traversable: bool = False) -> str:
