@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from staddle.cli import tui
 from staddle.errors import ExtraMissing
+from tests.cli.test_agent_session import Desk
 from tests.support.pty_screen import PtyScreen
 from tests.support.staddle_command import COMMAND, environment, staddle
 from tests.support.waiting import unique_seconds, until, with_argument
@@ -202,11 +204,57 @@ def test_when_it_continues_after_a_stop_it_draws_again_and_reads_every_key(start
     assert screen.modes_now() == screen.modes
 
 
+def log_of(screen: PtyScreen) -> str:
+    """The log, in the columns on the right, without times and line ends."""
+    text = "".join(line[72:].ljust(48)[9:-2] for line in screen.text().splitlines())
+    return re.sub(" +", " ", text)
+
+
+@pytest.mark.slow
+def test_an_agent_runs_beside_its_changes_and_its_state_comes_back(tmp_path: Path, state: Path) -> None:
+    desk = Desk(tmp_path, state)
+    seconds = unique_seconds()
+    screen = desk.at_a_terminal("tui", "deep", "--", "claude", "hello")
+    try:
+        screen.until("agent>", "words: --permission-mode", "hello")
+        screen.type("""pwd; echo two >> ../README; echo '{"userID": "u"}' > ~/.claude.json\r""")
+        screen.until("app/deep", "M README", "running")
+        screen.type(f"python3 -m http.server 4321 & exec sleep {seconds}\r")
+        assert until(lambda: "a server inside is at http://127.0.0.1:" in log_of(screen)), screen.text()
+        assert "your home and keys are not there" in log_of(screen)
+        screen.type(b"\x1a")  # does not leave it stopped
+        assert until(lambda: screen.type(b"\x03") or not with_argument(seconds))
+        screen.until("Claude Code has ended; Enter starts a shell")
+        screen.type(b"\r")
+        screen.until("app$")
+        screen.type(b"\x1b[21~")  # F10 asks nothing: it is kept
+        assert screen.ended() == 0
+        screen.until("staddle: 1 file changed; kept: staddle review claude-app")
+    finally:
+        screen.close()
+    assert json.loads((desk.home / ".claude.json").read_text()) == {"userID": "u"}
+    assert (desk.project / "README").read_text() == "one\n"
+    assert "--continue" in desk.run("claude", "--continue", "do:true")
+
+
+@pytest.mark.slow
+def test_an_agent_s_connections_wait_for_an_answer_in_the_network_pane(tmp_path: Path, state: Path) -> None:
+    desk = Desk(tmp_path, state)
+    screen = desk.at_a_terminal("tui", "--", "claude")
+    try:
+        screen.until("agent>")
+        screen.type("curl -sS -m 90 http://192.0.2.1/ 2>&1 | tr a-z A-Z\r")
+        screen.until("192.0.2.1:80 waits for an answer", "ask (")
+    finally:
+        screen.close()
+
+
 def test_without_a_terminal_without_textual_and_with_wrong_words(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, said in (
         ((), "needs a terminal"),
         (("a", "b"), "takes one directory"),
         (("--ask", "--no-ask"), "contradict"),
+        (("--continue",), "is for an agent"),
     ):
         done = staddle("tui", *words)
         assert done.returncode == 125

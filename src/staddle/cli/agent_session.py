@@ -27,7 +27,7 @@ from .report import notify, say, say_gaps, say_violations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..agents.ssh_agent import SshAgentRelay
@@ -48,9 +48,12 @@ class NoLayers(Exception):
 
 
 class AgentSession:
-    """One run of a coding agent: what it needs from the user's home, project and network."""
+    """One run of a coding agent: what it needs from the user's home, project and network.
 
-    def __init__(self, agent: Agent, parsed: Parsed) -> None:
+    `tell` is called with a sentence about each use of an ssh key.
+    """
+
+    def __init__(self, agent: Agent, parsed: Parsed, tell: Callable[[str], object] = notify) -> None:
         self.agent, self.parsed = agent, parsed
         self.here = os.path.realpath(parsed.one("workspace") or working_directory())
         if not os.path.isdir(self.here):
@@ -77,7 +80,7 @@ class AgentSession:
         if parsed.on("ssh-agent"):
             from ..agents.ssh_agent import SshAgentRelay
 
-            self.ssh = SshAgentRelay(lambda key: notify(f"your ssh key {shown(key)} signs for the agent"))
+            self.ssh = SshAgentRelay(lambda key: tell(f"your ssh key {shown(key)} signs for the agent"))
         self.policy = self._policy()
         self.servers = servers(agent, self.project, self.policy.network)
         self.policy = self.policy.with_read(*(path for each in self.servers for path in each.paths))

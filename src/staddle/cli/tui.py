@@ -11,17 +11,28 @@ from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, rewo
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from ..sandbox.sandbox import Sandbox
     from ..tui.log_pane import EventFeed
+    from .agent_session import AgentWatcher
 
 #: After a kill: restore screen and cursor, disable mouse, bracketed paste and focus reports, reset keys.
 _LEAVE = (
     b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[<u\x1b[0m"
 )
 _LEFT_OUT = ("json", "output-cap", "workspace")
+#: Runs an agent as a job: one that stops itself on Ctrl-Z continues, because its shell takes no commands.
+_AS_JOB = (
+    *("bash", "--norc", "-i", "-c"),
+    """trap : INT; exec 3>&2 2> /dev/null; "$@" 2>&3 3>&-; status=$?
+    while [[ $(jobs -s) ]]; do fg > /dev/null; status=$?; done; exit $status""",
+    "bash",
+)
 _OPTIONS = (
     KEEP,
+    Option("continue", "", "with an AGENT: go on with its last conversation in this project"),
+    Option("ssh-agent", "", "with an AGENT: let it use your ssh-agent; each use is in the log"),
     Option("vertical", "", "the shell above, the other panes below it, not side by side"),
     Option("ask", "", "ask about connections that no rule allows, also with --network deny or loopback"),
     Option("no-ask", "", "refuse connections that no rule allows, and do not ask"),
@@ -41,10 +52,14 @@ See what an agent does in a sandbox, and steer it: a shell, and panes for change
 processes and policy.
 
 usage: staddle tui [DIR] [options]
+       staddle tui [DIR] [options] -- AGENT [ARGUMENTS OF THE AGENT]
 
 DIR is the directory to work in, by default the current one. Changes to it stay in a layer until you
 review and commit them. F1 lists the keys, Ctrl-P every action. Connections that no rule allows are
 asked about in the network pane, unless --network or --no-ask is given.
+
+AGENT is claude, codex, gemini, opencode or aider. It runs in the first terminal, in the sandbox that
+`staddle AGENT` opens. Its work is kept: F9 commits files, and `staddle review` also git commits.
 
 The exit status is 0, 125 if the sandbox could not be opened, or 128 plus the signal that ended it.
 
@@ -53,12 +68,14 @@ The exit status is 0, 125 if the sandbox could not be opened, or 128 plus the si
   staddle tui                          this directory
   staddle tui ~/project --keep fix     the changes are kept as `fix`; see `staddle diff fix`
   staddle tui --vertical --memory 2G   one above the other, with a limit
+  staddle tui -- claude                Claude Code, beside its changes and connections
 """
 
 
 def main(words: Sequence[str]) -> int:
     """Parse the options, begin to open the sandbox, and show the UI."""
-    parsed = parse_among(words, _OPTIONS, "tui")
+    end = words.index("--") if "--" in words else len(words)
+    parsed, agent = parse_among(words[:end], _OPTIONS, "tui"), tuple(words[end + 1 :])
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")
         return 0
@@ -68,6 +85,9 @@ def main(words: Sequence[str]) -> int:
         )
     if parsed.on("ask") and parsed.on("no-ask"):
         raise UsageError("--ask and --no-ask contradict each other", fix="leave one of them out")
+    for option in ("continue", "ssh-agent"):
+        if parsed.on(option) and not agent:
+            raise UsageError(f"--{option} is for an agent", fix=f"staddle tui --{option} -- claude")
     if not all(map(os.isatty, range(3))):
         raise UsageError(
             "staddle tui needs a terminal",
@@ -83,26 +103,99 @@ def main(words: Sequence[str]) -> int:
     if not os.path.isdir(directory):
         raise UsageError(f"{directory!r} is not a directory", fix="name one that exists")
     options = {"mode": ["overlay"], **parsed.options, "workspace": [directory]}
-    parsed = Parsed(options, (), False)
+    parsed = Parsed(options, agent[1:], False)
+    feed = EventFeed(asks=_asks(parsed))
+    shown = _AgentInUi(agent[0], parsed, feed) if agent else None
 
     def open_it(feed: EventFeed, first: bool) -> Sandbox:
         return _opened(parsed, feed, kept=first)
 
-    keep = parsed.one("keep")
     opening = SandboxOpening(
-        open_it,
-        EventFeed(asks=_asks(parsed)),
-        directory=directory,
-        label=keep or os.path.basename(directory) or directory,
+        open_it if shown is None else shown.opened,
+        feed,
         timeout=_timeout(parsed),
         policy_file=parsed.one("policy"),
-        keep=keep,
+        **(_usual(directory, parsed) if shown is None else shown.for_the_ui()),
     )
     guard = TerminalGuard(_LEAVE)
     try:
-        return start(opening, vertical=parsed.on("vertical"))
+        status = start(opening, vertical=parsed.on("vertical"))
     finally:
         guard.close()
+        if shown is not None:
+            shown.session.close()
+    if shown is not None and shown.session.name:
+        from .review import at_the_end
+
+        at_the_end(shown.session.name, ask=False)
+    return status
+
+
+def _usual(directory: str, parsed: Parsed) -> dict[str, Any]:
+    keep = parsed.one("keep")
+    return {"directory": directory, "label": keep or os.path.basename(directory) or directory, "keep": keep}
+
+
+class _AgentInUi:
+    """A coding agent on the UI's first terminal: opens its sandbox as `staddle AGENT` does."""
+
+    def __init__(self, name: str, parsed: Parsed, feed: EventFeed) -> None:
+        from ..agents.table import CODING_AGENTS, INSIDE
+        from ..jail.agents import AGENTS
+        from .agent_session import AgentSession
+
+        known = [agent for agent, row in CODING_AGENTS.items() if INSIDE in row.ways]
+        if name not in known:
+            raise UsageError(f"staddle knows no agent {name!r}", fix=f"choose {', '.join(known)}")
+        self.session = AgentSession(AGENTS[name], parsed, feed.tell)
+        self._parsed = parsed
+        self._watcher: AgentWatcher | None = None
+
+    def for_the_ui(self) -> dict[str, Any]:
+        """Arguments for SandboxOpening."""
+        from .agent_session import free_name
+
+        session, keep = self.session, None
+        if session.mode == "overlay":
+            keep = self._parsed.one("keep") or free_name(session.agent.name, session.project)
+        return {
+            "directory": session.project,
+            "label": keep or os.path.basename(session.project),
+            "keep": keep,
+            "argv": [*_AS_JOB, *session.argv],
+            "program": session.agent.title,
+            "leaving": self._left,
+        }
+
+    def opened(self, feed: EventFeed, first: bool) -> Sandbox:
+        """Open the agent's sandbox, or later another one of the same project, which is not kept."""
+        from ..sandbox.sandbox import Sandbox
+        from .agent_session import AgentWatcher
+
+        session = self.session
+        hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
+        if feed.asks and session.policy.network.mode != "open":
+            hooks["on_connect"] = feed.on_connect
+        if not first and session.mode == "overlay":
+            return Sandbox(
+                session.project,
+                session.policy,
+                workspace_at=session.project,
+                backend=self._parsed.one("backend") or "auto",  # type: ignore[arg-type]
+                best_effort=self._parsed.on("best-effort"),
+                **hooks,
+            )
+        sandbox = session.opened(**hooks)
+        if first:
+            for line in session.introduction(sandbox):
+                feed.tell(line)
+            self._watcher = AgentWatcher(sandbox, session.home, feed.tell)
+            self._watcher.start()
+        return sandbox
+
+    def _left(self) -> None:
+        if self._watcher is not None:
+            self._watcher.end()
 
 
 def _require_textual() -> None:

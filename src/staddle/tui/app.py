@@ -114,7 +114,8 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self._end_on_signals()
         watched = self._watched(self.opening.label)
         watched.is_kept = self.opening.keep is not None
-        await self._add_tab(watched, "main")
+        watched.before_close = self.opening.leave
+        (await self._add_tab(watched, "main")).argv = self.opening.argv
         self.set_interval(0.5, self._tick)
         self.opening.when_open(lambda opened: self._from_thread(self._opened, watched, opened))
         self.call_after_refresh(self._first_pane)
@@ -187,26 +188,28 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     def start_shell(self, tab: SandboxTab) -> None:
         """Open a terminal for a tab, in a thread: opening may take long."""
-        sandbox = tab.watched.sandbox
+        sandbox, argv = tab.watched.sandbox, tab.argv
         if sandbox is None:
             return
+        tab.argv = None  # after its first program, a shell
         tab.commands.sandbox = sandbox
         rows, cols = max(1, tab.terminal.size.height), max(2, tab.terminal.size.width)
         rows, cols = (24, 80) if rows == 1 else (rows, cols)
 
         def work() -> None:
             try:
-                terminal = sandbox.terminal(rows=rows, cols=cols)
+                terminal = sandbox.terminal(argv, rows=rows, cols=cols)
             except (StaddleError, OSError) as error:
                 self._from_thread(self.note, "error", str(error))
                 return
-            self._from_thread(self._attach_terminal, tab, terminal)
+            program = "the shell" if argv is None else self.opening.program
+            self._from_thread(self._attach_terminal, tab, terminal, program)
 
         threading.Thread(target=work, name="staddle-tui terminal", daemon=True).start()
 
-    def _attach_terminal(self, tab: SandboxTab, terminal: object) -> None:
+    def _attach_terminal(self, tab: SandboxTab, terminal: object, program: str) -> None:
         if tab in self.tabs:
-            tab.terminal.attach(terminal)  # type: ignore[arg-type]
+            tab.terminal.attach(terminal, program)  # type: ignore[arg-type]
         else:
             terminal.close()  # type: ignore[attr-defined]
 
@@ -424,6 +427,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     def _tick(self) -> None:
         for tab in self.tabs:
+            tab.terminal.notice_end()
             tab.count_commands()
         if self.feed.questions():
             for tab in self.tabs:

@@ -50,6 +50,8 @@ _STATES = {
     "closed": "sandbox closed",
 }
 _FILES_OF_A_RESULT = 8
+#: Characters of the command of a terminal.
+_LONGEST = 80
 
 
 class LogPane(ScrollView, can_focus=True):
@@ -133,6 +135,8 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "violation", f"refused {record.get('host')}: {record.get('rule')}"
     elif what == "network":
         yield "metric", f"network {record.get('host')}: {record.get('rule')}"
+    elif what == "said":
+        yield "sandbox", str(record.get("text"))
     elif what in _STATES:
         yield "sandbox", f"{_STATES[what]} {_details(record)}".rstrip()
         for path in (record.get("changes") or ())[:_FILES_OF_A_RESULT] if what == "committed" else ():
@@ -172,7 +176,8 @@ def _details(record: dict[str, Any]) -> str:
     if what == "opened":
         return f"on {record.get('backend')}, network {record.get('network')}"
     if what in ("terminal", "started"):
-        return _command(record)
+        command = _command(record)
+        return command if len(command) <= _LONGEST else f"{command[: _LONGEST - 1]}…"
     if what == "committed":
         return f"{len(record.get('changes') or ())} changes"
     if what == "discarded":
@@ -231,6 +236,10 @@ class EventFeed:
         """Add a line of an audit log."""
         self._records.append(record)
         self._tell()
+
+    def tell(self, text: str) -> None:
+        """Add a sentence."""
+        self.record({"what": "said", "text": text, "at": time.time()})
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records since the last call."""

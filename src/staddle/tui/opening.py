@@ -12,7 +12,7 @@ from ..errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from .. import Sandbox
@@ -23,7 +23,8 @@ class SandboxOpening:
     """A sandbox that is being opened.
 
     `open_it` opens a sandbox for `feed`: the kept one for the first tab, new ones later. It is called in a
-    thread that lives as long as the program.
+    thread that lives as long as the program. `argv` is the program of the first terminal (default: a shell),
+    and `program` its name. `leaving` is called before the first sandbox is closed.
     """
 
     def __init__(
@@ -36,10 +37,14 @@ class SandboxOpening:
         timeout: float | None = None,
         policy_file: str | None = None,
         keep: str | None = None,
+        argv: Sequence[str] | None = None,
+        program: str = "",
+        leaving: Callable[[], object] = tuple,
     ) -> None:
         self.feed, self.directory, self.label = feed, directory, label
         self.timeout, self.policy_file, self.keep = timeout, policy_file, keep
-        self._open_it = open_it
+        self.argv, self.program = argv, program
+        self._open_it, self._leaving = open_it, leaving
         self._lock = threading.Lock()
         self._opened: Sandbox | BaseException | None = None
         self._then: Callable[[Sandbox | BaseException], object] | None = None
@@ -67,7 +72,13 @@ class SandboxOpening:
         if self._thread is not None:
             self._thread.join()
         if self._opened is not None and not isinstance(self._opened, BaseException):
+            self.leave()
             self._opened.close()
+
+    def leave(self) -> None:
+        """Call `leaving`, once."""
+        leaving, self._leaving = self._leaving, tuple
+        leaving()
 
     @property
     def error(self) -> BaseException | None:

@@ -11,6 +11,8 @@ from .terminal_pane import TerminalPane
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from textual.app import ComposeResult
     from textual.events import Click
     from textual.widget import Widget
@@ -100,6 +102,8 @@ class SandboxTab(Container):
         self.terminal = TerminalPane(id="terminal")
         self.commands = CommandPane(session, timeout=timeout, id="list")
         self.log_pane = LogPane(id="log")
+        #: The program of its first terminal; None for a shell.
+        self.argv: Sequence[str] | None = None
         self.pane = "changes"
         self.was_busy = False
 

@@ -107,6 +107,7 @@ class TerminalPane(Widget, can_focus=True):
         super().__init__(id=id)
         self.terminal: PseudoTerminal | None = None
         self.emulator = Emulator(24, 80, self._answer)
+        self.program = "the shell"
         self.sentence = "opening the sandbox …"
         self.is_over = False
         self._typed = b""
@@ -127,10 +128,10 @@ class TerminalPane(Widget, can_focus=True):
 
     # ------------------------------------------------------------ the program
 
-    def attach(self, terminal: PseudoTerminal) -> None:
-        """Show this terminal from now on."""
+    def attach(self, terminal: PseudoTerminal, program: str = "the shell") -> None:
+        """Show this terminal from now on; `program` is the name of what runs on it."""
         self.detach()
-        self.terminal, self.is_over, self.sentence = terminal, False, ""
+        self.terminal, self.program, self.is_over, self.sentence = terminal, program, False, ""
         self.emulator = Emulator(max(1, self.size.height), max(2, self.size.width), self._answer)
         self._back = 0
         self._fit()
@@ -257,9 +258,19 @@ class TerminalPane(Widget, can_focus=True):
             except StaddleError:
                 pass
         self.emulator.feed(b"\x1b[?1049l\x1b[m\r\n")
-        self.sentence = "the shell has exited; Enter starts another one"
+        self.sentence = f"{self.program} has ended; Enter starts a shell"
         self.post_message(self.Ended(self, status))
         self.refresh()
+
+    def notice_end(self) -> None:
+        """End if its program has ended while others, such as a server, still have the terminal open."""
+        try:
+            has_ended = self.terminal is not None and self.terminal.poll() is not None
+        except StaddleError:
+            return  # the sandbox is closed
+        if has_ended and not self._unfed:
+            self._has_ended = True
+            self._read()
 
     def is_busy(self) -> bool:
         """Whether a program other than the shell has the terminal."""

@@ -48,6 +48,8 @@ class WatchedSandbox:
         self.before_discard: Snapshot | None = None
         self.users = 0  # tabs that show it
         self.is_kept = False  # its changes outlive it
+        #: Called before the sandbox is closed.
+        self.before_close: Callable[[], object] = tuple
         self._tell = tell
         self._cpu: tuple[float, float] | None = None
         self._ending = threading.Event()
@@ -85,6 +87,7 @@ class WatchedSandbox:
         self._look_now.set()
         sandbox, self.sandbox = self.sandbox, None
         if sandbox is not None:
+            self.before_close()
             sandbox.close()
 
     # ------------------------------------------------------------ in the thread
