@@ -83,16 +83,16 @@ def test_nothing_that_acts_on_a_terminal_gets_through(start: Start, work: Path) 
     (work / "\x1b]0;a name\x07").write_text("")
     plain = start("shell")
     plain.until(PROMPT)
-    plain.type(b"cat evil; ls --show-control-chars -N; printf 'o%s\\n' ver\r")
-    plain.until("over")
+    plain.type(b"cat evil; ls --show-control-chars -N; printf 'do%s\\n' ne-here\r")
+    plain.until("done-here")
     assert [attack for attack in ATTACKS if attack not in plain.raw] == []  # the control: these are passed on
     assert b"\x1b]0;a name\x07" in plain.raw
     plain.close()
 
     screen = start("tui", "--no-ask")
     screen.until(PROMPT)
-    screen.type(b"cat evil; ls --show-control-chars -N; printf 'o%s\\n' ver\r")
-    screen.until("over")
+    screen.type(b"cat evil; ls --show-control-chars -N; printf 'do%s\\n' ne-here\r")
+    screen.until("done-here")
     screen.type(b"\x15touch $(printf 'n\\033]52;c;AA\\007')\r")
     screen.until("A n\\x1b]52;c;AA\\x07")
     ours = {b"\x1b[?2004l", b"\x1b[?1006l"}  # textual sets and resets these itself
@@ -149,6 +149,33 @@ def test_keys_sizes_and_the_end(start: Start, work: Path) -> None:
 def at_prompt(screen: PtyScreen) -> None:
     """Wait until the shell reads a line, on a terminal that shows nothing beside it."""
     assert until(lambda: re.search(rf"{re.escape(PROMPT)} *$", screen.text(), re.MULTILINE)), screen.text()
+
+
+@pytest.mark.slow
+def test_on_leaving_uncommitted_changes_can_be_kept_under_a_name(
+    start: Start, work: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    (work / "file").write_text("one\n")
+    screen = start("tui", "--no-ask")
+    screen.until(PROMPT)
+    screen.type(b"echo two >> file; mkdir d; cd d; echo do''ne\r")
+    screen.until("done", "M file")
+    screen.type(b"\x1b[21~")  # F10
+    screen.until("2 uncommitted changes will be lost", "Keep as")
+    screen.type(b"k")
+    screen.until("a name to keep the changes under")
+    screen.type(b"mine\r")
+    assert screen.ended() == 0
+    screen.until("kept: staddle diff mine")
+    env = {**environment(), "XDG_STATE_HOME": str(state)}
+    assert (
+        staddle("diff", "mine", "--names", cwd=work, env=env).stdout == "A /workspace/d/\nM /workspace/file\n"
+    )
+    done = staddle("run", "--keep", "mine", "--", "cat", "/workspace/file", cwd=work, env=env)
+    assert done.stdout == "one\ntwo\n"
+    assert (work / "file").read_text() == "one\n"
+    assert staddle("rm", "--force", "mine", env=env).returncode == 0
 
 
 @pytest.mark.slow

@@ -47,7 +47,8 @@ def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
             "sed -i s/1/2/ a.py; rm gone; mkdir d; echo new > d/b; printf '#!/bin/sh' > x; chmod +x x"
         )
         await ui.changed("a.py", "d", "d/b", "gone", "x")
-        await ui.until(lambda: "5 changes: 3 added, 1 modified, 1 deleted" in ui.screen())
+        await ui.until(lambda: "5 changes, 1 needs approval (!): 3 added, 1 m" in ui.screen())
+        await ui.until(lambda: "! A x " in ui.screen() and "it is a new executable" in ui.screen())
 
         await ui.press("f3")  # a diff of the one under the cursor, both ways
         pane = ui.tab.side_pane("changes")
@@ -70,12 +71,18 @@ def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
         assert "refused: it is a new executable" in ui.screen()
         rows = review.query_one("SelectionList")
         assert sorted(rows.selected) == ["a.py", "d", "d/b", "gone"]
+        await ui.until(lambda: "+    return 2" in ui.screen(), "the diff of the first change")
+        await ui.press("down", "down")
+        await ui.until(lambda: "+new" in ui.screen(), "the diff of d/b")
         await ui.press("c")
         await ui.until(lambda: not (work / "gone").exists())
         await ui.changed("x")
         assert (work / "a.py").read_text() == "def f():\n    return 2\n"
         assert (work / "d" / "b").read_text() == "new\n"
         assert not (work / "x").exists()
+        await ui.until(lambda: ("file", "committed /workspace/d/b") in ui.log())
+        assert ("sandbox", "committed 4 changes") in ui.log()
+        assert ui.log().count(("file", "added /workspace/d/b")) == 1
 
         await ui.press("f3", "D")  # discarded, and brought back
         await ui.top("ConfirmScreen")
@@ -91,6 +98,30 @@ def test_changes_diff_commit_discard_and_undo(work: Path) -> None:
         await ui.until((work / "x").exists)
         assert os.access(work / "x", os.X_OK)
         assert {kind for kind, _ in ui.log()} >= {"file", "sandbox"}
+
+    drive(steps, work)
+
+
+@pytest.mark.slow
+def test_a_protected_name_is_marked_and_f2_returns_to_what_was_used_last(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.run("git init -q .; echo x > .git/hooks/pre-commit; echo plain > plain")
+        await ui.until(lambda: ui.tab.watched.marks)
+        marks = ui.tab.watched.marks
+        assert any(path.endswith("/.git/hooks/pre-commit") for path in marks)
+        assert "/workspace/plain" not in marks
+        await ui.tab.show_pane("changes", ui.app.feed)
+        ui.tab.focus_shell(toggle=True)  # before the focus has moved
+        assert not ui.tab.is_list
+        ui.tab.focus_shell(toggle=True)
+        await ui.until(lambda: ui.tab.is_list)
+        await ui.press("f3", "f2")
+        assert ui.tab.is_list
+        await ui.press("f2")
+        assert not ui.tab.is_list
+        ui.tab.terminal.type(b"exit 3\r")
+        await ui.until(lambda: ("sandbox", "the shell has ended with status 3") in ui.log())
 
     drive(steps, work)
 
@@ -122,7 +153,9 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
         await ui.write("first")
         await ui.press("enter")
         await ui.until(lambda: [s.label for s in ui.tab.watched.snapshots] == ["first"])
-        await ui.until(lambda: "○ first" in ui.screen())
+        await ui.until(lambda: "○ first" in ui.screen() and "1 snapshot" in ui.screen())
+        assert "1 snapshots" not in ui.screen()
+        assert " by " not in ui.screen()
         await ui.run("echo two > n")
         await ui.press("f4", "s")
         await ui.top("SearchScreen")
@@ -147,6 +180,7 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
         await ui.run("cat n")
         assert "one" in ui.tab.terminal.screen_text().split()
         assert ui.tab.watched is not ui.app.tabs[0].watched
+        assert "1 work │ 2 fork 1 │" in ui.screen()
 
         await ui.press("f3", "t")  # another shell of the fork
         await ui.until(lambda: len(ui.app.tabs) == 3)
@@ -168,12 +202,11 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
         await ui.press("enter")
         await ui.top("ConfirmScreen")
         await ui.press("y")
-        await ui.until(lambda: ui.tab.terminal.is_over, "the shell to be ended by the restore")
-        ui.app.action_shell_again()
-        await ui.press("enter")
-        await ui.prompt()
-        await ui.run("cat n")
-        assert "two" not in ui.tab.terminal.screen_text().split()
+        await ui.until(lambda: len(ui.app.screen_stack) == 1)
+        ui.tab.terminal.type(b"echo typed-meanwhile; cat n\r")
+        await ui.until(lambda: "one" in ui.tab.terminal.screen_text().split(), "the next shell to read it")
+        assert "typed-meanwhile" in ui.tab.terminal.screen_text().split()
+        assert not ui.tab.terminal.is_over
 
     drive(steps, work)
 

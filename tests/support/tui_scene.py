@@ -124,6 +124,7 @@ async def _shown(app: TuiApp, pilot: Any) -> None:
     watched = tab.watched
     watched.sandbox = SceneSandbox()  # type: ignore[assignment]
     watched.changes, watched.processes = list(CHANGES), list(PROCESSES)
+    watched.marks = {"/workspace/.git/hooks/pre-commit": ".git/hooks is a protected name"}
     watched.events.extend(EVENTS)
     now = time.time()
     first = _snapshot("tests pass", now - 7300)

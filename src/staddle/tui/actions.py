@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
+from tempfile import TemporaryDirectory
 
 from rich.text import Text
 
 from staddle.display import counted, shown
-from staddle.errors import CommitRefused, StaddleError
+from staddle.errors import CommitRefused, LayerError, StaddleError
 
 from .log_pane import ConnectionQuestion
-from .watched import WatchedSandbox
+from .watched import WatchedSandbox, workspace_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from textual.app import App
@@ -38,6 +39,7 @@ class SandboxActions(_Base):
         feed: EventFeed
         opening: SandboxOpening
         tabs: list[SandboxTab]
+        fork_numbers: Iterator[int]
 
         @property
         def tab(self) -> SandboxTab | None: ...
@@ -46,6 +48,7 @@ class SandboxActions(_Base):
         def _from_thread(self, call: Callable[..., object], *arguments: object) -> None: ...
         async def add_tab(self, watched: WatchedSandbox, session: str) -> None: ...
         async def remove_tab(self, tab: SandboxTab) -> None: ...
+        def start_shell(self, tab: SandboxTab) -> None: ...
 
     def _here(self) -> tuple[SandboxTab, Sandbox] | None:
         """The visible tab and its open sandbox."""
@@ -98,7 +101,7 @@ class SandboxActions(_Base):
         if not review.changes:
             self.notify("there is nothing to commit", markup=False)
             return
-        root = _workspace_inside(review.changes)
+        root = workspace_inside(review)
         target = self.opening.directory
         self.push_screen(ReviewScreen(review, root, target), lambda choice: self._commit(tab, review, choice))
 
@@ -205,13 +208,26 @@ class SandboxActions(_Base):
         sandbox = tab.watched.sandbox
         if sandbox is None:
             return
+        shells = [each for each in self.tabs if each.watched is tab.watched]
+        for each in shells:  # the restore ends them; what is typed meanwhile is for the next ones
+            each.terminal.hold()
+
+        def restore() -> Any:
+            try:
+                return sandbox.restore(snapshot)
+            except BaseException:
+                for each in shells:
+                    self._from_thread(each.terminal.release)
+                raise
 
         def told(restored: Any) -> None:
+            for each in shells:
+                self.start_shell(each)
             for process in restored.ended:
                 self.note("sandbox", f"killed: {process.command}")
             self.notify(f"restored {shown(snapshot.label)}", markup=False)
 
-        self.work("restore", lambda: sandbox.restore(snapshot), told)
+        self.work("restore", restore, told)
 
     def action_forget_snapshot(self) -> None:
         pane = self._snapshot_pane()
@@ -268,7 +284,7 @@ class SandboxActions(_Base):
         here = self._here()
         if here is None:
             return
-        tab, sandbox = here
+        sandbox = here[1]
 
         def forked() -> Sandbox:
             made: Sandbox = sandbox.fork(1)[0]
@@ -276,7 +292,7 @@ class SandboxActions(_Base):
                 made.restore(snapshot)
             return made
 
-        label = f"{tab.watched.label}*"
+        label = f"fork {next(self.fork_numbers)}"
         self.work("fork", forked, lambda made: self._show_sandbox(label, made))
 
     def action_new_sandbox(self) -> None:
@@ -310,7 +326,12 @@ class SandboxActions(_Base):
             self.call_later(self.remove_tab, tab)
             return
         question = f"Close this sandbox with {counted(count, 'uncommitted change')}?"
-        self._confirm(question, "Close", lambda: self.call_later(self.remove_tab, tab))
+        self._confirm(
+            question,
+            "Close",
+            lambda: self.call_later(self.remove_tab, tab),
+            lambda: self._keep([tab.watched], lambda _: self.call_later(self.remove_tab, tab)),
+        )
 
     def action_interrupt(self) -> None:
         here = self._here()
@@ -322,26 +343,56 @@ class SandboxActions(_Base):
         known = [tab.watched for tab in self.tabs if tab.watched.sandbox is not None]
         every = {id(watched): watched for watched in known if not watched.is_kept}
 
-        def lost() -> int:
-            return sum(watched.uncommitted() for watched in every.values())
+        def lost() -> dict[WatchedSandbox, int]:
+            return {watched: count for watched in every.values() if (count := watched.uncommitted())}
 
         self.work("leave", lost, self._leave_with)
 
-    def _leave_with(self, count: int) -> None:
-        if not count:
+    def _leave_with(self, lost: dict[WatchedSandbox, int]) -> None:
+        if not lost:
             self.exit(0)
             return
-        lost = counted(count, "uncommitted change")
-        self._confirm(f"Leave? {lost} will be lost. F9 commits.", "Leave", lambda: self.exit(0))
 
-    def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
+        def kept(names: list[str]) -> None:
+            self.exit(0, message=Text("\n".join(f"kept: staddle diff {name}" for name in names)))
+
+        changes = counted(sum(lost.values()), "uncommitted change")
+        question = f"Leave? {changes} will be lost. F9 commits."
+        self._confirm(question, "Leave", lambda: self.exit(0), lambda: self._keep([*lost], kept))
+
+    def _keep(self, every: list[WatchedSandbox], then: Callable[[list[str]], object]) -> None:
+        """Ask for a name, keep the sandboxes as NAME, NAME-2, ..., and call `then` with these names."""
+        from .changes_pane import SearchScreen
+
+        def keep(name: str) -> list[str]:
+            names = [name, *(f"{name}-{number}" for number in range(2, len(every) + 1))]
+            for watched, each in zip(every, names, strict=True):
+                if watched.sandbox is not None:
+                    keep_as(watched.sandbox, each, self.opening.directory)
+            return names
+
+        def named(name: str | None) -> None:
+            if name:
+                self.work("keep", lambda: keep(name), then)
+
+        self.push_screen(SearchScreen("", "a name to keep the changes under; see `staddle ls`"), named)
+
+    def _confirm(
+        self,
+        question: str,
+        yes: str,
+        then: Callable[[], object],
+        keep: Callable[[], object] | None = None,
+    ) -> None:
         from .screens import ConfirmScreen
 
-        def answered(answer: bool | None) -> None:
-            if answer:
+        def answered(answer: str | None) -> None:
+            if answer == "yes":
                 then()
+            elif answer == "keep" and keep is not None:
+                keep()
 
-        self.push_screen(ConfirmScreen(question, yes), answered)
+        self.push_screen(ConfirmScreen(question, yes, can_keep=keep is not None), answered)
 
     # ------------------------------------------------------------ network
 
@@ -411,10 +462,24 @@ class SandboxActions(_Base):
         self._kill(SIGKILL)
 
 
-def _workspace_inside(changes: Any) -> str:
-    """The directory of the workspace inside: /workspace, or its own path."""
-    path: str = changes[0].path
-    return "/workspace" if path.startswith("/workspace/") else path.rpartition("/")[0]
+def keep_as(sandbox: Sandbox, name: str, directory: str) -> None:
+    """Keep the files and shells of an open sandbox under a name that is not in use."""
+    from staddle import Sandbox, kept_sandboxes
+
+    if name in kept_sandboxes():
+        raise LayerError(
+            f"the changes cannot be kept as {name!r}",
+            why="there is a kept sandbox of this name",
+            fix="choose another name",
+        )
+    with TemporaryDirectory(prefix="staddle-tui-") as place:
+        file = f"{place}/snapshot"
+        snapshot = sandbox.snapshot()
+        try:
+            snapshot.save(file, freeze=False)
+        finally:
+            snapshot.close()
+        Sandbox.from_snapshot(file, directory, policy=sandbox.policy, keep=name, freeze=False).close()
 
 
 def _comparison(

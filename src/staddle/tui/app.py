@@ -92,10 +92,9 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self._vertical = vertical
         self.tabs: list[SandboxTab] = []
         self.current = 0
-        self._numbers = iter(range(1, 1 << 30))
+        self._numbers, self.fork_numbers = iter(range(1, 1 << 30)), iter(range(1, 1 << 30))
         #: (kind, text, when) of the log, for later tabs.
         self._lines: deque[tuple[str, str, float]] = deque(maxlen=LINES)
-        self._seen_changes: dict[int, set[tuple[str, str]]] = {}
         self._wake_waits = False
         bindings = [each for each in self.BINDINGS if isinstance(each, Binding) and each.priority]
         self._ours = frozenset(key for each in bindings for key in each.key.split(","))
@@ -201,6 +200,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
                 terminal = sandbox.terminal(argv, rows=rows, cols=cols)
             except (StaddleError, OSError) as error:
                 self._from_thread(self.note, "error", str(error))
+                self._from_thread(tab.terminal.release)
                 return
             program = "the shell" if argv is None else self.opening.program
             self._from_thread(self._attach_terminal, tab, terminal, program)
@@ -209,7 +209,10 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     def _attach_terminal(self, tab: SandboxTab, terminal: object, program: str) -> None:
         if tab in self.tabs:
+            before = tab.terminal.terminal
             tab.terminal.attach(terminal, program)  # type: ignore[arg-type]
+            if before is not None:
+                threading.Thread(target=before.close, daemon=True).start()
         else:
             terminal.close()  # type: ignore[attr-defined]
 
@@ -227,7 +230,9 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         return self.tabs[min(self.current, len(self.tabs) - 1)] if self.tabs else None
 
     def _watched(self, label: str) -> WatchedSandbox:
-        return WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
+        watched = WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
+        watched.is_busy = lambda: any(tab.commands.running for tab in self._tabs_of(watched))
+        return watched
 
     def _tabs_of(self, watched: WatchedSandbox) -> Iterator[SandboxTab]:
         return (tab for tab in self.tabs if tab.watched is watched)
@@ -338,6 +343,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         tab = self.tab
         if tab is None:
             return
+        tab.is_in_side = True
         tab.add_class("side")
         tab.toggle_class("log-large")
         tab.log_pane.focus()
@@ -398,13 +404,12 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         if what == "changes":
             self._note_changes(watched)
         for tab in self._tabs_of(watched):
-            tab.refresh_pane(what, self.feed)
+            tab.refresh_pane("changes" if what == "marks" else what, self.feed)
         self._show_status()
 
     def _note_changes(self, watched: WatchedSandbox) -> None:
         now = {(str(change.kind), change.path) for change in watched.changes}
-        before = self._seen_changes.get(id(watched), set())
-        self._seen_changes[id(watched)] = now
+        before, watched.noted = watched.noted, now
         fresh = sorted(now - before, key=lambda item: item[1])
         for kind, path in fresh[:8]:
             self.note("file", f"{kind} {path}")
@@ -468,7 +473,8 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     @on(TerminalPane.Ended)
     def _shell_ended(self, event: TerminalPane.Ended) -> None:
-        self.note("sandbox", f"the shell has ended with {event.status}")
+        status = f" with status {event.status}" if event.status else ""
+        self.note("sandbox", f"{event.pane.program} has ended{status}")
 
     @on(TerminalPane.Restart)
     def _restart_shell(self, event: TerminalPane.Restart) -> None:

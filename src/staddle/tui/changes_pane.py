@@ -15,7 +15,7 @@ from .sizes import size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
     from textual.app import ComposeResult
@@ -38,10 +38,11 @@ MOST_ENTRIES = 2000
 _MOST_LINES = 2000
 
 
-def label_of(change: Change, name: str | None = None) -> Text:
-    """A change on one line."""
+def label_of(change: Change, name: str | None = None, mark: str = "") -> Text:
+    """A change on one line. `mark` is the reason why a commit would refuse it."""
     letter, colour = KINDS.get(change.kind, ("?", "white"))
-    text = Text(f"{letter} ", style=f"bold {colour}")
+    text = Text("! " if mark or change.conflict else "", style="bold red")
+    text.append(f"{letter} ", style=f"bold {colour}")
     text.append(shown(name if name is not None else change.path), style=colour)
     if change.kind == "renamed" and change.old_path:
         text.append(f" ← {shown(change.old_path)}", style="dim")
@@ -50,7 +51,9 @@ def label_of(change: Change, name: str | None = None) -> Text:
     if change.type == "file":
         text.append(f"  {size(change.size)}", style="dim")
     if change.conflict:
-        text.append(f"  {shown(change.conflict)}", style="bold red")
+        text.append(f"  conflict: {shown(change.conflict)}", style="bold red")
+    if mark:
+        text.append(f"  {shown(mark)}", style="bold red")
     return text
 
 
@@ -72,15 +75,21 @@ class ChangesPane(Tree[object]):
         self.show_root = True
         self.guide_depth = 2
         self.changes: list[Change] = []
+        self.marks: Mapping[str, str] = {}
         self._search = ""
         self._folders: dict[str, TreeNode[object]] = {}
 
-    def show_changes(self, changes: list[Change], error: str = "") -> None:
-        """Draw the changes. Collapsed folders stay collapsed; the cursor keeps its position."""
+    def show_changes(
+        self, changes: list[Change], error: str = "", marks: Mapping[str, str] | None = None
+    ) -> None:
+        """Draw the changes, with the reasons why a commit would refuse some, by path.
+
+        Collapsed folders stay collapsed; the cursor keeps its position.
+        """
         closed = {path for path, node in self._folders.items() if not node.is_expanded}
         chosen = self.cursor_node.data if self.cursor_node is not None else None
         chosen_path = getattr(chosen, "path", chosen)
-        self.changes = changes
+        self.changes, self.marks = changes, marks or {}
         self.clear()
         self._folders = {}
         self.root.set_label(self._heading(error))
@@ -91,7 +100,7 @@ class ChangesPane(Tree[object]):
             folder, _, name = change.path.rpartition("/")
             parent = self._folder(folder, closed)
             is_folder = change.type == "directory" or (change.type is None and change.old_type == "directory")
-            label = label_of(change, f"{name}/" if is_folder else name)
+            label = label_of(change, f"{name}/" if is_folder else name, self.marks.get(change.path, ""))
             if is_folder:
                 node = self._folder(change.path, closed)
                 node.set_label(label)
@@ -111,9 +120,14 @@ class ChangesPane(Tree[object]):
             return Text(shown(error), style="red")
         if not self.changes:
             return Text("no changes", style="dim")
-        kinds = [f"{sum(c.kind == kind for c in self.changes):,} {kind}" for kind in KINDS]
         text = Text(counted(len(self.changes), "change"), style="bold")
-        text.append(": " + ", ".join(kind for kind in kinds if not kind.startswith("0 ")), style="dim")
+        marked = sum(bool(change.conflict or change.path in self.marks) for change in self.changes)
+        if marked:
+            text.append(f", {marked:,} need{'s' if marked == 1 else ''} approval (!)", style="bold red")
+        kinds = [f"{sum(c.kind == kind for c in self.changes):,} {kind}" for kind in KINDS]
+        text.append(
+            ": " + ", ".join(kind for kind in kinds if not kind.startswith("0 ")), style="not bold dim"
+        )
         if self._search:
             text.append(f"  /{shown(self._search)}", style="cyan")
         return text
@@ -145,7 +159,7 @@ class ChangesPane(Tree[object]):
         def searched(word: str | None) -> None:
             if word is not None:
                 self._search = word
-                self.show_changes(self.changes)
+                self.show_changes(self.changes, "", self.marks)
 
         self.app.push_screen(SearchScreen(self._search), searched)
 
@@ -236,7 +250,7 @@ def unified(diff: str, path: str) -> RenderableType:
             text.append_text(_coloured(syntax, line[1:]))
             parts.append(text)
     if len(lines) > _MOST_LINES:
-        parts.append(Text(f"and {len(lines) - _MOST_LINES:,} more lines", style="dim"))
+        parts.append(Text(f"and {counted(len(lines) - _MOST_LINES, 'more line')}", style="dim"))
     return Group(*parts) if parts else Text("nothing to show", style="dim")
 
 

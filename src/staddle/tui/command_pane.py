@@ -10,7 +10,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.widgets import Input, Static
 
-from staddle.display import shown, shown_block
+from staddle.display import counted, shown, shown_block
 from staddle.errors import StaddleError
 
 TYPE_CHECKING = False
@@ -66,10 +66,10 @@ class CommandEntry(Static, can_focus=True):
             output, dropped = self._output[-_LETTERS:], self._dropped
         lines = shown_block(output).rstrip("\n").split("\n") if output else []
         if self.is_folded and lines:
-            line.append(f"  [{len(lines)} lines folded]", style="dim")
+            line.append(f"  [{counted(len(lines), 'line')} folded]", style="dim")
         else:
             if dropped or len(lines) > _LINES:
-                line.append(f"\n… only the last {min(len(lines), _LINES)} lines", style="dim")
+                line.append(f"\n… only the last {counted(min(len(lines), _LINES), 'line')}", style="dim")
             for text in lines[-_LINES:]:
                 line.append(f"\n{text}")
         self.update(line)

@@ -12,7 +12,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ..display import shown
+from ..display import counted, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,8 +139,11 @@ def lines_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "sandbox", str(record.get("text"))
     elif what in _STATES:
         yield "sandbox", f"{_STATES[what]} {_details(record)}".rstrip()
-        for path in (record.get("changes") or ())[:_FILES_OF_A_RESULT] if what == "committed" else ():
-            yield "file", str(path)
+        changes = (record.get("changes") or ()) if what == "committed" else ()
+        for change in changes[:_FILES_OF_A_RESULT]:  # "added PATH": that it was added is in the log already
+            yield "file", f"committed {str(change).partition(' ')[2]}"
+        if len(changes) > _FILES_OF_A_RESULT:
+            yield "file", f"and {len(changes) - _FILES_OF_A_RESULT:,} more"
 
 
 def _command(record: dict[str, Any]) -> str:
@@ -179,7 +182,7 @@ def _details(record: dict[str, Any]) -> str:
         command = _command(record)
         return command if len(command) <= _LONGEST else f"{command[: _LONGEST - 1]}…"
     if what == "committed":
-        return f"{len(record.get('changes') or ())} changes"
+        return counted(len(record.get("changes") or ()), "change")
     if what == "discarded":
         return " ".join(record.get("paths") or ())
     if what == "forked":

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Static, Tree
 
-from ..display import shown
+from ..display import counted, shown
 from .sizes import age, size
 
 TYPE_CHECKING = False
@@ -149,7 +149,7 @@ class SnapshotPane(Tree[object]):
         self._shown = [each for each in snapshots if not each.closed]
         chosen = self.chosen()
         self.clear()
-        some = f"{len(self._shown)} snapshots" if self._shown else "no snapshots; s takes one"
+        some = counted(len(self._shown), "snapshot") if self._shown else "no snapshots; s takes one"
         self.root.set_label(Text(some, style="bold" if self._shown else "dim"))
         nodes: dict[int, TreeNode[object]] = {}
         again: TreeNode[object] | None = None
@@ -166,7 +166,7 @@ class SnapshotPane(Tree[object]):
     def _label(self, snapshot: Snapshot) -> Text:
         text = Text("● " if snapshot is self.marked else "○ ", style="yellow")
         text.append(shown(snapshot.label) or "(no label)", style="bold")
-        text.append(f"  {age(snapshot.created)} ago, by {snapshot.method}", style="dim")
+        text.append(f"  {age(snapshot.created)} ago", style="dim")
         return text
 
     def chosen(self) -> Snapshot | None:

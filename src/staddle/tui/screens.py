@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.console import Group
 from rich.text import Text
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
@@ -16,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from rich.console import RenderableType
     from textual.app import ComposeResult
 
     from staddle import Change
@@ -37,7 +39,7 @@ List of commands
 Other panes
   Tab         the next one                     Esc         back to the shell
   /           search                           ?           this help
-  q           leave; asks if there is uncommitted work
+  q           leave; asks if there is uncommitted work, which k keeps under a name
 Changes       Enter diff · c commit · d discard one · D discard all · u undo · r look again
 Snapshots     s take · Enter restore · f fork · m mark · x compare with the marked one · Del delete
 Network       a allow for this session · n refuse · w write to the policy file
@@ -61,10 +63,10 @@ class HelpScreen(ModalScreen[None]):
         yield scroll
 
 
-class ConfirmScreen(ModalScreen[bool]):
-    """A question with yes and no. Enter means no, unless Tab moved to yes."""
+class ConfirmScreen(ModalScreen[str]):
+    """A question with yes and no, and with `can_keep` a third answer. Enter means no, unless Tab moved."""
 
-    BINDINGS = [("y", "dismiss(True)", "yes"), ("n,escape", "dismiss(False)", "no")]
+    BINDINGS = [("y", "answer('yes')", "yes"), ("n,escape", "answer('no')", "no"), ("k", "keep", "keep")]
     DEFAULT_CSS = """
     ConfirmScreen { align: center middle; }
     ConfirmScreen > Vertical { width: 64; max-width: 98%; height: auto; border: round $warning;
@@ -73,22 +75,31 @@ class ConfirmScreen(ModalScreen[bool]):
     ConfirmScreen Button { margin: 0 1; }
     """
 
-    def __init__(self, question: str, yes: str = "Yes") -> None:
+    def __init__(self, question: str, yes: str = "Yes", *, can_keep: bool = False) -> None:
         super().__init__()
-        self._question, self._yes = question, yes
+        self._question, self._yes, self._can_keep = question, yes, can_keep
 
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Static(self._question, markup=False)
             with Horizontal():
                 yield Button("No (n)", id="no", compact=True)
+                if self._can_keep:
+                    yield Button("Keep as… (k)", id="keep", compact=True)
                 yield Button(f"{self._yes} (y)", id="yes", variant="warning", compact=True)
 
     def on_mount(self) -> None:
         self.query_one("#no").focus()
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        self.dismiss(event.button.id == "yes")
+        self.dismiss(event.button.id or "no")
+
+    def action_answer(self, answer: str) -> None:
+        self.dismiss(answer)
+
+    def action_keep(self) -> None:
+        if self._can_keep:
+            self.dismiss("keep")
 
 
 class TextScreen(ModalScreen[None]):
@@ -118,22 +129,30 @@ class CommitChoice:
 
 #: With more changes, the user picks whole directories instead of files.
 MOST_ROWS = 1000
+#: Changes of a directory of which the diffs are shown.
+_MOST_DIFFS = 20
 
 
 class ReviewScreen(ModalScreen[CommitChoice | None]):
-    """The changes with a check box each. Changes that need approval are unchecked, with the reason."""
+    """The changes with a check box each, and the diff of the one under the cursor.
+
+    Changes that need approval are unchecked, with the reason.
+    """
 
     BINDINGS = [
         ("escape,q", "dismiss(None)", "leave"),
         ("c", "commit", "commit what is chosen"),
         ("a", "all", "choose all that are not refused"),
         ("n", "none", "choose nothing"),
-        ("v", "diff", "show the diff"),
+        ("v", "diff", "show the diff on the whole screen"),
     ]
     DEFAULT_CSS = """
     ReviewScreen { align: center middle; }
     ReviewScreen > Vertical { width: 96%; height: 94%; border: round $primary; background: $surface; }
-    ReviewScreen SelectionList { height: 1fr; border: none; }
+    ReviewScreen SelectionList { height: auto; max-height: 40%; border: none; }
+    ReviewScreen VerticalScroll { height: 1fr; border-top: solid $panel; padding: 0 1; }
+    ReviewScreen VerticalScroll:focus { border-top: solid $primary; }
+    ReviewScreen #diff { width: auto; }
     ReviewScreen #heading, ReviewScreen #keys { height: auto; padding: 0 1; }
     """
 
@@ -145,6 +164,7 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
         self._held = {item.path: item.why for item in (*review.held, *review.refused)}
         self._left_out = list(review.left_out)
         self._rows = self._grouped()
+        self._at_cursor = ""
 
     def _below(self, path: str) -> str:
         return path.removeprefix(f"{self._root}/")
@@ -169,16 +189,39 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
         with Vertical():
             yield Static(self._heading(), markup=False, id="heading")
             yield SelectionList[str](*self._selections(), id="rows")
-            keys = (
-                "Space choose · a all · n none · v diff · c commit · Esc leave; nothing is written before c"
-            )
+            yield VerticalScroll(Static("", markup=False, id="diff"))
+            keys = "Space choose · a all · n none · Tab scroll the diff · v larger · c commit · Esc leave"
             yield Static(Text(keys, style="dim"), markup=False, id="keys")
 
     def on_mount(self) -> None:
         self.query_one(SelectionList).focus()
 
+    def on_selection_list_selection_highlighted(self, event: SelectionList.SelectionHighlighted[str]) -> None:
+        """Show the diff of the row under the cursor."""
+        path = self._at_cursor = str(event.selection.value)
+        self.run_worker(lambda: self._read(path), thread=True, exit_on_error=False)
+
+    def _read(self, path: str) -> None:
+        changes = self._rows[path][:_MOST_DIFFS]
+        texts = [(change.text_diff(), change) for change in changes if path == self._at_cursor]
+        self.app.call_from_thread(self._show_diff, path, texts)
+
+    def _show_diff(self, path: str, texts: list[tuple[str, Change]]) -> None:
+        from .changes_pane import unified
+
+        if path != self._at_cursor or not self.is_attached:
+            return
+        parts: list[RenderableType] = [unified(text, change.path) for text, change in texts if text]
+        if not parts:
+            parts = [Text("it has no text to show", style="dim")]
+        if len(self._rows[path]) > len(texts):
+            parts.append(Text(f"and {len(self._rows[path]) - len(texts):,} more", style="dim"))
+        self.query_one("#diff", Static).update(Group(*parts))
+        self.query_one(VerticalScroll).scroll_home(animate=False)
+
     def _heading(self) -> Text:
         text = Text(f"Commit {counted(len(self._changes), 'change')} to {shown(self._target)}", style="bold")
+        text.append("  nothing is written before c", style="dim not bold")
         if self._held or self._conflicts:
             count = len(self._held) + len(self._conflicts)
             text.append(f"\n{count} refused: choose one to allow it this once", style="yellow")
@@ -191,7 +234,7 @@ class ReviewScreen(ModalScreen[CommitChoice | None]):
         for path, changes in self._rows.items():
             objection = self._objection(path)
             if len(changes) == 1:
-                label = label_of(changes[0], path)
+                label = label_of(changes[0].replace(conflict=""), path)
             else:
                 label = Text(f"{shown(path)}/  {counted(len(changes), 'change')}")
             if objection:

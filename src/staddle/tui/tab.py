@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from textual.app import ComposeResult
-    from textual.events import Click
+    from textual.events import Click, DescendantFocus
     from textual.widget import Widget
 
     from .log_pane import EventFeed
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 #: The side panes by name, with their keys.
 PANES = {"changes": "F3", "snapshots": "F4", "network": "F5", "processes": "F6", "policy": "F7"}
-#: Shorter names: all names with their F key numbers must fit into 40 of 100 columns.
-_SHORT = {"processes": "usage"}
+#: Their labels, and shorter ones: with the numbers of the F keys they must fit into 40 of 100 columns.
+_LABELS = (
+    ("changes", "snapshots", "network", "usage", "policy"),
+    ("changes", "snaps", "net", "usage", "policy"),
+)
 
 
 class TabBar(Static):
@@ -52,23 +55,39 @@ class TabBar(Static):
                 return
 
 
+def labels_within(width: int) -> tuple[tuple[str, ...], int]:
+    """The labels of the panes, and the spaces between two of them, in this number of columns."""
+    for labels in _LABELS:
+        for gap in (3, 2, 1):
+            if sum(len(label) + 2 + gap for label in labels) - gap <= width:
+                return labels, gap
+    return _LABELS[-1], 1
+
+
 class PaneNames(Static):
     """The names of the side panes; a click shows one."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, id="names")
         self._ends: list[tuple[int, str]] = []
+        self._current = ""
 
     def show(self, current: str) -> None:
         """Draw the names, with `current` marked."""
         from rich.text import Text
 
-        text, self._ends = Text(), []
-        for name, key in PANES.items():
-            text.append(f" {key[1:]}", style="dim")
-            text.append(_SHORT.get(name, name), style="bold reverse" if name == current else "")
+        self._current = current
+        labels, gap = labels_within(self.size.width)
+        text, self._ends = Text(no_wrap=True), []
+        for label, (name, key) in zip(labels, PANES.items(), strict=True):
+            text.append(f"{key[1:]} ", style="dim")
+            text.append(label, style="bold reverse" if name == current else "")
+            text.append(" " * gap)
             self._ends.append((len(text), name))
         self.update(text)
+
+    def on_resize(self) -> None:
+        self.show(self._current)
 
     def on_click(self, event: Click) -> None:
         for end, name in self._ends:
@@ -106,6 +125,8 @@ class SandboxTab(Container):
         self.argv: Sequence[str] | None = None
         self.pane = "changes"
         self.was_busy = False
+        #: The user went to the side last. Textual moves the focus later: the next key may come before.
+        self.is_in_side = False
 
     def compose(self) -> ComposeResult:
         with ContentSwitcher(initial="terminal", id="shell"):
@@ -120,6 +141,10 @@ class SandboxTab(Container):
         self.query_one(PaneNames).show(self.pane)
         self.terminal.focus()
 
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        """Learn where a click or Tab went."""
+        self.is_in_side = self.query_one("#side") in event.widget.ancestors
+
     # ------------------------------------------------------------ the shell
 
     @property
@@ -128,12 +153,13 @@ class SandboxTab(Container):
         return self.query_one("#shell", ContentSwitcher).current == "list"
 
     def focus_shell(self, *, toggle: bool = False) -> None:
-        """Focus the shell; if it has the focus and `toggle` is set, switch between terminal and list."""
+        """Focus what was used last of terminal and list. If it has the focus and `toggle` is set, switch."""
+        was_in_side, self.is_in_side = self.is_in_side, False
         self.remove_class("side")
         switcher = self.query_one("#shell", ContentSwitcher)
         focused = self.screen.focused
         has_focus = focused is not None and switcher in focused.ancestors
-        if toggle and has_focus:
+        if toggle and has_focus and not was_in_side:
             switcher.current = "terminal" if self.is_list else "list"
         if self.is_list:
             self.commands.query_one("#command").focus()
@@ -168,6 +194,7 @@ class SandboxTab(Container):
             self.watched.look()
         self.refresh_pane(name, feed)
         if focus:
+            self.is_in_side = True
             self.add_class("side")
             target = switcher.query_one(f"#{name}")
             (target.query_one("DataTable") if name == "processes" else target).focus()
@@ -180,7 +207,7 @@ class SandboxTab(Container):
         pane: Widget = found.first()
         watched = self.watched
         if name == "changes":
-            pane.show_changes(watched.changes, watched.change_error)  # type: ignore[attr-defined]
+            pane.show_changes(watched.changes, watched.change_error, watched.marks)  # type: ignore[attr-defined]
         elif name == "snapshots":
             pane.show_snapshots(watched.snapshots)  # type: ignore[attr-defined]
         elif name == "network":

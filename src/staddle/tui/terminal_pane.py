@@ -111,6 +111,7 @@ class TerminalPane(Widget, can_focus=True):
         self.sentence = "opening the sandbox …"
         self.is_over = False
         self._typed = b""
+        self._is_held = False  # what is typed is for the next terminal
         self._back = 0  # lines between the view and the end
         self._painted, self._little = 0.0, 0
         self.entered = 0  # lines entered at the prompt
@@ -133,13 +134,26 @@ class TerminalPane(Widget, can_focus=True):
         self.detach()
         self.terminal, self.program, self.is_over, self.sentence = terminal, program, False, ""
         self.emulator = Emulator(max(1, self.size.height), max(2, self.size.width), self._answer)
-        self._back = 0
+        self._back, self._is_held = 0, False
         self._fit()
         self._loop = asyncio.get_running_loop()
         self._reading = terminal.fileno()
         self._loop.add_reader(self._reading, self._read)
         self._flush()
         self.refresh()
+
+    def hold(self) -> None:
+        """Keep what is typed from now on for the next terminal; see `attach`."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Type what was held into the present terminal: there will be no other one."""
+        self._is_held = False
+        if self.is_over or self.terminal is None:
+            self.is_over, self._typed = True, b""
+            self.sentence = "Enter starts a shell"
+            self.refresh()
+        self._flush()
 
     def detach(self) -> None:
         """Stop using the terminal; its opener closes it."""
@@ -259,18 +273,23 @@ class TerminalPane(Widget, can_focus=True):
                 pass
         self.emulator.feed(b"\x1b[?1049l\x1b[m\r\n")
         self.sentence = f"{self.program} has ended; Enter starts a shell"
+        if self._is_held:
+            self.sentence = "a shell starts …"
         self.post_message(self.Ended(self, status))
         self.refresh()
 
     def notice_end(self) -> None:
         """End if its program has ended while others, such as a server, still have the terminal open."""
+        terminal = self.terminal
+        if terminal is None or self._unfed:
+            return
         try:
-            has_ended = self.terminal is not None and self.terminal.poll() is not None
-        except StaddleError:
+            has_ended = terminal.poll() is not None
+            has_more = has_ended and select.select([terminal.fileno()], [], [], 0)[0]
+        except (OSError, ValueError, StaddleError):
             return  # the sandbox is closed
-        if has_ended and not self._unfed:
-            self._has_ended = True
-            self._read()
+        if has_ended and not has_more:
+            self._end()
 
     def is_busy(self) -> bool:
         """Whether a program other than the shell has the terminal."""
@@ -294,12 +313,14 @@ class TerminalPane(Widget, can_focus=True):
             self._flush()
 
     def _answer(self, data: bytes) -> None:
-        if len(self._typed) < _ANSWERS:  # limit the answers to a program that does not read
+        if (
+            len(self._typed) < _ANSWERS and not self._is_held
+        ):  # limit the answers to a program that does not read
             self._typed += data
             self._flush()
 
     def _flush(self) -> None:
-        if self.terminal is None or self._loop is None or self._reading is None:
+        if self.terminal is None or self._loop is None or self._reading is None or self._is_held:
             return
         try:
             while self._typed and (sent := self.terminal.write_some(self._typed)):
@@ -319,7 +340,7 @@ class TerminalPane(Widget, can_focus=True):
         if event.key in _SCROLLING:
             _SCROLLING[event.key](self)
             return
-        if self.is_over:
+        if self.is_over and not self._is_held:
             if event.key == "enter":
                 self.post_message(self.Restart(self))
             return
@@ -368,7 +389,7 @@ class TerminalPane(Widget, can_focus=True):
     def _report(self, event: events.MouseEvent, button: int, *, pressed: bool) -> bool:
         """Report the mouse to the program, if it asked for that; with Shift the mouse selects text."""
         emulator = self.emulator
-        if not emulator.mouse or event.shift or self.terminal is None:
+        if not emulator.mouse or event.shift or self.terminal is None or self._is_held:
             return False
         where = event.get_content_offset(self)
         if where is None:
@@ -400,7 +421,7 @@ class TerminalPane(Widget, can_focus=True):
         if self._report(event, button, pressed=True):
             return
         if self.emulator.is_alternate:
-            self.type(arrow * 3)
+            self.type(b"" if self._is_held else arrow * 3)
         else:
             self.scroll_back(lines)
 

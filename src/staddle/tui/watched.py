@@ -15,11 +15,14 @@ from staddle.errors import SandboxClosed, StaddleError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-    from staddle import Change, Event, Sandbox, Snapshot
+    from staddle import Change, Event, Review, Sandbox, Snapshot
 
 #: Minimum seconds between two polls; and the pause after a poll, as a multiple of its duration.
 _CHANGES, _NETWORK, _PROCESSES, _REST = 1.0, 0.5, 2.0, 10
+#: The same for reviews, during which all processes of the sandbox are stopped; and the most changes of one.
+_MARKS, _REST_OF_MARKS, MOST_MARKED = 1.0, 50, 2000
 #: Events and samples to keep.
 _EVENTS, SAMPLES = 1000, 60
 
@@ -40,6 +43,11 @@ class WatchedSandbox:
         self.error = ""
         self.changes: list[Change] = []
         self.change_error = ""
+        #: By path, why a commit would refuse this change: a protected name, a new executable.
+        self.marks: dict[str, str] = {}
+        self.noted: set[tuple[str, str]] = set()  # kind and path of the changes that are in the log
+        self.is_busy: Callable[[], bool] = bool  # a command of the list runs: a review would wait for it
+        self._reviewed: dict[Any, str] = {}
         self.events: deque[tuple[float, Event]] = deque(maxlen=_EVENTS)
         self.processes: list[object] = []
         self.samples: deque[UsageSample] = deque(maxlen=SAMPLES)
@@ -93,9 +101,10 @@ class WatchedSandbox:
     # ------------------------------------------------------------ in the thread
 
     def _watch(self) -> None:
-        due = {"changes": 0.0, "network": 0.0, "processes": 0.0}
-        looks = {"changes": self._changes, "network": self._network, "processes": self._usage}
-        pauses = {"changes": _CHANGES, "network": _NETWORK, "processes": _PROCESSES}
+        looks = {"changes": self._changes, "marks": self._marks, "network": self._network}
+        looks["processes"] = self._usage
+        pauses = {"changes": _CHANGES, "marks": _MARKS, "network": _NETWORK, "processes": _PROCESSES}
+        due = dict.fromkeys(looks, 0.0)
         while not self._ending.is_set():
             is_asked = self._look_now.is_set()
             if is_asked:
@@ -120,7 +129,8 @@ class WatchedSandbox:
                 if name == "changes" and is_asked:
                     self._looked.set()
                 took = time.monotonic() - began
-                due[name] = began + took + max(pauses[name], _REST * took)
+                rest = _REST_OF_MARKS if name == "marks" else _REST
+                due[name] = began + took + max(pauses[name], rest * took)
             self._look_now.wait(max(0.05, min(due.values()) - time.monotonic()))
 
     def _changes(self) -> bool:
@@ -131,6 +141,21 @@ class WatchedSandbox:
         is_new = found != self.changes or bool(self.change_error)
         self.changes, self.change_error = found, ""
         return is_new
+
+    def _marks(self) -> bool:
+        """Review the changes that were not reviewed before."""
+        sandbox = self.sandbox
+        changes = {_identity(change): change for change in self.changes[:MOST_MARKED]}
+        fresh = [change for identity, change in changes.items() if identity not in self._reviewed]
+        if sandbox is not None and fresh and not self.is_busy():
+            review = sandbox.review([change.path for change in fresh])
+            root = workspace_inside(review)
+            why = {f"{root}/{item.path}": item.why for item in (*review.held, *review.refused)}
+            self._reviewed |= {_identity(change): why.get(change.path, "") for change in fresh}
+        self._reviewed = {identity: why for identity, why in self._reviewed.items() if identity in changes}
+        before = self.marks
+        self.marks = {changes[identity].path: why for identity, why in self._reviewed.items() if why}
+        return self.marks != before
 
     def _network(self) -> bool:
         sandbox = self.sandbox
@@ -156,3 +181,15 @@ class WatchedSandbox:
         self.samples.append(UsageSample(cores, memory, sum(p.threads for p in processes), disk))
         self.processes = list(processes)
         return True
+
+
+def workspace_inside(review: Review) -> str:
+    """The path inside of the workspace, below which are the paths in a review."""
+    if not review.taken or not review.changes:
+        return "/workspace"
+    return review.changes[0].path[: -len(review.taken[0].path)].rstrip("/")
+
+
+def _identity(change: Change) -> tuple[object, ...]:
+    """The facts of a change that decide whether a commit would refuse it, besides its surroundings."""
+    return change.kind, change.path, change.type, change.mode, change.target
