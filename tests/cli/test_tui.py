@@ -246,6 +246,15 @@ def test_an_agent_runs_beside_its_changes_and_its_state_comes_back(tmp_path: Pat
         screen.until("agent>", "words: --permission-mode", "hello")
         screen.type("""pwd; echo two >> ../README; echo '{"userID": "u"}' > ~/.claude.json\r""")
         screen.until("app/deep", "M README", "running")
+        screen.type("echo n > ../n; git add ../n; git commit -qm of-the-agent\r")
+        screen.until("2 changes: 1 added, 1 modified", "A n")
+        assert ".git" not in screen.text()
+        screen.type(b"\x1b[20~")  # F9
+        screen.until("Commit 2 changes to", "+two")
+        screen.type(b"nc")  # nothing is chosen, so nothing is written
+        screen.until("nothing is chosen")
+        screen.type(b"\x1b")
+        screen.until("agent>")
         screen.type(f"python3 -m http.server 4321 & exec sleep {seconds}\r")
         assert until(lambda: "a server inside is at http://127.0.0.1:" in log_of(screen)), screen.text()
         assert "your home and keys are not there" in log_of(screen)
@@ -254,13 +263,24 @@ def test_an_agent_runs_beside_its_changes_and_its_state_comes_back(tmp_path: Pat
         screen.until("Claude Code has ended; Enter starts a shell")
         screen.type(b"\r")
         screen.until("app$")
+        screen.type(b"\x1bOS")  # F4
+        screen.until("no snapshots; s takes one")
+        screen.type(b"s")
+        screen.until("a label for the snapshot")
+        screen.type(b"before\r")
+        screen.until("1 snapshot", "before")
+        screen.type(b"\x1b[20~")  # F9
+        screen.until("Commit 2 changes to")
+        screen.type(b"c")
+        assert until((desk.project / "n").exists)
         screen.type(b"\x1b[21~")  # F10 asks nothing: it is kept
         assert screen.ended() == 0
-        screen.until("staddle: 1 file changed; kept: staddle review claude-app")
+        screen.until("staddle: 0 files changed, 1 git commit; kept: staddle review claude-app")
     finally:
         screen.close()
     assert json.loads((desk.home / ".claude.json").read_text()) == {"userID": "u"}
-    assert (desk.project / "README").read_text() == "one\n"
+    assert (desk.project / "README").read_text() == "one\ntwo\n"
+    assert "of-the-agent" not in desk.git("log", "--format=%s")
     assert "--continue" in desk.run("claude", "--continue", "do:true")
 
 

@@ -177,7 +177,7 @@ SCENES: dict[str, tuple[Callable[[TuiApp], Any], str]] = {
     "processes": (lambda app: app.action_pane("processes"), "node server"),
     "policy": (lambda app: app.action_pane("policy"), "who"),
     "diff": (_diff, "no numbers"),
-    "commit": (lambda app: app.run_action("commit"), "refused"),
+    "commit": (lambda app: app.run_action("commit"), "raise ValueError"),
     "help": (lambda app: app.run_action("help"), "List of commands"),
 }
 

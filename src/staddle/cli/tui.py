@@ -165,6 +165,7 @@ class _AgentInUi:
             "argv": [*_AS_JOB, *session.argv],
             "program": session.agent.title,
             "leaving": self._left,
+            "hidden": ".git",  # what the agent commits is for `staddle review`
         }
 
     def opened(self, feed: EventFeed, first: bool) -> Sandbox:

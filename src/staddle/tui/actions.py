@@ -91,14 +91,13 @@ class SandboxActions(_Base):
         here = self._here()
         if here is None:
             return
-        tab, sandbox = here
-
-        self.work("commit", sandbox.review, lambda found: self._review(tab, found))
+        tab = here[0]
+        self.work("commit", tab.watched.review, lambda found: self._review(tab, found))
 
     def _review(self, tab: SandboxTab, review: Any) -> None:
         from .screens import ReviewScreen
 
-        if not review.changes:
+        if review is None or not review.changes:
             self.notify("there is nothing to commit", markup=False)
             return
         root = workspace_inside(review)
@@ -112,8 +111,12 @@ class SandboxActions(_Base):
         def on_conflict(conflict: Any) -> Any:
             return "overwrite" if conflict.path in choice.overwrite else "refuse"
 
+        paths = choice.paths
+        if paths is None and tab.watched.hidden:
+            paths = [change.path for change in review.changes]
+
         def commit() -> Any:
-            return review.commit(choice.paths, on_conflict=on_conflict, allow=choice.allow)
+            return review.commit(paths, on_conflict=on_conflict, allow=choice.allow)
 
         def told(done: Any) -> None:
             self.notify(f"{counted(len(done.changes), 'change')} committed", markup=False)
@@ -126,10 +129,12 @@ class SandboxActions(_Base):
         if here is None:
             return
         tab, sandbox = here
+        changes = tab.watched.changes
+        paths = [change.path for change in changes] if tab.watched.hidden else None
         self._confirm(
-            f"Discard {counted(len(tab.watched.changes), 'change')}? `u` brings them back.",
+            f"Discard {counted(len(changes), 'change')}? `u` brings them back.",
             "Discard",
-            lambda: self._discard(tab, sandbox, None),
+            lambda: self._discard(tab, sandbox, paths),
         )
 
     def action_discard_one(self) -> None:

@@ -231,6 +231,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
 
     def _watched(self, label: str) -> WatchedSandbox:
         watched = WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
+        watched.hidden = self.opening.hidden
         watched.is_busy = lambda: any(tab.commands.running for tab in self._tabs_of(watched))
         return watched
 

@@ -56,6 +56,8 @@ class WatchedSandbox:
         self.before_discard: Snapshot | None = None
         self.users = 0  # tabs that show it
         self.is_kept = False  # its changes outlive it
+        #: A directory of the workspace whose changes are neither shown nor committed.
+        self.hidden = ""
         #: Called before the sandbox is closed.
         self.before_close: Callable[[], object] = tuple
         self._tell = tell
@@ -97,6 +99,21 @@ class WatchedSandbox:
         if sandbox is not None:
             self.before_close()
             sandbox.close()
+            for snapshot in self.snapshots:  # a kept sandbox is in use as long as they are
+                snapshot.close()
+
+    def review(self) -> Review | None:
+        """Review a commit; None if it would write nothing. Waits for running commands."""
+        if self.sandbox is None:
+            return None
+        if not self.hidden:
+            return self.sandbox.review()
+        paths = [change.path for change in self._visible(self.sandbox.diff())]
+        return self.sandbox.review(paths) if paths else None
+
+    def _visible(self, changes: list[Change]) -> list[Change]:
+        below = f"/workspace/{self.hidden}/"
+        return [each for each in changes if not self.hidden or not f"{each.path}/".startswith(below)]
 
     # ------------------------------------------------------------ in the thread
 
@@ -137,7 +154,7 @@ class WatchedSandbox:
         sandbox = self.sandbox
         if sandbox is None:
             return False
-        found = sandbox._diff_now()
+        found = self._visible(sandbox._diff_now())
         is_new = found != self.changes or bool(self.change_error)
         self.changes, self.change_error = found, ""
         return is_new
