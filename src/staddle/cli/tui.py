@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LEAVE = (
     b"\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?2004l\x1b[?1004l\x1b[<u\x1b[0m"
 )
-_LEFT_OUT = ("json", "output-cap", "workspace")
+_LEFT_OUT = ("json", "output-cap", "workspace", "audit", "workdir")
 #: Runs an agent as a job: one that stops itself on Ctrl-Z continues, because its shell takes no commands.
 _AS_JOB = (
     *("bash", "--norc", "-i", "-c"),
