@@ -6,10 +6,13 @@ import os
 
 from ..errors import CommandNotFound
 from ..events import Event
-from ..policy.paths import covers
+from ..policy.paths import covers, upward
+from ..policy.plan import COPY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..policy.plan import Plan
 
 #: Builtins of shells that people expect to be programs.
@@ -131,8 +134,6 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
     """
     if not any(grant.access == "write" and grant.directory for grant in plan.grants):
         return ()
-    from ..policy import protected
-
     return tuple(
         Event(
             "violation",
@@ -140,5 +141,29 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
             "a protected name appeared during the run",
             "remove it, or review it before you use it",
         )
-        for path in sorted(protected.appeared(plan))
+        for path in sorted(_new_names(plan))
     )
+
+
+def _new_names(plan: Plan) -> set[str]:
+    from ..policy.protected import find_protected
+
+    writable = {grant.path for grant in plan.grants if grant.access == "write"}
+    held = {guard.path for guard in plan.guards} | {item.path for item in plan.hidden}
+    covered = [scratch.path for scratch in plan.scratch]
+    found: set[str] = set()
+    for grant in plan.grants:
+        if grant.access == "write" and grant.directory and grant.origin != COPY:
+            unseen = [path for path in covered if covers(grant.path, path)]
+            for path in find_protected(grant.path, plan.unprotect):
+                if not any(covers(item, path) for item in unseen):
+                    found.add(path)
+    return {path for path in found if path not in writable and held.isdisjoint(_below_grant(path, writable))}
+
+
+def _below_grant(path: str, writable: set[str]) -> Iterator[str]:
+    """Yield `path` and its parents, up to the write grant that contains it."""
+    for place in upward(path):
+        if place in writable:
+            return
+        yield place

@@ -145,8 +145,9 @@ def compile(
         behind = _read_only_environment(tools.before, sight, workspace, frozen)
     if behind is not None:
         place = f"{inside}/{toolchains.NAME}"
-        more_texts, more_links = toolchains.continued(behind, place)
-        texts, links = [*texts, *more_texts], [*links, *more_links]
+        files, pointers = toolchains.continued(behind, place)
+        texts += [Text(path, content, toolchains.ORIGIN, mode) for path, content, mode in files]
+        links = [*links, *(Link(path, target, toolchains.ORIGIN) for path, target in pointers)]
         first.append(f"{place}/bin")
         if context.env.get("VIRTUAL_ENV") and policy.environment != "empty":
             own_variables["VIRTUAL_ENV"] = place

@@ -10,15 +10,12 @@ import stat
 
 from ..check import several
 from ..errors import PolicyError
-from .paths import covers, upward
-from .plan import COPY
+from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from typing import Literal
-
-    from .plan import Plan
 
     Kind = Literal["file", "directory", "link", "named"]
 
@@ -484,21 +481,6 @@ def find_protected(root: str, unprotect: Iterable[str] = ()) -> set[str]:
     return found
 
 
-def appeared(plan: Plan) -> set[str]:
-    """Return the protected names below the plan's write grants that did not exist when it was made."""
-    writable = {grant.path for grant in plan.grants if grant.access == "write"}
-    held = {guard.path for guard in plan.guards} | {item.path for item in plan.hidden}
-    covered = [scratch.path for scratch in plan.scratch]
-    found: set[str] = set()
-    for grant in plan.grants:
-        if grant.access == "write" and grant.directory and grant.origin != COPY:
-            unseen = [path for path in covered if covers(grant.path, path)]
-            for path in find_protected(grant.path, plan.unprotect):
-                if not any(covers(item, path) for item in unseen):
-                    found.add(path)
-    return {path for path in found if path not in writable and held.isdisjoint(_below_grant(path, writable))}
-
-
 def walk(
     roots: Iterable[str],
     *,
@@ -664,11 +646,3 @@ def _is_ours(path: str) -> bool:
         return os.lstat(path).st_uid == os.geteuid()
     except OSError:
         return True
-
-
-def _below_grant(path: str, writable: set[str]) -> Iterator[str]:
-    """Yield `path` and its parents, up to the write grant that contains it."""
-    for place in upward(path):
-        if place in writable:
-            return
-        yield place

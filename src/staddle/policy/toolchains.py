@@ -17,7 +17,6 @@ from .._value import Value
 from ..linux import fileio
 from . import layouts
 from .paths import covers
-from .plan import Link, Text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +37,11 @@ if TYPE_CHECKING:
         def text(self, path: str) -> str:
             """Return the beginning of a file; empty if it cannot be read."""
 
-    Parts = tuple[tuple[Text, ...], tuple[Link, ...]]
+    #: A path inside, the content of its file, and the mode.
+    File = tuple[str, bytes, int]
+    #: A path inside, and the target of its link.
+    Link = tuple[str, str]
+    Parts = tuple[tuple[File, ...], tuple[Link, ...]]
 
 #: Maximum number of directories on a PATH, and of programs in a mixed directory.
 _MOST = 500
@@ -415,27 +418,27 @@ def continued(root: str, place: str) -> Parts:
     key = (root, place, *(_stamp(f"{root}/{name}") for name in ("pyvenv.cfg", "bin", "lib")))
     made = _known.get(key)
     if made is None:
-        made = (tuple(_texts(root, place)), tuple(_links(root, place)))
+        made = (tuple(_files(root, place)), tuple(_links(root, place)))
         while len(_known) >= _MOST_KNOWN:
             _known.pop(next(iter(_known), key), None)
         _known[key] = made
     return made
 
 
-def _texts(root: str, place: str) -> Iterator[Text]:
-    yield Text(f"{place}/pyvenv.cfg", _content(f"{root}/pyvenv.cfg"), ORIGIN, 0o644)
+def _files(root: str, place: str) -> Iterator[File]:
+    yield f"{place}/pyvenv.cfg", _content(f"{root}/pyvenv.cfg"), 0o644
     for version in _names(f"{root}/lib"):
         packages = f"{root}/lib/{version}/site-packages"
         if version.startswith("python3") and os.path.isdir(packages):
             # As a site directory, not as a path, because its packages may have .pth files.
             line = f"import site; site.addsitedir({packages!r})\n"
-            yield Text(f"{place}/lib/{version}/site-packages/_host.pth", line.encode(), ORIGIN, 0o644)
+            yield f"{place}/lib/{version}/site-packages/_host.pth", line.encode(), 0o644
     old, new = f"{root}/bin/python".encode(), f"{place}/bin/python".encode()
     for name in _names(f"{root}/bin")[:_MOST]:
         script = _script(f"{root}/bin/{name}")
         if old in script[:_HEAD]:
             content = script[:_HEAD].replace(old, new) + script[_HEAD:]
-            yield Text(f"{place}/bin/{name}", content, ORIGIN, 0o755)
+            yield f"{place}/bin/{name}", content, 0o755
 
 
 def _links(root: str, place: str) -> Iterator[Link]:
@@ -443,7 +446,7 @@ def _links(root: str, place: str) -> Iterator[Link]:
         if name == "python" or name.startswith("python3"):
             path = f"{root}/bin/{name}"
             if not _script(path) and os.access(path, os.X_OK):
-                yield Link(f"{place}/bin/{name}", path, ORIGIN)
+                yield f"{place}/bin/{name}", path
 
 
 def _script(path: str) -> bytes:

@@ -10,14 +10,20 @@ import pytest
 
 from staddle import Policy
 from staddle.errors import PathEscape, PolicyError
+from staddle.launch.view import appeared
 from staddle.policy import protected
-from staddle.policy.protected import NAMES, POINTERS, appeared, find_protected, pointer_name, protected_name
+from staddle.policy.plan import Plan
+from staddle.policy.protected import NAMES, POINTERS, find_protected, pointer_name, protected_name
 from tests.support.protected_spellings import HARMLESS, SPELLED
 from tests.unit.policy.tree import make, names, own, plan
 
 
 def guarded(policy: Policy, root: Path) -> set[str]:
     return names(plan(policy, root).guards, root)
+
+
+def new_names(made: Plan) -> set[str]:
+    return {event.what for event in appeared(made)}
 
 
 def git(*words: str, cwd: Path) -> None:
@@ -237,7 +243,7 @@ def test_naming_a_protected_path_opens_exactly_that(tmp_path: Path) -> None:
     assert names(made.guards, tmp_path) == {"ws/.git/config", "ws/.vscode"}
     assert made.access(f"{tmp_path}/ws/.git/hooks/x") == "write"
     assert made.access(f"{tmp_path}/ws/.bashrc") == "write"
-    assert appeared(made) == set()
+    assert new_names(made) == set()
 
 
 def test_a_grant_inside_a_guarded_directory_opens_that_part(tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def test_a_grant_inside_a_guarded_directory_opens_that_part(tmp_path: Path) -> N
     assert made.access(f"{tmp_path}/ws/.claude/settings.json") == "read"
     assert made.access(f"{tmp_path}/ws/.claude/projects/x") == "write"
     assert made.access(f"{tmp_path}/ws/.claude/projects/deep/.git/config") == "read"
-    assert appeared(made) == set()
+    assert new_names(made) == set()
 
 
 # --- what cannot be searched
@@ -303,7 +309,7 @@ def test_depth_is_no_hiding_place(tmp_path: Path) -> None:
 def test_what_appears_is_found_and_what_was_there_is_not_reported(tmp_path: Path) -> None:
     make(tmp_path, "ws/.git/config", "ws/.claude/x", "ws/opened/.vscode/x")
     made = plan(Policy(write=["ws", "ws/opened/.vscode"]), tmp_path)
-    assert appeared(made) == set()
+    assert new_names(made) == set()
     make(
         tmp_path,
         "ws/.git/hooks/post-commit",
@@ -312,7 +318,9 @@ def test_what_appears_is_found_and_what_was_there_is_not_reported(tmp_path: Path
         "ws/plain",
         "ws/.claude/y",
     )
-    assert appeared(made) == {f"{tmp_path}/ws/{name}" for name in (".git/hooks", "new/.git/config", ".envrc")}
+    assert new_names(made) == {
+        f"{tmp_path}/ws/{name}" for name in (".git/hooks", "new/.git/config", ".envrc")
+    }
 
 
 def test_only_what_can_be_seen_can_appear(tmp_path: Path) -> None:
@@ -320,7 +328,7 @@ def test_only_what_can_be_seen_can_appear(tmp_path: Path) -> None:
     policy = Policy.coding_agent("ws/home").with_write("ws", "ws/home/inner").with_deny("ws/hidden")
     made = plan(policy.with_unprotect(".envrc"), tmp_path)
     make(tmp_path, "ws/hidden/.bashrc", "ws/home/.bashrc", "ws/home/inner/.bashrc", "ws/.envrc")
-    assert appeared(made) == {f"{tmp_path}/ws/home/inner/.bashrc"}
+    assert new_names(made) == {f"{tmp_path}/ws/home/inner/.bashrc"}
 
 
 def test_looking_again_never_raises(tmp_path: Path) -> None:
