@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from staddle import Limits, Network, Plan, Policy
 from staddle.errors import PathEscape, PolicyError
+from staddle.hostnames import canonical, parse
+from staddle.paths import declared
 from staddle.policy.compiler import compile as compile_policy
-from staddle.policy.hosts import canonical, parse
 from staddle.policy.limits import parse_size
-from staddle.policy.paths import declared
 
 RANK = {"none": 0, "read": 1, "write": 2}
 PROTECTED = {".vscode", ".claude"}

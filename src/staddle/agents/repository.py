@@ -14,8 +14,8 @@ import tempfile
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, StaddleError
 from ..jail import git
+from ..paths import WORKSPACE_PATH
 from ..policy.gitconfig import parse, parse_subsections
-from ..policy.paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

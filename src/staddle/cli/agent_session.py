@@ -17,8 +17,8 @@ from ..agents.table import CODING_AGENTS
 from ..display import counted, shown
 from ..errors import CommandNotFound, LayerError, PolicyNotEnforceable, StaddleError, UsageError
 from ..layers.persistent_store import is_claimed
+from ..paths import WORKSPACE_PATH
 from ..policy import Network
-from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspace import persistent
 from .allow import Questions

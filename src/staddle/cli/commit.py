@@ -6,7 +6,7 @@ import sys
 
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, UsageError
-from ..policy.paths import WORKSPACE_PATH
+from ..paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace, find
 from .kept import begin, below, named, print_json, print_paged, progress, refuse_unknown, row
 from .options import HELP, Option

@@ -8,7 +8,7 @@ from math import ceil
 from ..display import counted, shown
 from ..errors import UsageError
 from ..packages.installed import fold
-from ..policy.paths import WORKSPACE_PATH
+from ..paths import WORKSPACE_PATH
 from ..sandbox.workspace import persistent
 from .kept import (
     BOLD,

@@ -8,7 +8,7 @@ import time
 
 from ..display import shown
 from ..errors import UsageError
-from ..policy.paths import WORKSPACE_PATH, covers
+from ..paths import WORKSPACE_PATH, covers
 from ..sandbox.workspace import persistent
 from .options import Option, Parsed, check_rules, help_rows, parse_among, working_directory
 from .report import say_error
@@ -100,7 +100,7 @@ def is_within(path: str, directory: str) -> bool:
 
 def below(paths: Sequence[str]) -> tuple[str, ...] | None:
     """Return paths below the workspace, from paths inside or relative ones; None for all."""
-    from ..policy.paths import WORKSPACE_PATH
+    from ..paths import WORKSPACE_PATH
     from ..sandbox.workspace.trees import by_tree
 
     try:

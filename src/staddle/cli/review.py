@@ -12,9 +12,9 @@ from ..agents.repository import GIT, GitCommits, outer_objects
 from ..display import counted, shown
 from ..errors import CommitRefused, StaddleError, UsageError
 from ..layers.persistent_store import is_claimed
+from ..paths import WORKSPACE_PATH
 from ..policy import Network
 from ..policy.installation import default_policy
-from ..policy.paths import WORKSPACE_PATH
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspace.persistent import PersistentWorkspace, changes, find
 from .commit import print_refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..errors import CommitRefused, LayerError, StaddleError, UsageError
-from ..policy.paths import WORKSPACE_PATH
+from ..paths import WORKSPACE_PATH
 from .kept import is_within, open_kept, open_overlay
 from .options import command_from
 from .report import print_report, refuse, say, say_denied_network, say_error, say_gaps, say_violations

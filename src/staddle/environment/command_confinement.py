@@ -9,8 +9,8 @@ from .. import backends, places
 from ..enforcement import Enforcement
 from ..errors import BackendUnavailable, CommandNotFound, LayerError, PolicyError, PolicyNotEnforceable
 from ..launch.view import find_program
+from ..paths import covers
 from ..policy.compiler import compile
-from ..policy.paths import covers
 from ..policy.plan import Layered
 from ..policy.workspace import with_copy
 from ..wrapping import WrappedCommand, checked, prepare

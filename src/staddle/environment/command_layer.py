@@ -25,7 +25,7 @@ from ..layers.persistent_store import give
 from ..layers.review import Names
 from ..layers.store import Store, home_for, home_for_copies, sweep
 from ..linux.idmaps import id_for_sandbox
-from ..policy.paths import covers
+from ..paths import covers
 from ..policy.plan import Layered
 from ..policy.workspace import with_copy
 from .writable_paths import refused

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..events import Event
-from ..policy.paths import covers
+from ..paths import covers
 from .writable_paths import NOT_NAMED, parents, refused
 
 TYPE_CHECKING = False

@@ -22,7 +22,7 @@ from ..errors import PathEscape, PathNotAllowed, PolicyError
 from ..files import beneath
 from ..files.globs import Glob, GlobSet
 from ..linux.openat2 import open_beneath, open_without_symlinks
-from ..policy.paths import covers
+from ..paths import covers
 from ..policy.protected import pointer_name, protected_name
 
 TYPE_CHECKING = False

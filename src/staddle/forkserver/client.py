@@ -22,7 +22,7 @@ from ..mounts import shared_view
 from ..mounts.from_plan import LAYOUT, entry_of
 from ..mounts.operations import Bind, encode_operations
 from ..network.namespace.from_policy import network_spec
-from ..policy.paths import WORKSPACE_PATH, covers
+from ..paths import WORKSPACE_PATH, covers
 from ..shell.quoting import quoted
 from .connection import ForkServerClient, OverlayDirs
 

@@ -21,7 +21,7 @@ from ..linux.fileio import memory_file
 from ..mounts.host import not_built, open_named, take
 from ..mounts.operations import Bind, decode_operations, encode_operations
 from ..mounts.shared_view import BASE
-from ..policy.paths import WORKSPACE_PATH
+from ..paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import os
 
 from ..errors import CommandNotFound
 from ..events import Event
-from ..policy.paths import covers, upward
+from ..paths import covers, upward
 from ..policy.plan import COPY
 
 TYPE_CHECKING = False

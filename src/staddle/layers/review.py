@@ -16,7 +16,7 @@ from .._value import Value
 from ..errors import CommitRefused, InvalidCall, LayerError, PolicyError
 from ..files.globs import Glob
 from ..interrupts import interruptible
-from ..policy.paths import WORKSPACE_PATH, covers
+from ..paths import WORKSPACE_PATH, covers
 from ..policy.protected import (
     GIT,
     UNFINISHED,

@@ -15,7 +15,7 @@ the shared part keeps it aside, in a directory that no sandbox sees.
 from __future__ import annotations
 
 from .._value import Value
-from ..policy.paths import ALSO_AT, ROOT_HOME, WORKSPACE_PATH, covers
+from ..paths import ALSO_AT, ROOT_HOME, WORKSPACE_PATH, covers
 from .operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Symlink
 
 TYPE_CHECKING = False

@@ -22,8 +22,8 @@ import stat
 from .._value import Value
 from ..linux import process
 from ..mounts.operations import Bind, Directory, File, Mask, Symlink
+from ..paths import ROOT_HOME, ROOT_TREE, above
 from ..policy.base import OWN as BASE_OWN
-from ..policy.paths import ROOT_HOME, ROOT_TREE, above
 from ..policy.system import STATE, TOP
 
 TYPE_CHECKING = False

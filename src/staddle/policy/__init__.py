@@ -14,8 +14,8 @@ __all__ = ["Identity", "Limits", "Network", "Plan", "Policy"]
 
 
 def __getattr__(name: str) -> object:
-    # Imported on first use: staddle's process in every sandbox needs only paths, and is a fifth smaller
-    # without the rest.
+    # Imported on first use: staddle's process in every sandbox needs none of them, and is a fifth smaller
+    # without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = __import__(f"{__name__}.{name.lower()}", fromlist=(name,))  # without the cost of importlib

@@ -16,7 +16,7 @@ import stat
 from .. import places
 from .._value import Value
 from ..errors import BaseError, PolicyError
-from .paths import above
+from ..paths import above
 from .plan import Grant, Link, Text
 from .resolution import HostPaths
 

@@ -11,12 +11,12 @@ import os
 
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
+from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from . import environment, presets, system, toolchains
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .layouts import INSTALLED
 from .own_places import guard_own, own_paths
 from .package_sources.config_files import configuration
-from .paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolution import HostPaths, PathContext, ResolvedPath
 from .resolve_rules import (

@@ -32,10 +32,10 @@ import stat
 
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
+from ..paths import declared, upward
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
-from .paths import declared, upward
 from .resolution import HostPaths, PathContext
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, TypeVar
 
     from ..command_rules.rules import CommandRules
-    from .paths import AnyPath
+    from ..paths import AnyPath
 
     class Grants(Protocol):
         """The part of a policy that this module uses."""

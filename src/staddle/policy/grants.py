@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ..errors import PathEscape, PolicyError
-from .paths import Ancestry, above, covers
+from ..paths import Ancestry, above, covers
 from .plan import Grant, Guard, Hidden, Note
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ import stat
 
 from ..errors import PolicyNotEnforceable
 from ..linux.fileio import read_whole
-from .paths import covers
+from ..paths import covers
 from .plan import Closed
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .. import check
 from .._value import Value
 from ..errors import PolicyError
-from .paths import LONGEST_PATH, ROOT_HOME, covers
+from ..paths import LONGEST_PATH, ROOT_HOME, covers
 
 #: Highest allowed id: the last two 16-bit ids are reserved.
 LAST_ID = 65533

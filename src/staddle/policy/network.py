@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
-    from .hosts import HostRule
+    from ..hostnames import HostRule
 
 MODES = ("deny", "open", "loopback", "allow")
 #: Seconds that a connection waits for an answer of `on_connect` (default, maximum).
@@ -55,7 +55,7 @@ class Network(Value):
     @classmethod
     def loopback(cls, ports: Iterable[int] = ()) -> Network:
         """Allow the sandbox's own loopback, and exactly these ports of the host's 127.0.0.1."""
-        from .hosts import checked_port
+        from ..hostnames import checked_port
 
         return cls("loopback", ports=tuple(sorted({checked_port(port) for port in several(ports, "ports")})))
 
@@ -68,7 +68,7 @@ class Network(Value):
         servers = _nameservers(dns)
         if not hosts:
             return cls("deny")
-        from .hosts import parse
+        from ..hostnames import parse
 
         rules = {parse(host) for host in hosts}
         if all(rule.deny for rule in rules):

@@ -12,7 +12,7 @@ import stat
 
 from .. import places
 from ..errors import LaunchFailed, PathEscape, PolicyError
-from .paths import covers
+from ..paths import covers
 from .plan import Guard
 
 TYPE_CHECKING = False

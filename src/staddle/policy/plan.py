@@ -14,8 +14,8 @@ sandboxes at once uses one plan for them.
 from __future__ import annotations
 
 from .._value import Value
+from ..paths import covers
 from .identity import Identity
-from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from .. import check
 from .._value import Value
 from ..errors import PolicyError
+from ..paths import declared, declared_all
 from . import presets
 from .environment import Environment, checked, checked_names, checked_preset
 from .identity import Identity
 from .limits import Limits
 from .network import Network
-from .paths import declared, declared_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Self
 
     from ..command_rules.rules import CommandRules
-    from .paths import AnyPath
+    from ..paths import AnyPath
 
     World = Literal["root", "writable"]
 

@@ -10,7 +10,7 @@ import stat
 
 from ..check import several
 from ..errors import PolicyError
-from .paths import covers
+from ..paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import stat
 
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
-from .paths import absolute, declared, join
+from ..paths import absolute, declared, join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 import pwd
 
 from ..errors import PathEscape, PolicyError
+from ..paths import above, absolute, covers, join, not_for
 from . import installation, presets, system
-from .paths import above, absolute, covers, join, not_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from .paths import covers
+from ..paths import covers
 from .plan import Link, Scratch, Text
 
 TYPE_CHECKING = False

@@ -15,8 +15,8 @@ import os
 
 from .._value import Value
 from ..linux import fileio
+from ..paths import covers
 from . import layouts
-from .paths import covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

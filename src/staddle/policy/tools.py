@@ -6,9 +6,9 @@ import os
 import time
 
 from ..linux import fileio
+from ..paths import WORKSPACE_PATH, absolute, covers, not_for
 from . import presets, system
 from .layouts import ENVIRONMENTS, SYSTEM
-from .paths import WORKSPACE_PATH, absolute, covers, not_for
 from .plan import Link, Note
 from .resolution import HostPaths
 from .resolve_rules import ResolvedRule

@@ -12,10 +12,10 @@ import time
 from ..display import shown
 from ..errors import PolicyError
 from ..linux.fileio import current_directory
+from ..paths import ALSO_AT, WORKSPACE_PATH, covers
 from .base import ORIGIN
 from .compiler import asking, compile, compile_directory
 from .environment import Environment
-from .paths import ALSO_AT, WORKSPACE_PATH, covers
 from .plan import COPY, Grant, Link, Scratch
 from .root_scripts import with_sudo
 from .tools import VARIABLES

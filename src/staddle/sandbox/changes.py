@@ -10,7 +10,7 @@ from ..errors import InvalidCall, LaunchFailed, LayerError, SandboxLost, Session
 from ..interrupts import with_all
 from ..layers.drift import Drift
 from ..layers.store import no_room
-from ..policy.paths import WORKSPACE_PATH
+from ..paths import WORKSPACE_PATH
 from .processes import EndedProcess
 from .workspace.snapshot import change, come_back, restore
 

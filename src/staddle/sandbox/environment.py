@@ -27,7 +27,7 @@ from ..events import Event
 from ..files.beneath import relative
 from ..files.globs import Glob
 from ..ipc import file_messages
-from ..policy.paths import WORKSPACE_PATH, covers
+from ..paths import WORKSPACE_PATH, covers
 from ..shell.command import CommandSpec
 from . import arguments, files
 from .capture import CapturedCommand

@@ -426,9 +426,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
     ),
     "platform addresses of clouds": HostSwitch(
-        Edit(
-            "policy/hosts.py", '        ("168.63.129.16/32", "the metadata service of cloud machines"),\n', ""
-        ),
+        Edit("hostnames.py", '        ("168.63.129.16/32", "the metadata service of cloud machines"),\n', ""),
         "tests/unit/network/rules/test_rules.py",
         "168.63.129.16",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from staddle.mounts.operations import Bind, Directory, Empty, File, ProcMount, Seal, Symlink
 from staddle.mounts.shared_view import ASIDE, OLD_ROOT, carried, share
-from staddle.policy.paths import WORKSPACE_PATH
+from staddle.paths import WORKSPACE_PATH
 
 ROOT = Empty("/", 0o755, 4096, "")
 USR = Bind("/usr", False, "")

@@ -17,7 +17,7 @@ from staddle.packages.system_layer import (
     repeated,
     without_credentials,
 )
-from staddle.policy.paths import ROOT_HOME
+from staddle.paths import ROOT_HOME
 
 
 @pytest.fixture

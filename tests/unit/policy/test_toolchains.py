@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import PolicyError
+from staddle.paths import absolute, covers
 from staddle.policy import Policy
 from staddle.policy.compiler import compile
-from staddle.policy.paths import absolute, covers
 from staddle.policy.presets import denied
 from staddle.policy.toolchains import Toolchains, find
 from staddle.policy.tools import Disk

@@ -13,9 +13,9 @@ from staddle.errors import PolicyError
 from staddle.mounts.from_plan import lay_out
 from staddle.mounts.host import Host
 from staddle.mounts.operations import Bind, Mask
+from staddle.paths import WORKSPACE_PATH
 from staddle.policy import resolve_rules
 from staddle.policy.compiler import compile as compile_policy
-from staddle.policy.paths import WORKSPACE_PATH
 from staddle.policy.workspace import compile_session
 
 

@@ -19,7 +19,7 @@ from ...limits.process_attributes import cpu_count, is_whole
 from ...linux import landlock as kernel
 from ...linux import process, seccomp
 from ...linux.idmaps import FIRST_UNUSED, id_for_sandbox
-from ...policy.paths import Ancestry, upward
+from ...paths import Ancestry, upward
 from ...policy.plan import COPY
 from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .. import description as common

@@ -11,8 +11,8 @@ import os
 import stat
 
 from ..._value import Value
+from ...paths import KERNEL_TREES, above, covers, upward
 from ...policy import system
-from ...policy.paths import KERNEL_TREES, above, covers, upward
 from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .rules import ASKS_OVER_TCP
 

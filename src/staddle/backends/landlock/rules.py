@@ -14,7 +14,7 @@ from ...enforcement import Gap
 from ...errors import BackendUnavailable
 from ...linux import landlock as kernel
 from ...linux.landlock import FILES, READ, WRITE
-from ...policy.paths import above, covers
+from ...paths import above, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

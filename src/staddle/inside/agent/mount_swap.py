@@ -18,7 +18,7 @@ from ...linux.syscalls import call
 from ...mounts.builder import Builder
 from ...mounts.operations import Bind
 from ...mounts.shared_view import carried
-from ...policy.paths import ROOT_TREE, WORKSPACE_PATH
+from ...paths import ROOT_TREE, WORKSPACE_PATH
 from ..child import live
 from .root_swap import RootMount
 

@@ -43,10 +43,11 @@ def _serve(
     # Import all of it now: the user that we become may not be able to read this package.
     import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it
 
+    from ... import hostnames  # noqa: F401
     from ...ipc import led_connection  # noqa: F401
     from ...network.gateway import http_proxy
     from ...network.rules import rules, sniff  # noqa: F401
-    from ...policy import hosts, network  # noqa: F401
+    from ...policy import network  # noqa: F401
 
     become()
     process.death_signal(process.SIGKILL)  # afterwards, because a change of identity clears it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
+from ...hostnames import embedded
 from ...linux.netlink import Netlink
-from ...policy.hosts import embedded
 from ...policy.network import Network
 from ..rules import synthetic
 from ..rules.rules import resolved

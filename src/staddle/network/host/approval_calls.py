@@ -80,7 +80,7 @@ class ApprovalCalls:
 
     def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool | None:
         """Return the decision of `on_connect`. Anything except True refuses; None asks again next time."""
-        from ...policy.hosts import special
+        from ...hostnames import special
         from ..rules.rules import decide
 
         # The gateway handles untrusted data, so its question is judged again. Destinations that an entry

@@ -15,10 +15,10 @@ import _socket
 import os
 
 from ...errors import InvalidCall, LaunchFailed, StaddleError
+from ...hostnames import checked_port
 from ...ipc import wire
 from ...ipc.gateway_messages import LONGEST, MOST_DESCRIPTORS
 from ...ipc.wire import receive
-from ...policy.hosts import checked_port
 from ..namespace.socket_handoff import CONNECT, FORWARD_REPLY, FORWARD_REQUEST, LISTENERS, NEED_SOCKETS, STOCK
 
 TYPE_CHECKING = False

@@ -12,7 +12,7 @@ from ..rules import synthetic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...policy.hosts import HostRule
+    from ...hostnames import HostRule
     from ...policy.network import Network
 
 #: Address of our resolver inside, and port of the single TCP listener (tcpmux, unused for decades).

@@ -14,14 +14,14 @@ import ipaddress
 
 from ..._value import Value
 from ...errors import PolicyError
-from ...policy.hosts import allow_entry, canonical, embedded, special_network
+from ...hostnames import allow_entry, canonical, embedded, special_network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ipaddress import IPv4Network, IPv6Network
     from typing import Literal
 
-    from ...policy.hosts import HostRule
+    from ...hostnames import HostRule
     from ...policy.network import Network
 
     Protocol = Literal["tcp", "udp"]

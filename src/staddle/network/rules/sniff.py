@@ -21,7 +21,7 @@ import struct
 
 from ..._value import Value
 from ...errors import PolicyError
-from ...policy.hosts import canonical
+from ...hostnames import canonical
 from .rules import refused_name, refuses_names
 
 TYPE_CHECKING = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...errors import PolicyError
-from ..hosts import allow_entry, special
+from ...hostnames import allow_entry, special
 from .sources import MANAGERS, HostFiles, Sources
 
 TYPE_CHECKING = False

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from ..._value import Value
 from ...errors import PolicyError
-from ..hosts import canonical
+from ...hostnames import canonical
 from ..secrets import SECRET_VALUES, SHORTEST_KEY
 
 TYPE_CHECKING = False

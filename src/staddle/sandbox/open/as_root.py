@@ -11,8 +11,8 @@ import threading
 
 from ..._value import Value
 from ...errors import InvalidCall, RootUnavailable, UserUnavailable
+from ...paths import ROOT_HOME, ROOT_TREE
 from ...policy.environment import PATH
-from ...policy.paths import ROOT_HOME, ROOT_TREE
 from ..workspace.home_layer import SYSTEM, digest, made_whole
 
 TYPE_CHECKING = False

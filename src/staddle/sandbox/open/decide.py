@@ -17,9 +17,9 @@ from ...errors import PolicyNotEnforceable
 from ...launch.view import find_program
 from ...network.namespace.from_policy import needs_gateway
 from ...observe.redaction import secrets_of
+from ...paths import WORKSPACE_PATH
 from ...policy import Policy
 from ...policy.host_sockets import mask_host_sockets
-from ...policy.paths import WORKSPACE_PATH
 from ...policy.workspace import compile_session, seen_at, with_copy
 from .settings import APART
 

@@ -8,12 +8,12 @@ import sys
 from ... import backends, check
 from ..._value import Value
 from ...errors import InvalidCall, PolicyError
+from ...paths import WORKSPACE_PATH, covers
 from ...policy import Policy
 from ...policy.environment import Environment, checked
 from ...policy.identity import PLACES, TAKEN
 from ...policy.installation import default_policy
 from ...policy.network import PATIENCE, whole_seconds
-from ...policy.paths import WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ...layers.merge import copy_of, flatten
 from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.persistent_store import give
 from ...layers.stack import LayerSnapshot, Stack
-from ...policy.paths import WORKSPACE_PATH, covers
+from ...paths import WORKSPACE_PATH, covers
 from ...policy.workspace import compile_session
 from .stores import copy_store_for, owner_of_copy
 from .trees import LayeredTree, by_tree

@@ -6,7 +6,7 @@ from ..._value import Value
 from ...errors import LayerError
 from ...layers.frozen_base import ASKED, UNASKED, FrozenBase, NotFrozen, freeze_base
 from ...layers.host_directory import HostDirectory
-from ...policy.paths import WORKSPACE_PATH, covers
+from ...paths import WORKSPACE_PATH, covers
 from ...policy.workspace import compile_session
 
 TYPE_CHECKING = False

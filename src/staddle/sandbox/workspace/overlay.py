@@ -14,7 +14,7 @@ from ...layers.frozen_base import FrozenBase
 from ...layers.host_directory import HostDirectory
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import Layer
-from ...policy.paths import WORKSPACE_PATH, covers
+from ...paths import WORKSPACE_PATH, covers
 from .home_layer import home_layer
 from .stores import EMPTY, empty_directory, store_for
 from .trees import LayeredTree, by_tree, overlay_dirs, path_of

@@ -22,7 +22,7 @@ from ...layers.merged_view import LayerView, OpenLayers
 from ...layers.squash import deep
 from ...layers.stack import LayerSnapshot, Stack
 from ...layers.store import no_room
-from ...policy.paths import WORKSPACE_PATH
+from ...paths import WORKSPACE_PATH
 from ...shell.state import SavedShell
 from . import home_layer
 from .overlay import OverlayWorkspace

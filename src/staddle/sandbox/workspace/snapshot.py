@@ -21,7 +21,7 @@ from ...layers.frozen_base import FrozenBase, LoadedBase, origin
 from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import user_of_this_process
-from ...policy.paths import WORKSPACE_PATH
+from ...paths import WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ...layers.baseline import Baseline
 from ...layers.frozen_base import ASKED
 from ...layers.stack import LayerSnapshot
 from ...limits.enforced import free_share
-from ...policy.paths import WORKSPACE_PATH
+from ...paths import WORKSPACE_PATH
 from ...shell.state import Dump, SavedShell
 from .stores import empty_directory, store_for
 

@@ -18,7 +18,7 @@ from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
 from ...layers.frozen_base import FrozenBase
 from ...layers.squash import Squash, deep
 from ...layers.stack import Stack
-from ...policy.paths import ROOT_TREE, WORKSPACE_PATH, covers
+from ...paths import ROOT_TREE, WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ...layers.drift import Drift
 from ...layers.host_directory import HostDirectory
 from ...limits import disk
 from ...linux.file_room import refuse_if_full
-from ...policy.paths import ROOT_TREE, WORKSPACE_PATH
+from ...paths import ROOT_TREE, WORKSPACE_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

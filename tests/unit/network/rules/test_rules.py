@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle import Network
+from staddle.hostnames import allow_entry, special
 from staddle.network.rules.rules import decide, may_ask, refused_alias, refused_name, resolved
-from staddle.policy.hosts import allow_entry, special
 
 NETWORK = Network.allow(
     "api.example.com",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from staddle.errors import PolicyError
-from staddle.policy.hosts import canonical, checked_port, parse
+from staddle.hostnames import canonical, checked_port, parse
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from staddle import Policy
 from staddle.errors import PolicyError
-from staddle.policy.paths import Ancestry, absolute, covers, declared, upward
+from staddle.paths import Ancestry, absolute, covers, declared, upward
 
 
 @pytest.mark.parametrize(

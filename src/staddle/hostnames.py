@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import ipaddress
 
-from .._value import Value
-from ..errors import PolicyError
+from ._value import Value
+from .errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

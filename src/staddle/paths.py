@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from ..check import several
-from ..errors import PolicyError
+from .check import several
+from .errors import PolicyError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
