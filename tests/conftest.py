@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from staddle.hostinfo.layouts import SYSTEM
 from staddle.policy.environment import PATH
-from staddle.policy.layouts import SYSTEM
 
 #: What asks for the fixture `machine` of tests/kernel.
 ON_A_MACHINE = {f"kernel/test_{name}.py" for name in ("systemd", "jail_systemd", "limits_scope")}

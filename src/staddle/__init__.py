@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
+    from .hostinfo.secrets import Secret
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.task import Task
     from .jail.workspace import Workspace
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .layers.review import Review
     from .policy import Identity, Limits, Network, Plan, Policy
     from .policy.installation import default_policy
-    from .policy.secrets import Secret
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
     from .sandbox.interpreter import Interpreter
@@ -103,7 +103,7 @@ _HOME = {
     "Review": "layers.review",
     "RunOpts": "jail.jail",
     "Sandbox": "sandbox.sandbox",
-    "Secret": "policy.secrets",
+    "Secret": "hostinfo.secrets",
     "Snapshot": "sandbox.workspace.snapshot",
     "StaddleError": "errors",
     "Task": "jail.task",

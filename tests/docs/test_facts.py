@@ -14,6 +14,7 @@ from staddle.backends import bwrap, landlock, seatbelt, systemd
 from staddle.cli import _COMMANDS, OURS
 from staddle.cli.options import KEEP, RUNNING
 from staddle.enforcement import PROTECTIONS
+from staddle.hostinfo.protected import REASONS
 from staddle.jail.agents import AGENTS
 from staddle.jail.workspace import RETENTION
 from staddle.launch import running
@@ -25,7 +26,6 @@ from staddle.network.host import approval_calls
 from staddle.network.host.gateway_process import GatewayBounds
 from staddle.observe.audit import KINDS as AUDIT_KINDS
 from staddle.policy.environment import PRESETS
-from staddle.policy.protected import REASONS
 from staddle.policy.system import scratch
 from staddle.sandbox.open.settings import MODES
 from staddle.shell import protocol as bash
@@ -66,7 +66,7 @@ NUMBERS = (
     ("policy-file.md", "number of more than {} characters", "policy.file.LONGEST_WORD", 1),
     ("policy-file.md", "more than {} brackets", "policy.file.MOST_NESTED", 1),
     ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
-    ("protected-names.md", "More than {:,} files", "policy.protected.MOST_ENTRIES", 1),
+    ("protected-names.md", "More than {:,} files", "hostinfo.protected.MOST_ENTRIES", 1),
     ("sessions.md", "With a limit below {} no sandbox", "linux.open_files.LEAST", 1),
     ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "observe.output.FLOOD", GIB),
     ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),

@@ -38,6 +38,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("linux",),
     ("files",),
     ("command_rules",),
+    ("hostinfo",),
     ("policy",),
     ("mounts",),
     ("layers",),

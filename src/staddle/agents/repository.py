@@ -13,9 +13,9 @@ import tempfile
 
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, StaddleError
+from ..hostinfo.gitconfig import parse, parse_subsections
 from ..jail import git
 from ..paths import WORKSPACE_PATH
-from ..policy.gitconfig import parse, parse_subsections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

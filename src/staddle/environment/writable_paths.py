@@ -21,9 +21,9 @@ from ..enforcement import Gap
 from ..errors import PathEscape, PathNotAllowed, PolicyError
 from ..files import beneath
 from ..files.globs import Glob, GlobSet
+from ..hostinfo.protected import pointer_name, protected_name
 from ..linux.openat2 import open_beneath, open_without_symlinks
 from ..paths import covers
-from ..policy.protected import pointer_name, protected_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

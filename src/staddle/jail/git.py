@@ -17,9 +17,9 @@ import os
 import stat
 
 from ..errors import GitFailed, GitRefused
+from ..hostinfo.gitconfig import parse, parse_subsections
 from ..linux import fileio
 from ..linux.programs import DIRECTORIES, find
-from ..policy.gitconfig import parse, parse_subsections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

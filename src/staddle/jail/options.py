@@ -6,10 +6,10 @@ import os
 
 from .._value import Value
 from ..errors import PolicyError
+from ..hostinfo.secrets import Secret
 from ..policy import Policy
 from ..policy.environment import checked, checked_name
 from ..policy.limits import Limits
-from ..policy.secrets import Secret
 from .agents import Agent, agent_named
 from .workspace import commit_identity
 

@@ -15,11 +15,11 @@ import stat
 import time
 
 from .._value import Value
+from ..hostinfo.gitconfig import parse
+from ..hostinfo.protected import find_protected
 from ..layers.differences import Difference
 from ..layers.merged_view import Merged
 from ..layers.review import Conflict, NeedsApproval, held_changes
-from ..policy.gitconfig import parse
-from ..policy.protected import find_protected
 from .git import head, text
 
 TYPE_CHECKING = False

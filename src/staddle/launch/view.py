@@ -119,7 +119,7 @@ def _on_our_path(name: str) -> str:
 
 def _in_the_base(plan: Plan, path: str) -> str:
     """Return the host's path of the file at `path` inside, following the base's own links, or ""."""
-    from ..policy.resolution import HostPaths
+    from ..hostinfo.resolution import HostPaths
 
     found = HostPaths(plan.base).find(path)
     outside = plan.outside(found.path)
@@ -146,7 +146,7 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
 
 
 def _new_names(plan: Plan) -> set[str]:
-    from ..policy.protected import find_protected
+    from ..hostinfo.protected import find_protected
 
     writable = {grant.path for grant in plan.grants if grant.access == "write"}
     held = {guard.path for guard in plan.guards} | {item.path for item in plan.hidden}

@@ -15,9 +15,7 @@ from .. import places
 from .._value import Value
 from ..errors import CommitRefused, InvalidCall, LayerError, PolicyError
 from ..files.globs import Glob
-from ..interrupts import interruptible
-from ..paths import WORKSPACE_PATH, covers
-from ..policy.protected import (
+from ..hostinfo.protected import (
     GIT,
     UNFINISHED,
     begins_protected,
@@ -27,6 +25,8 @@ from ..policy.protected import (
     pointer_name,
     protected_name,
 )
+from ..interrupts import interruptible
+from ..paths import WORKSPACE_PATH, covers
 from .baseline import Baseline
 from .changes import change_of, in_order, with_renames
 from .differences import Difference, Selection, differences

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
+from ..hostinfo.secrets import Secret, is_secret
 from ..linux.fileio import write_all
 from ..policy.environment import is_encodable
-from ..policy.secrets import Secret, is_secret
 from .output import HeadTail, Tail
 
 TYPE_CHECKING = False

@@ -24,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..hostinfo.package_sources import Manager
     from ..layers.changes import Change
-    from ..policy.package_sources.sources import Manager
 
 
 _LARGEST = 16 << 20

@@ -16,15 +16,15 @@ import stat
 from .. import places
 from .._value import Value
 from ..errors import BaseError, PolicyError
+from ..hostinfo.resolution import HostPaths
 from ..paths import above
 from .plan import Grant, Link, Text
-from .resolution import HostPaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from .resolution import PathContext
+    from ..hostinfo.resolution import PathContext
 
 #: Environment variable that replaces the default directory of bases.
 VARIABLE = places.BASES

@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 
 from ..errors import PolicyError
+from ..hostinfo import toolchains
+from ..hostinfo.layouts import INSTALLED
+from ..hostinfo.package_config import configuration
+from ..hostinfo.resolution import HostPaths, PathContext, ResolvedPath
 from ..linux.fileio import current_directory
 from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
-from . import environment, presets, system, toolchains
+from . import environment, presets, system
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
-from .layouts import INSTALLED
 from .own_places import guard_own, own_paths
-from .package_sources.config_files import configuration
 from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
-from .resolution import HostPaths, PathContext, ResolvedPath
 from .resolve_rules import (
     ResolvedRule,
     denied,

@@ -13,8 +13,8 @@ import os
 
 from ..check import several
 from ..errors import PolicyError
+from ..hostinfo.secrets import Secret, is_secret
 from .plan import Note, Variable
-from .secrets import Secret, is_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

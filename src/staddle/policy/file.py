@@ -31,12 +31,12 @@ import os
 import stat
 
 from ..errors import PolicyError
+from ..hostinfo.resolution import HostPaths, PathContext
 from ..linux.fileio import current_directory
 from ..paths import declared, upward
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
-from .resolution import HostPaths, PathContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from .protected import ProtectedName
-    from .resolution import HostPaths
+    from ..hostinfo.protected import ProtectedName
+    from ..hostinfo.resolution import HostPaths
 
 
 def strongest(grants: Iterable[Grant]) -> dict[str, Grant]:
@@ -125,7 +125,7 @@ def guard(
     roots = [path for path, grant in grants.items() if grant.access == "write" and grant.directory]
     if not roots:
         return {}, {}
-    from .protected import walk
+    from ..hostinfo.protected import walk
 
     while roots:
         sight = Visibility(kept, unseen)

@@ -88,8 +88,8 @@ class Network(Value):
         Reads the current configuration (files and variables). A mirror's private address is also allowed.
         Without a configuration, the public indexes are allowed. No credential is included.
         """
-        from .package_sources.allow_list import entries
-        from .package_sources.sources import MANAGERS
+        from ..hostinfo.package_hosts import entries
+        from ..hostinfo.package_sources import MANAGERS
 
         named = set(managers)
         asked = tuple(name for name in MANAGERS if name in named)

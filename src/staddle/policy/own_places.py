@@ -19,9 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from ..hostinfo.resolution import HostPaths
     from .grants import Visibility
     from .plan import Grant, Plan
-    from .resolution import HostPaths
 
 ORIGIN = "staddle's own"
 

@@ -97,7 +97,7 @@ class Policy(Value):
         `identity` is the user inside. `environment` selects the initial variables ("linux", "inherit" or
         "empty"). `base` is a root file system (a directory, or the name of an imported one) that replaces the
         host's own system. `toolchains` makes toolchains on the starting user's PATH usable inside, wherever
-        they are stored (see `policy.toolchains`; default: only in the preset "agent"). `nested` accepts the
+        they are stored (see `hostinfo.toolchains`; default: only in the preset "agent"). `nested` accepts the
         documented gaps of a backend if every backend has gaps, as in a container. `rules` tell an agent,
         before a command starts, that it should not run it; they are advice, and confine nothing. `sudo` gives
         a session the programs `sudo` and `su`, with which commands inside become the sandbox's root. `world`
@@ -275,6 +275,6 @@ def _base(base: AnyPath, system: bool) -> str:
 def _names(names: object) -> tuple[str, ...]:
     if isinstance(names, tuple) and not names:
         return ()
-    from .protected import checked_names as known
+    from ..hostinfo.protected import checked_names as known
 
     return known(names)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Literal
 
+    from ..hostinfo.resolution import HostPaths, PathContext, ResolvedPath
     from .policy import Policy
-    from .resolution import HostPaths, PathContext, ResolvedPath
 
     Field = Literal["read", "write", "deny", "sockets", "home"]
 

@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ..hostinfo.resolution import HostPaths
     from .identity import Identity
-    from .resolution import HostPaths
 
 #: Directories for logs and state. They are private, unless the policy grants or denies something there.
 STATE = ("/var/cache", "/var/lib", "/var/log")

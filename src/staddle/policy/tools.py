@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import time
 
+from ..hostinfo.layouts import ENVIRONMENTS, SYSTEM
+from ..hostinfo.resolution import HostPaths
 from ..linux import fileio
 from ..paths import WORKSPACE_PATH, absolute, covers, not_for
 from . import presets, system
-from .layouts import ENVIRONMENTS, SYSTEM
 from .plan import Link, Note
-from .resolution import HostPaths
 from .resolve_rules import ResolvedRule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .resolution import PathContext, ResolvedPath
-    from .toolchains import Toolchains
+    from ..hostinfo.resolution import PathContext, ResolvedPath
+    from ..hostinfo.toolchains import Toolchains
 
 _ORIGIN = "toolchains"
 
@@ -144,7 +144,7 @@ def _found(
     now = time.monotonic()
     if made is not None and now - made[0] <= _FRESH:
         return made[1]
-    from .toolchains import find
+    from ..hostinfo.toolchains import find
 
     private = [item.path for item in system.scratch(inside)]
 

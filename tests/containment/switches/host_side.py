@@ -268,7 +268,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     ),
     "review of what git is in the middle of": HostSwitch(
         Edit(
-            "policy/protected.py",
+            "hostinfo/protected.py",
             '    ".git/rebase-merge",\n    ".git/rebase-apply",\n    ".git/sequencer",\n)',
             ")",
         ),
@@ -357,17 +357,17 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         only="root",
     ),
     "doubt about a virtual environment of the workspace": HostSwitch(
-        Edit("policy/toolchains.py", "is_python = has_library and any(", "is_python = True or any("),
-        "tests/unit/policy/test_toolchains.py",
+        Edit("hostinfo/toolchains.py", "is_python = has_library and any(", "is_python = True or any("),
+        "tests/unit/hostinfo/test_toolchains.py",
         "environment_of_the_workspace",
     ),
     "parts of an interpreter, not all beside it": HostSwitch(
         Edit(
-            "policy/toolchains.py",
+            "hostinfo/toolchains.py",
             'self._grant_parts(root, layouts.INTERPRETER, "python", ',
             'self._grant(root, "python", ',
         ),
-        "tests/unit/policy/test_toolchains.py",
+        "tests/unit/hostinfo/test_toolchains.py",
         "environment_of_the_workspace",
     ),
     "the unspecified address on landlock": HostSwitch(

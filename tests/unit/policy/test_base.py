@@ -10,11 +10,11 @@ import pytest
 
 from staddle import Identity, Policy
 from staddle.errors import CommandNotFound, PolicyError, PolicyNotEnforceable
+from staddle.hostinfo.resolution import HostPaths
 from staddle.launch.view import find_program
 from staddle.policy import base
 from staddle.policy.compiler import compile as compile_policy
 from staddle.policy.plan import Plan
-from staddle.policy.resolution import HostPaths
 from tests.unit.policy.tree import make
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from staddle import Policy
 from staddle.errors import PolicyError
+from staddle.hostinfo.secrets import is_secret
 from staddle.policy.compiler import compile
 from staddle.policy.compiler import compile as compile_policy
 from staddle.policy.environment import Environment, is_inherited
-from staddle.policy.secrets import is_secret
 
 HOST = {
     "HOME": "/nowhere",

@@ -10,8 +10,8 @@ import pytest
 
 from staddle import Limits, Network, Policy
 from staddle.errors import PolicyError
+from staddle.hostinfo.protected import NAMES
 from staddle.policy import presets
-from staddle.policy.protected import NAMES
 
 
 def test_the_empty_policy_grants_nothing_but_the_system() -> None:

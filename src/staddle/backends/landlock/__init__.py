@@ -14,6 +14,7 @@ from _socket import AF_INET, AF_INET6, inet_ntop
 
 from ...enforcement import Gap, Step
 from ...errors import PolicyNotEnforceable
+from ...hostinfo.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from ...launch.contract import Launch
 from ...limits.process_attributes import cpu_count, is_whole
 from ...linux import landlock as kernel
@@ -21,7 +22,6 @@ from ...linux import process, seccomp
 from ...linux.idmaps import FIRST_UNUSED, id_for_sandbox
 from ...paths import Ancestry, upward
 from ...policy.plan import COPY
-from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .. import description as common
 from .. import gateways
 from ..description import filter_steps

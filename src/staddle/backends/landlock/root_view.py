@@ -11,9 +11,9 @@ import os
 import stat
 
 from ..._value import Value
+from ...hostinfo.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from ...paths import KERNEL_TREES, above, covers, upward
 from ...policy import system
-from ...policy.toolchains import ORIGIN as VIRTUAL_ENVIRONMENT
 from .rules import ASKS_OVER_TCP
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .sources import PackageIndex
+    from .package_sources import PackageIndex
 
 _PIP = "[global]\nbreak-system-packages = true\ndisable-pip-version-check = true\n"
 _NPM = "prefix=${HOME}/.local\nupdate-notifier=false\nfund=false\n"
@@ -28,7 +28,7 @@ def configuration(network: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
     if network not in ("allow", "open"):
         etc = {"/etc/pip.conf": f"{_PIP}{_PIP_ONCE}".encode()}
         return etc, {".npmrc": f"{_NPM}{_NPM_ONCE}".encode()}
-    from .allow_list import read
+    from .package_hosts import read
 
     found = read(("pip", "npm"))
     certificate = next((path for path in found.certificates if path.startswith(_VISIBLE)), "")

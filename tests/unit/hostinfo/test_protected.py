@@ -10,10 +10,10 @@ import pytest
 
 from staddle import Policy
 from staddle.errors import PathEscape, PolicyError
+from staddle.hostinfo import protected
+from staddle.hostinfo.protected import NAMES, POINTERS, find_protected, pointer_name, protected_name
 from staddle.launch.view import appeared
-from staddle.policy import protected
 from staddle.policy.plan import Plan
-from staddle.policy.protected import NAMES, POINTERS, find_protected, pointer_name, protected_name
 from tests.support.protected_spellings import HARMLESS, SPELLED
 from tests.unit.policy.tree import make, names, own, plan
 

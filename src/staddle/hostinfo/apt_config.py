@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .sources import Credential
+from .package_sources import Credential
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .sources import HostFiles, Sources
+    from .package_sources import HostFiles, Sources
 
 
 #: The sources of an unconfigured Debian, for a Debian base on a host without apt.

@@ -9,8 +9,8 @@ import pytest
 
 from staddle import Network
 from staddle.errors import PolicyError
-from staddle.policy.package_sources.allow_list import allowed, read
-from staddle.policy.package_sources.sources import Credential, Sources
+from staddle.hostinfo.package_hosts import allowed, read
+from staddle.hostinfo.package_sources import Credential, Sources
 
 SECRET = "s3cret-pass"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 
-from ...errors import PolicyError
-from ...hostnames import allow_entry, special
-from .sources import MANAGERS, HostFiles, Sources
+from ..errors import PolicyError
+from ..hostnames import allow_entry, special
+from .package_sources import MANAGERS, HostFiles, Sources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from .sources import Manager, PackageIndex
+    from .package_sources import Manager, PackageIndex
 
 
 def read(

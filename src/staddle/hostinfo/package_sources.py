@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 
-from ..._value import Value
-from ...errors import PolicyError
-from ...hostnames import canonical
-from ..secrets import SECRET_VALUES, SHORTEST_KEY
+from .._value import Value
+from ..errors import PolicyError
+from ..hostnames import canonical
+from .secrets import SECRET_VALUES, SHORTEST_KEY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from .sources import HostFiles, Sources
+    from .package_sources import HostFiles, Sources
 
 DEFAULT = "https://pypi.org/simple"
 #: The host of the packages that the default index lists.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle.policy.gitconfig import leads_to, parse
+from staddle.hostinfo.gitconfig import leads_to, parse
 
 SAMPLES = [
     "[core]\n\thooksPath = a\n",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from staddle.errors import PolicyError
+from staddle.hostinfo.toolchains import Toolchains, find
 from staddle.paths import absolute, covers
 from staddle.policy import Policy
 from staddle.policy.compiler import compile
 from staddle.policy.presets import denied
-from staddle.policy.toolchains import Toolchains, find
 from staddle.policy.tools import Disk
 from tests.unit.policy.tree import make
 

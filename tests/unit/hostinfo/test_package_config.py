@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from staddle.policy.package_sources.config_files import configuration, npm, pip, uv
-from staddle.policy.package_sources.sources import Sources
+from staddle.hostinfo.package_config import configuration, npm, pip, uv
+from staddle.hostinfo.package_sources import Sources
 
 
 def found() -> Sources:
