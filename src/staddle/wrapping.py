@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from .launch.contract import Launch
     from .launch.forwarding import CommandForwarding
     from .network.host.approval_calls import ApprovalCalls
-    from .observe.audit import AuditTarget
-    from .observe.command_audit import AuditedCommand, CommandAudit
+    from .observe.audit import AuditedCommand, AuditTarget, CommandAudit
     from .policy import Policy
     from .policy.plan import Plan
 
@@ -176,7 +175,7 @@ class WrappedCommand:
 
     def audit_to(self, target: AuditTarget) -> None:
         """Write an audit log of this command to `target`: a file, a stream or a function."""
-        from .observe.command_audit import CommandAudit
+        from .observe.audit import CommandAudit
         from .observe.redaction import secrets_of
 
         self._audit = CommandAudit.of(target, self.plan, secrets_of(self.plan), self.backend)

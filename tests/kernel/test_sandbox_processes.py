@@ -9,8 +9,7 @@ import pytest
 
 from staddle import Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
-from staddle.sandbox.process_table import ProcessInfo
-from staddle.sandbox.processes import Process
+from staddle.sandbox.processes import Process, ProcessInfo
 from staddle.sandbox.terminal import Terminal
 from tests.support.sandboxes import children, descriptors, every_backend
 from tests.support.waiting import unique_seconds, until, with_argument

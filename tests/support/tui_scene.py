@@ -20,7 +20,7 @@ from staddle.layers.changes import Change
 from staddle.layers.review import NeedsApproval, Review
 from staddle.policy.identity import Identity
 from staddle.policy.plan import Plan
-from staddle.sandbox.process_table import ProcessInfo
+from staddle.sandbox.processes import ProcessInfo
 from staddle.tui.app import TuiApp
 from staddle.tui.log_pane import EventFeed
 from staddle.tui.opening import SandboxOpening

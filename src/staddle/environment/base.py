@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..command_rules.rules import CommandRules
-    from ..observe.command_audit import CommandAudit
+    from ..observe.audit import CommandAudit
     from ..policy import Policy
 
 

@@ -89,7 +89,7 @@ class LocalEnvironment(EnvironmentBase):
         # Open until `close()`, so that a directory that replaces it later is not used.
         self._root = open_without_symlinks(self._path, os.O_PATH | os.O_DIRECTORY)
         if audit is not None:
-            from ..observe.command_audit import CommandAudit
+            from ..observe.audit import CommandAudit
 
             network, values = str(self._policy.network), self._secrets_with(None)
             outside = (self._path, *plan.written())

@@ -17,18 +17,21 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
+from itertools import count
 from json.encoder import encode_basestring_ascii as quoted
-from time import time, time_ns
+from time import monotonic, time, time_ns
 
 from .._value import Value
 from ..errors import AuditFailed, InvalidCall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from os import PathLike
     from typing import IO, Any, NoReturn, Self
 
+    from ..events import Event
+    from ..policy.plan import Plan
     from .redaction import Secrets
 
     #: Target of a log: a file, a stream of text or bytes, or a function of one record.
@@ -255,6 +258,84 @@ def _nowhere(line: bytes) -> int:
 
 
 # ---------------------------------------------------------------- reading
+
+
+class CommandAudit:
+    """The audit log of `wrap`, `staddle run`, a jail and a LocalEnvironment.
+
+    The lines are the same as for a sandbox (`sandbox.hooks`): "opened", then "command" before each command
+    starts, "refused" for each refusal, "result" or "failed", and finally "closed". Raises AuditFailed if a
+    line cannot be written.
+    """
+
+    def __init__(
+        self,
+        target: AuditTarget,
+        secrets: Secrets | None,
+        *,
+        outside: Iterable[str] = (),
+        **opened: object,
+    ) -> None:
+        """Begin the log with a line "opened". It must not be in a directory of `outside`."""
+        self._log = AuditLog.open(target, secrets, outside=outside)
+        self._numbers = count(1)
+        self._log.write("opened", **opened)
+
+    @classmethod
+    def of(cls, target: AuditTarget, plan: Plan, secrets: Secrets | None, backend: str) -> Self:
+        """Begin a log of commands with this plan. It must not be where they can write."""
+        network = str(plan.network)
+        return cls(
+            target, secrets, outside=plan.written(), backend=backend, workspace=plan.cwd, network=network
+        )
+
+    def begin(self, command: Sequence[str], cwd: str | None = None) -> AuditedCommand:
+        """Write that a command is about to start."""
+        made = AuditedCommand(self._log, next(self._numbers))
+        self._log.write("command", id=made.number, command=tuple(command), cwd=cwd)
+        return made
+
+    def close(self) -> None:
+        """Write the last line. Further calls do nothing."""
+        self._log.close()
+
+
+class AuditedCommand:
+    """A command that the log has begun. Call `end` or `failed` once."""
+
+    def __init__(self, log: AuditLog, number: int) -> None:
+        self._log, self.number = log, number
+        self._began = monotonic()
+
+    def end(
+        self,
+        exit_code: int,
+        reason: str,
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        why: str = "",
+        events: Iterable[Event] = (),
+    ) -> None:
+        """Write the refusals of a finished command, then its result. `stdout`, `stderr` are byte counts."""
+        for event in events:
+            kind = "refused" if event.kind == "refused" else "violation"
+            self._log.write(kind, id=self.number, host=event.what, rule=event.rule, allow=event.allow or None)
+        self._log.write(
+            "result",
+            id=self.number,
+            ok=exit_code == 0 and reason == "exited",
+            exit_code=exit_code,
+            reason=reason,
+            duration=round(monotonic() - self._began, 6),
+            stdout=stdout,
+            stderr=stderr,
+            why=why or None,
+        )
+
+    def failed(self, error: BaseException) -> None:
+        """Write that there is no result. Never raises, because the error is already being raised."""
+        self._log.try_write("failed", id=self.number, error=f"{type(error).__name__}: {error}")
 
 
 class AuditLine(Value):

@@ -1,4 +1,4 @@
-"""Processes beside the sessions of a sandbox: started programs, and jobs that commands left."""
+"""Processes of a sandbox: started programs, jobs that commands left, and a list of all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from ..background import start_thread
 from ..display import shown
 from ..errors import InvalidCall, WaitTimeout
 from ..interrupts import unmistakable
+from ..ipc.forkserver_messages import COMMAND_LINE
 from ..launch.signals import SIGKILL, SIGTERM
+from ..linux.process import split_stat
 from ..shell.background_output import BackgroundOutput, Transcript
 from .arguments import input_bytes, patience
 from .capture import TextCallback
@@ -44,6 +46,25 @@ _LOOK_EVERY = 0.5
 _LAST_PATIENCE = 5.0
 #: The number of ended processes that are still listed.
 _REMEMBERED = 100
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+#: The most processes listed, and the most characters of each command.
+_MOST_LISTED, _LONGEST_COMMAND = 2000, 300
+# Bash only: ps may be missing, and there may be no room for more processes. Each stat and command ends with a
+# NUL, which no argument can contain.
+LIST_SCRIPT = rf"""
+cd /proc && count=0
+for pid in [0-9]*; do
+    [ "$pid" = "$$" ] && continue
+    IFS= read -r -d '' stat < "$pid/stat"; [ -n "$stat" ] || continue
+    words=(); mapfile -t -d '' -n 64 words < "$pid/cmdline"
+    text="${{words[*]}}"
+    printf '%s\0%s\0' "$stat" "${{text:0:{_LONGEST_COMMAND}}}"
+    [ $((++count)) -lt {_MOST_LISTED} ] || break
+done 2>/dev/null
+"""
+#: Name of staddle's own processes inside, which are children of PID 1. The kernel truncates names.
+_OURS = COMMAND_LINE[:15]
 
 
 class Output(str):
@@ -421,6 +442,52 @@ class ProcessList:
         for job in jobs:
             job.running = job.pid in alive
         return [*self._started, *jobs]
+
+
+class ProcessInfo(Value):
+    """A process inside: ids, name, command line, seconds of CPU time and bytes of memory.
+
+    The process chooses its name and command line: show them with `staddle.display.shown`. `state` is the
+    letter from proc(5).
+    """
+
+    pid: int
+    parent: int
+    name: str
+    command: str
+    state: str
+    cpu: float
+    memory: int
+    threads: int
+
+
+def parse_list(data: bytes) -> list[ProcessInfo]:
+    """Return the processes that LIST_SCRIPT printed, by pid."""
+    return sorted(_rows(data), key=lambda process: process.pid)
+
+
+def _rows(data: bytes) -> Iterator[ProcessInfo]:
+    parts = data.split(b"\0")
+    for stat, command in zip(parts[::2], parts[1::2], strict=False):
+        try:
+            words = split_stat(stat, 22)
+            pid, name = int(stat.split(b" ", 1)[0]), stat[stat.index(b"(") + 1 : stat.rindex(b")")]
+            if pid == 1 or (name == _OURS and int(words[1]) == 1):
+                continue
+            cpu = (int(words[11]) + int(words[12])) / _TICKS
+            info = ProcessInfo(
+                pid,
+                int(words[1]),
+                name.decode("utf-8", "surrogateescape"),
+                command.decode("utf-8", "surrogateescape"),
+                words[0].decode("ascii", "replace"),
+                cpu,
+                int(words[21]) * _PAGE,
+                int(words[17]),
+            )
+        except (ValueError, IndexError):
+            continue  # hostile or truncated
+        yield info
 
 
 def _offset(offset: object) -> int:

@@ -23,7 +23,7 @@ from ..linux import open_files
 from ..linux.process import REAPING
 from ..policy.network import PATIENCE
 from ..shell.command import CommandSpec
-from . import arguments, changes, network_access, process_table, spawn
+from . import arguments, changes, network_access, spawn
 from .capture import captured, command_bytes
 from .execution import drive
 from .files import Files
@@ -31,7 +31,7 @@ from .open import settings as sandbox_settings
 from .open.decide import decide
 from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
-from .processes import Process
+from .processes import LIST_SCRIPT, Process, parse_list
 from .workspace.frozen import covered_in_workspace
 from .workspace.snapshot import extend, history, loaded, take
 
@@ -61,8 +61,7 @@ if TYPE_CHECKING:
     from .interpreter import CellResult
     from .open.as_root import Account
     from .open.settings import CommandStart
-    from .process_table import ProcessInfo
-    from .processes import Job
+    from .processes import Job, ProcessInfo
     from .result import Result
     from .session import Session, SessionState
     from .stream import Stream
@@ -325,9 +324,9 @@ class Sandbox:
 
     def ps(self) -> list[ProcessInfo]:
         """List the running processes by pid, at most 2,000."""
-        argv = (self._now().bash, "-c", process_table.SCRIPT)
+        argv = (self._now().bash, "-c", LIST_SCRIPT)
         done = self._executed(argv, argv, {"timeout": 10, "cwd": "/"}, ours=True)
-        return process_table.listed(done.stdout_bytes)
+        return parse_list(done.stdout_bytes)
 
     def kill(self, pid: int, signal: int = SIGKILL) -> bool:
         """Send a signal to a process inside. Returns False if it does not exist or is another user's.

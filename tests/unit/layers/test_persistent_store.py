@@ -16,8 +16,7 @@ import pytest
 import staddle
 from staddle.errors import LayerError
 from staddle.layers import persistent_store, session_record, trash
-from staddle.layers.baseline import Baseline
-from staddle.layers.marks import Marks
+from staddle.layers.baseline import Baseline, Marks
 from staddle.layers.persistent_store import PersistentStore
 
 SRC = str(Path(staddle.__file__).parents[1])

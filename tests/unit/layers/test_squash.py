@@ -11,8 +11,8 @@ import pytest
 
 from staddle.background import do_later
 from staddle.layers import squash, store, trash
+from staddle.layers.baseline import Marks
 from staddle.layers.changes import diff
-from staddle.layers.marks import Marks
 from staddle.layers.squash import DEEP, DEEPEST, Squash
 from staddle.layers.stack import Stack
 from staddle.layers.store import Store, home_for
