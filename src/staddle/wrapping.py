@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from .enforcement import BackendName, Enforcement
     from .events import Event
-    from .launch.completed import Completed
     from .launch.contract import Launch
     from .launch.forwarding import CommandForwarding
+    from .launch.subprocesses import Completed
     from .network.host.approval_calls import ApprovalCalls
     from .observe.audit import AuditedCommand, AuditTarget, CommandAudit
     from .policy import Policy

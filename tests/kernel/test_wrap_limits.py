@@ -8,7 +8,7 @@ import pytest
 
 from staddle import Policy, wrap
 from staddle.errors import PolicyNotEnforceable
-from staddle.launch.completed import Completed
+from staddle.launch.subprocesses import Completed
 from staddle.limits.enforced import usable
 from tests.support.limited import HIDDEN, groups_in_use, no_groups_left  # noqa: F401 - a fixture for all
 from tests.support.waiting import until

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..observe.output import Tail
     from ..observe.redaction import Secrets
     from ..policy.limits import Limits
-    from .completed import Completed
     from .contract import Launch
+    from .subprocesses import Completed
 
     Kept = TypeVar("Kept", HeadTail, Tail)
 
@@ -79,7 +79,7 @@ def start(launch: Launch, *, group: int | None = None, **kwargs: Any) -> subproc
 
 def _popen_class(launch: Launch) -> type[subprocess.Popen[Any]]:
     if launch.is_monitored:
-        from .monitored_popen import MonitoredPopen
+        from .subprocesses import MonitoredPopen
 
         return MonitoredPopen
     import subprocess
@@ -174,7 +174,7 @@ def complete(
     """
     import subprocess
 
-    from .completed import Completed
+    from .subprocesses import Completed
 
     as_text = bool(text or encoding or errors or universal_newlines)
     seconds = limits.timeout if timeout is _FROM_POLICY else timeout

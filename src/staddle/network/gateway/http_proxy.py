@@ -9,7 +9,7 @@ gateway's code, because it is as untrusted.
 
 CONNECT opens a tunnel, whose first bytes must be for the same host. `GET http://…` is forwarded, one request
 per connection. A refusal names its reason and the entry that would allow it. Connections of programs without
-proxy support can be redirected here, see `led_connections`.
+proxy support can be redirected here, see `proxy_names`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HttpProxy:
     """The proxy of one sandbox."""
 
     def __init__(self, network: Network, word: str) -> None:
-        from staddle.network.gateway.led_connections import ProxyNames
+        from staddle.network.gateway.proxy_names import ProxyNames
 
         self._network, self._names = network, ProxyNames(network)
         self._plain_word = word
@@ -112,7 +112,7 @@ class HttpProxy:
     def _lead(self, client: socket.socket, led: LedConnection) -> None:
         """Serve a connection that the supervisor made on behalf of a program."""
         from staddle.ipc.led_connection import NAMES
-        from staddle.network.gateway.led_connections import say
+        from staddle.network.gateway.proxy_names import say
         from staddle.network.gateway.tcp_relay import reset
 
         if not hmac.compare_digest(led.word, self._plain_word):
@@ -206,7 +206,7 @@ class HttpProxy:
 
     def _addresses(self, name: str, port: int) -> tuple[list[str], tuple[str, ...]]:
         """Return the addresses of a host and the known aliases that lead to them."""
-        from staddle.network.gateway.dns_lookup import lookup
+        from staddle.network.gateway.proxy_names import lookup
         from staddle.network.rules.rules import refuses_names
 
         aliases: tuple[str, ...] = ()
@@ -258,7 +258,7 @@ class HttpProxy:
 
 def _aliases(name: str) -> tuple[str, ...]:
     """Return the aliases of a name from the C library, which asks the host's nameservers for IPv4 only."""
-    from staddle.network.gateway.dns_lookup import in_hosts_file
+    from staddle.network.gateway.proxy_names import in_hosts_file
 
     if _is_address(name) or in_hosts_file(name):
         return ()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from staddle import Network
-from staddle.network.gateway import dns_lookup
+from staddle.network.gateway import proxy_names
 from staddle.network.gateway.http_proxy import HttpProxy
 from staddle.network.rules import dns
 from tests.unit.network.rules.answers import aliased
@@ -246,7 +246,7 @@ def test_a_name_that_is_an_alias_of_a_refused_one_is_refused(
     server = Nameserver(
         "127.0.0.1", aliases={"hidden.example": "bad.example", "found.example": "cdn.example"}
     )
-    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    monkeypatch.setattr(proxy_names, "PORT", server.port)
     entries = (f"{name}:{echo.port}" for name in ("found.example", "hidden.example", "127.0.0.1"))
     served = Served(*entries, "!bad.example", nameservers=("127.0.0.1",))
     try:
@@ -281,9 +281,9 @@ def test_the_hosts_own_resolver_tells_aliases(echo: Echo, monkeypatch: pytest.Mo
 def test_the_nameservers_of_the_policy_are_asked(
     echo: Echo, monkeypatch: pytest.MonkeyPatch, truncates: bool
 ) -> None:
-    monkeypatch.setattr(dns_lookup, "_PATIENCE", 0.2)
+    monkeypatch.setattr(proxy_names, "_PATIENCE", 0.2)
     server = Nameserver("127.0.0.1", truncates=truncates)
-    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    monkeypatch.setattr(proxy_names, "PORT", server.port)
     entries = (f"found.example:{echo.port}", f"127.0.0.1:{echo.port}", "other.example:443")
     served = Served(*entries, nameservers=("127.0.0.77", "127.0.0.1"))  # the first one does not answer
     try:
@@ -319,7 +319,7 @@ def asked(proxy: Served, name: str, kind: int = dns.A) -> bytes:
 def known(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A proxy that finds found.example at the echo server."""
     server = Nameserver("127.0.0.1")
-    monkeypatch.setattr(dns_lookup, "PORT", server.port)
+    monkeypatch.setattr(proxy_names, "PORT", server.port)
     entries = (
         f"found.example:{echo.port}",
         f"*.wild.example:{echo.port}",

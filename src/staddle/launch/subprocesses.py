@@ -1,7 +1,4 @@
-"""A Popen of bubblewrap, a program that confines the command and does not forward signals.
-
-If a signal ends it, the kernel kills everything inside, so the command cannot handle the signal.
-"""
+"""The Popen and the CompletedProcess of a wrapped command, with what `subprocess` does not know about it."""
 
 from __future__ import annotations
 
@@ -10,6 +7,10 @@ from typing import Any, Protocol, TypeVar
 
 from ..linux.process_tree import descendants, send
 from .signals import SIGKILL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..limits.usage import Usage
 
 Status = TypeVar("Status", int, int | None)
 
@@ -21,7 +22,10 @@ class Closes(Protocol):
 
 
 class MonitoredPopen(subprocess.Popen[Any]):
-    """`send_signal` and `terminate` reach the command's processes; `kill` ends the program and all of them.
+    """A Popen of bubblewrap, a program that confines the command and does not forward signals.
+
+    If a signal ends it, the kernel kills everything inside, so the command cannot handle the signal.
+    `send_signal` and `terminate` reach the command's processes; `kill` ends the program and all of them.
 
     A signal sent to its `pid` in another way reaches only the program. The lifeline from `wrap` is closed
     when the end of the program is noticed.
@@ -65,3 +69,15 @@ def _number_inside(pid: int) -> int:
     except OSError:
         return 0
     return int(numbers[-1]) if len(numbers) > 1 else 0
+
+
+class Completed(subprocess.CompletedProcess[Any]):
+    """A CompletedProcess that names the limit that its command exceeded.
+
+    `reason` is a name of `Reason`: "exited", "signalled", "memory" or "processes". `why` describes the limit
+    in a sentence, or is empty. `usage` is the total usage if there are control groups, else None.
+    """
+
+    reason = "exited"
+    why = ""
+    usage: Usage | None = None
