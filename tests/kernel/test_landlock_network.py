@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import staddle
 from staddle import Network, Policy, Sandbox, wrap
 from staddle.errors import PolicyNotEnforceable
 
@@ -225,3 +231,33 @@ for place in (("198.18.1.0", 443), ("127.0.0.1", 53), ("10.0.0.1", 53)):
     policy = Policy.agent().with_network(Network.loopback([9]))
     wrapped = wrap(["python3", "-c", code], policy, backend="landlock", best_effort=True)
     assert wrapped.run(stdout=subprocess.PIPE, text=True).stdout == "13\n" * 3
+
+
+@pytest.mark.needs_root
+def test_the_proxy_needs_no_file_of_a_package_that_only_root_can_read() -> None:
+    """It becomes the sandbox's user before its first connection, and has imported all of its code by then."""
+    ask = (
+        "import os, socket, urllib.parse as parse\n"
+        "at = parse.urlsplit(os.environ['http_proxy'])\n"
+        "with socket.create_connection((at.hostname, at.port), 5) as proxy:\n"
+        "    proxy.sendall(b'GET http://other.test/ HTTP/1.1\\r\\nHost: other.test\\r\\n\\r\\n')\n"
+        "    print(proxy.recv(8))\n"
+    )
+    program = (
+        "from staddle import Network, Policy, wrap\n"
+        "policy = Policy.agent().with_network(Network.allow('example.test'))\n"
+        f"command = wrap(['/usr/bin/python3', '-c', {ask!r}], policy, backend='landlock')\n"
+        "raise SystemExit(command.run().returncode)\n"
+    )
+    with tempfile.TemporaryDirectory(dir=Path.home()) as top:
+        os.chmod(top, 0o700)
+        shutil.copytree(Path(staddle.__file__).parent, f"{top}/staddle")
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": top},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.stdout == "b'HTTP/1.1'\n", done.stderr

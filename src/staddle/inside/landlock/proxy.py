@@ -45,7 +45,7 @@ def _serve(
 
     from ... import hostnames  # noqa: F401
     from ...ipc import led_connection  # noqa: F401
-    from ...network.gateway import http_proxy
+    from ...network.gateway import http_proxy, proxy_names, tcp_relay  # noqa: F401
     from ...network.rules import rules, sniff  # noqa: F401
     from ...policy import network  # noqa: F401
 
