@@ -1,4 +1,4 @@
-"""The tree is what docs/architecture.md says: imports lead down, a name means one thing, files stay short.
+"""The tree is what docs/architecture.md says: imports lead down, and a name means one thing.
 
 Imports are read with `ast`, never executed. An import for the type checker counts like any other, and so
 does one inside a function.
