@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle.files.remove_tree import remove
 from staddle.layers.undo import Undo
 from tests.support.containers import TREE
 from tests.support.pty_screen import PtyScreen
@@ -191,6 +192,28 @@ def test_links_and_files_that_the_user_made_stay_as_they_are(desk: Desk) -> None
     desk.run("claude", f"do:echo '{{}}' > ~/.claude.json; ln -s /etc ~/.claude/projects/{slug}/planted")
     assert [each.name for each in memory.iterdir()] == ["notes"]
     assert (desk.home / ".claude.json").read_text() == '{"half": '
+
+
+def test_directories_of_any_depth_and_exchanged_ones_do_not_lead_out_of_the_memory(desk: Desk) -> None:
+    """What is removed is below the memory, whatever its directories have become meanwhile."""
+    slug = "".join(letter if letter.isalnum() else "-" for letter in str(desk.project))
+    (desk.home / "mine").mkdir()
+    (desk.home / "mine/x").symlink_to("precious")
+    nest = "import os; [(os.mkdir(name), os.chdir(name)) for name in ['d'] * 1200]; os.symlink('/etc', 'x')"
+    deep = f'python3 -c "{nest}"'
+    exchange = f"cd; cd .claude/projects/{slug}; ln -s {desk.home}/mine a; mkdir b; ln -s /etc b/x"
+    swap = "for i in {1..50}; do mv -T a t; mv -T b a; mv -T t b; done"
+    said = desk.run("claude", f"do:cd ~/.claude/projects/{slug}; {deep}; {exchange}; {swap}; sleep 3")
+    assert "staddle: this is a bug" not in said
+    assert (desk.home / "mine/x").is_symlink()
+    left = subprocess.run(
+        ["find", str(desk.home / ".claude/projects" / slug), "-type", "l"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    remove((os.fsencode(desk.home / ".claude"),))  # deeper than pytest can remove
+    assert left.stdout == ""
 
 
 def test_a_kept_shell_gets_the_variables_of_today(desk: Desk) -> None:

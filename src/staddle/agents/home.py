@@ -16,13 +16,14 @@ import subprocess
 import tempfile
 
 from ..errors import StaddleError
+from ..files.tree import Tree, directories
 from ..policy import Policy
 from ..policy.presets import AGENT_CONFIG, DOORS, SECRETS
 from .repository import setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection
     from typing import Any
 
     from ..jail.agents import Agent, StateFile
@@ -74,7 +75,7 @@ class AgentHome:
         policy = Policy(preset="none", home=self.home, toolchains=True, deny=_there(denied))
         if place := self._memory():
             os.makedirs(place, 0o700, exist_ok=True)
-            self._links = set(self._odd())
+            self._links = self._links_in_memory()
             policy = policy.with_write(place)
         policy = policy.with_read(*_there((*agent.obeyed, *agent.read)))
         certificates = [name for name in _CERTIFICATES if os.path.isfile(os.environ.get(name, ""))]
@@ -88,26 +89,24 @@ class AgentHome:
         slug = re.sub("[^a-zA-Z0-9]", "-", self.project)
         return os.path.expanduser(self.agent.memory.replace("{slug}", slug))
 
-    def _odd(self) -> Iterator[tuple[str, int]]:
-        """Yield path and inode of what is neither file nor directory in the agent's memory."""
-        place = self._memory()
-        for top, directories, files in os.walk(place) if place else ():
-            for name in (*directories, *files):
-                try:
-                    status = os.lstat(f"{top}/{name}")
-                except FileNotFoundError:
-                    continue
-                if stat.S_IFMT(status.st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
-                    yield f"{top}/{name}", status.st_ino
+    def _links_in_memory(self, known: Collection[tuple[str, int]] | None = None) -> set[tuple[str, int]]:
+        """Path and inode of what is neither file nor directory in the agent's memory.
 
-    def _remove_links(self) -> None:
-        """Remove links and the like that the agent has made in its memory.
-
-        The user's own agent would follow a link that was made inside, with the user's rights.
+        With `known`, others are removed: the user's own agent would follow a link that was made inside, with
+        the user's rights. Names are removed by descriptor, because the agent can exchange directories.
         """
-        for path, inode in list(self._odd()):
-            if (path, inode) not in self._links:
-                os.unlink(path)
+        found: set[tuple[str, int]] = set()
+        if place := self._memory():
+            with Tree(place, ours=False) as tree:
+                for _, directory, entries in directories(tree):
+                    for path, status in entries:
+                        if stat.S_IFMT(status.st_mode) in (stat.S_IFDIR, stat.S_IFREG):
+                            continue
+                        if known is None or (path, status.st_ino) in known:
+                            found.add((path, status.st_ino))
+                        else:
+                            os.unlink(os.path.basename(path), dir_fd=directory)
+        return found
 
     # ------------------------------------------------------------ files
 
@@ -135,13 +134,14 @@ class AgentHome:
         import glob
         import hashlib
 
-        known = (json.dumps(self.project), hashlib.sha256(self.project.encode()).hexdigest())
+        said = {json.dumps(self.project), json.dumps(self.project, ensure_ascii=False)}
+        known = {*said, hashlib.sha256(os.fsencode(self.project)).hexdigest()}
         found: list[tuple[float, str]] = []
         for pattern in self.agent.sessions:
             for path in glob.glob(f"{glob.escape(self.home)}/{pattern[2:]}", recursive=True):
                 with open(path, "rb") as file:
                     first, status = file.read(_HEAD), os.fstat(file.fileno())
-                if status.st_size <= _LARGEST_SESSION and any(mark.encode() in first for mark in known):
+                if status.st_size <= _LARGEST_SESSION and any(os.fsencode(mark) in first for mark in known):
                     found.append((status.st_mtime, path.removeprefix(f"{self.home}/")))
         return [below for _, below in sorted(found)[-_MOST_SHOWN:]]
 
@@ -161,7 +161,7 @@ class AgentHome:
 
         The files come from inside, so only the members of the agent's row are taken.
         """
-        self._remove_links()
+        self._links_in_memory(self._links)
         changed = []
         for state in self.agent.files:
             try:
@@ -179,12 +179,11 @@ class AgentHome:
         for pattern in self.agent.sessions:
             for path in sandbox.files.glob(f"{self.home}/{pattern[2:]}")[:_MOST_SESSIONS]:
                 below = path.removeprefix(f"{self.home}/")
-                if (
-                    not _PLAIN.fullmatch(below)
-                    or sandbox.files.stat(path, follow_symlinks=False).kind != "file"
-                ):
+                if not _PLAIN.fullmatch(below):
                     continue
                 try:
+                    if sandbox.files.stat(path, follow_symlinks=False).kind != "file":
+                        continue
                     text = sandbox.files.read_bytes(path, limit=_LARGEST_SESSION)
                     with open(f"{self.home}/{below}", "rb") as file:
                         before = file.read(_LARGEST_SESSION + 1)
