@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import threading
+import time
 
 from ..agents.home import KNOWN_HOSTS, AgentHome
 from ..agents.launch import installation_of, program_of
@@ -343,13 +344,16 @@ class AgentWatcher(threading.Thread):
         self.ports: dict[int, int] = {}
 
     def run(self) -> None:
-        while not self._over.wait(_PAUSE):
+        took = 0.0
+        while not self._over.wait(max(_PAUSE, 10 * took)):  # an agent can make a look expensive
+            began = time.monotonic()
             try:
                 self._home.bring_back(self._sandbox)
                 if self._sandbox.plan.network.mode != "open":
                     self._expose()
             except (StaddleError, OSError):
-                continue  # the sandbox is ending
+                pass  # the sandbox is ending
+            took = time.monotonic() - began
 
     def end(self) -> None:
         """Stop watching, and bring the state back once more."""
