@@ -191,6 +191,37 @@ def test_on_a_terminal(claude: tuple[Bench, ScriptedModel, list[Tmux]]) -> None:
     assert said.stdout == "Ada by the agent\n"
 
 
+#: What the others show when they are ready, and their words for the scripted model.
+PROMPTS = {"codex": "Ask Codex", "opencode": "Ask anything", "gemini": "Type your message"}
+
+
+@pytest.mark.row("{name}", "inside", "in tmux: no question before the prompt, a command, the review")
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_others_on_a_terminal(name: str, desk: Bench) -> None:
+    with ScriptedModel(["echo two >> README"]) as model:
+        argv, variables = opened(desk, name, model.url, [])
+        left_out = ("exec", "run", "go", "-p", "--yolo", "--skip-git-repo-check")
+        tmux = Tmux(
+            desk.home.parent, [word for word in argv if word not in left_out], variables, str(desk.project)
+        )
+        try:
+            tmux.until(PROMPTS[name], patience=SLOW)
+            leave = ["C-c"] * (2 if name == "gemini" else 1)  # which wants both within a second
+            tmux.keys("go")
+            assert until(lambda: tmux.keys("Enter") or until(lambda: bool(model.results), 3), SLOW), (
+                tmux.screen()
+            )
+            assert until(lambda: tmux.keys(*leave) or until(lambda: "discard:" in tmux.screen(), 3), SLOW), (
+                tmux.screen()
+            )
+            assert (desk.project / "README").read_text() == "one\n"
+            tmux.keys("c", "Enter")
+            tmux.until("1 file committed")
+            assert (desk.project / "README").read_text() == "one\ntwo\n"
+        finally:
+            tmux("kill-server")
+
+
 @pytest.mark.row("claude", "inside", "in tmux: a server that it starts is reached from the host")
 def test_a_server_of_the_agent(claude: tuple[Bench, ScriptedModel, list[Tmux]]) -> None:
     with socket.socket() as free:

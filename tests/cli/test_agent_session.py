@@ -136,7 +136,7 @@ def test_the_words_of_each_agent_switch_its_prompts_and_its_own_sandbox_off(desk
     )
     assert "words: --approval-mode=yolo do:true\n" in desk.run("gemini", "do:true")
     assert "words: --yes-always do:true\n" in desk.run("agent", "aider", "do:true")
-    assert '"allow"\n' in desk.run("opencode", "do:echo $OPENCODE_PERMISSION")
+    assert '{"*": "allow"}\n' in desk.run("opencode", "do:echo $OPENCODE_PERMISSION")
 
 
 def test_a_home_is_not_a_project(desk: Desk) -> None:

@@ -96,7 +96,7 @@ class AgentSession:
             at = 1 if words and words[0] in agent.free_of else 0  # of one prompt, not of a conversation
             latest = (agent.latest if at else agent.interactive_latest) or agent.latest
             words = [*words[:at], *latest, *words[at:]]
-        return ["env", "-C", self.here, self.program, *agent.freely(words)]
+        return ["env", "-C", self.here, self.program, *agent.freely(words, self.project)]
 
     def opened(self, **options: Any) -> Sandbox:
         """Open the sandbox, and prepare the agent's home and repository in it."""
@@ -263,7 +263,7 @@ def _on_a_worktree(session: AgentSession, error: StaddleError) -> int:
     logins = [name for name in agent.logins if name in os.environ]
     options["pass-env"] = [*parsed.many("pass-env"), *logins]
     options["env"] = [*parsed.many("env"), *("=".join(item) for item in agent.set)]
-    words = (session.program, *agent.freely(list(parsed.words)))
+    words = (session.program, *agent.freely(list(parsed.words), made.path))
     try:
         status = shell(made, parsed.replace(options=options, words=words, dashed=True))
     except BaseException:

@@ -11,6 +11,7 @@ before and after a run and reports a change. It does not undo the change, which 
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 
@@ -67,10 +68,11 @@ class Agent(Value):
     `sessions` are patterns of conversations that are copied to the user's home. `files` are files with things
     that it remembers. What is in `obeyed` is read-only. `servers` are files with the user's MCP servers, each
     with the keys that lead to them. `logins` are variables that it needs, `set` others that are set.
-    `elsewhere` is a variable that moves its configuration, which is not supported. `free`
-    are words that switch off its prompts and its own sandbox, each with the user's words that replace them:
-    the sandbox around it stands for both. They come before the user's words, or after the first word if that
-    is one of the subcommands `free_of`.
+    `elsewhere` is a variable that moves its configuration, which is not supported.
+
+    `free` are words that switch off its prompts and its own sandbox, each with the user's words that replace
+    them: the sandbox around it stands for both. `{project}` is the quoted path of the project. They come
+    before the user's words, or after the first word if that is one of the subcommands `free_of`.
     """
 
     name: str
@@ -104,10 +106,11 @@ class Agent(Value):
         """The name of its program."""
         return self.command[0]
 
-    def freely(self, words: Sequence[str]) -> list[str]:
+    def freely(self, words: Sequence[str], project: str) -> list[str]:
         """The user's words with those that switch off its prompts and its own sandbox, unless given."""
-        given = {word.partition("=")[0] for word in words}
+        given, quoted = {word.partition("=")[0] for word in words}, json.dumps(project, ensure_ascii=False)
         more = [word for added, others in self.free if not given & {*others} for word in added]
+        more = [word.replace("{project}", quoted) for word in more]
         at = 1 if words and words[0] in self.free_of else 0
         return [*words[:at], *more, *words[at:]]
 
@@ -268,6 +271,7 @@ AGENTS: dict[str, Agent] = {
                     ("--dangerously-bypass-approvals-and-sandbox",),
                     ("--dangerously-bypass-approvals-and-sandbox", "--sandbox", "-s", "--full-auto"),
                 ),
+                (("-c", 'projects={{project}={trust_level="trusted"}}'), ()),
             ),
             free_of=("exec", "e", "resume"),
         ),
@@ -371,7 +375,7 @@ AGENTS: dict[str, Agent] = {
             ),
             logins=("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
             elsewhere="OPENCODE_CONFIG_DIR",
-            set=(("OPENCODE_PERMISSION", '"allow"'), ("OPENCODE_DISABLE_AUTOUPDATE", "1")),
+            set=(("OPENCODE_PERMISSION", '{"*": "allow"}'), ("OPENCODE_DISABLE_AUTOUPDATE", "1")),
         ),
         Agent(
             "goose",
@@ -502,8 +506,6 @@ def _digest(path: str, keys: tuple[str, ...]) -> bytes:
 
 def _only(content: bytes, keys: tuple[str, ...]) -> bytes:
     """The values of these keys as canonical JSON; the whole content if it is not JSON."""
-    import json
-
     try:
         found = list(_under(json.loads(content), keys, ()))
     except (ValueError, RecursionError):
