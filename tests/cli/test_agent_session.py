@@ -130,8 +130,9 @@ def test_the_agent_works_on_a_copy_at_the_projects_own_path_and_its_work_is_kept
 
 def test_the_words_of_each_agent_switch_its_prompts_and_its_own_sandbox_off(desk: Desk) -> None:
     free = "--dangerously-bypass-approvals-and-sandbox"
-    assert f"words: exec {free} fix do:true\n" in desk.run("codex", "exec", "fix", "do:true")
-    assert "words: exec --sandbox read-only do:true\n" in desk.run(
+    trusted = f'-c projects={{"{desk.project}"={{trust_level="trusted"}}}}'
+    assert f"words: exec {free} {trusted} fix do:true\n" in desk.run("codex", "exec", "fix", "do:true")
+    assert f"words: exec {trusted} --sandbox read-only do:true\n" in desk.run(
         "codex", "--", "exec", "--sandbox", "read-only", "do:true"
     )
     assert "words: --approval-mode=yolo do:true\n" in desk.run("gemini", "do:true")
