@@ -24,6 +24,7 @@ from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
 from staddle.layers.squash import DEEPEST
+from staddle.shell.idle import IDLE_MAINTENANCE
 from staddle.shell.shell_state import ShellState
 from tests.support.in_a_child import SRC, captured, python
 from tests.support.layers_overlay import stores_are_empty
@@ -256,17 +257,21 @@ def test_what_a_shell_prints_while_it_is_asked_is_not_its_state(sandbox: Sandbox
 
 
 def test_once_a_builtin_may_have_been_loaded_every_command_is_followed_by_a_question(
-    sandbox: Sandbox,
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox.run("enable -f /nothing none")
     state = _settle(sandbox)
+    monkeypatch.setattr(IDLE_MAINTENANCE, "schedule", lambda shell: None)  # it would ask soon
     sandbox.run("none")
     assert state.known.is_dirty
 
 
-def test_a_command_that_was_ended_is_followed_by_a_question(sandbox: Sandbox) -> None:
+def test_a_command_that_was_ended_is_followed_by_a_question(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sandbox.run("x=1")
     state = _settle(sandbox)
+    monkeypatch.setattr(IDLE_MAINTENANCE, "schedule", lambda shell: None)
     assert sandbox.run("sleep 60", timeout=0.1).timed_out
     assert state.known.is_dirty
 
