@@ -125,3 +125,60 @@ def test_a_group_that_was_delegated_to_the_program_is_used(machine: PrivateSyste
         "frozen": True,
         "left": ["program"],
     }
+
+
+#: Single commands of root: one program that ends them, and one that is killed meanwhile.
+ALONE = f"""
+import json, os, signal, subprocess, sys, time
+sys.path.insert(0, {SOURCE_INSIDE!r})
+from staddle import Policy, wrap
+from staddle.limits import host_cgroups
+from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport
+
+def within(true):
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end: time.sleep(0.02)
+    return true()
+
+def members(pid):
+    return {{place: open(place + '/cgroup.procs').read().split()
+            for place, _, _ in os.walk('/sys/fs/cgroup') if f'/staddle-{{pid}}-' in place}}
+
+def started():
+    parent = CgroupParent(2, '', frozenset(), given=True)
+    host_cgroups._known[os.getpid(), os.geteuid()] = CgroupSupport((parent,), 'system')
+    policy = Policy.agent().with_limits(memory='256M')
+    return wrap(['sleep', '60'], policy, backend='namespaces').popen()
+
+if sys.argv[1:]:
+    started()
+    time.sleep(60)
+process = started()
+def is_in(pid):
+    return any(pids and place.endswith('/1') for place, pids in members(pid).items())
+
+seen = {{'in it': within(lambda: is_in(os.getpid()))}}
+scopes = [place for place in members(os.getpid()) if place.endswith('.scope')]
+seen['slice'] = [place.split('/')[-2] for place in scopes] == ['system.slice']
+process.kill()
+process.wait()
+del process
+host_cgroups.close()
+seen['closed'] = within(lambda: not members(os.getpid()))
+child = subprocess.Popen([sys.executable, __file__, 'child'])
+seen['in it again'] = within(lambda: is_in(child.pid))
+child.kill()
+child.wait()
+seen['killed'] = within(lambda: not members(child.pid))
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+def test_single_commands_of_root_are_in_a_scope_that_goes_with_the_program(machine: PrivateSystemd) -> None:
+    code = "import sys; open('/srv/alone.py', 'w').write(sys.argv[1])"
+    assert machine.run(["/usr/bin/python3", "-c", code, ALONE], user=False).returncode == 0
+    done = machine.run(["/usr/bin/python3", "/srv/alone.py"], user=False)
+    assert done.returncode == 0, done.stderr.decode()
+    names = ("in it", "slice", "closed", "in it again", "killed")
+    assert json.loads(done.stdout) == dict.fromkeys(names, True)

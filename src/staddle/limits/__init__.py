@@ -18,5 +18,6 @@
     usage               resources that one command used, and the limit that made it fail, in words
     enforced            the mechanism for each limit of a policy, with and without cgroups, and the gaps
 
-staddle never changes the machine's own cgroups. It creates its own cgroups and works below them.
+staddle never changes the machine's own cgroups, except for controllers that it enables in a cgroup that was
+delegated to it. It creates its own cgroups and works below them.
 """

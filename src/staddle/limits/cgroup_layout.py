@@ -3,7 +3,8 @@
 Version 1 has a hierarchy for each controller, and a cgroup may contain processes and cgroups at the same
 time. Our cgroups go below the cgroup of this process, so that its limits hold for our sandboxes too. In
 version 2, a cgroup whose children have controllers must contain no processes, except for the root of the
-hierarchy. So a cgroup must have been delegated to us, by our starter or by systemd on request.
+hierarchy. So we use a cgroup that was delegated to us, by our starter or by systemd on request. Without
+systemd we make a sibling of our own cgroup: their parent has the controllers that our own cgroup has.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ IN_SECOND = frozenset(("cpuacct", "freezer"))
 class Hierarchy(Value):
     """One hierarchy, from the view of this process.
 
-    In version 2, `controllers` are available to child cgroups, and `enabled` are those switched on for them.
-    `own` is the directory of our cgroup, empty if it is not visible. `above` is its parent, if that was
-    delegated to us.
+    In version 2, `controllers` are available to child cgroups, and `enabled` are those switched on for them:
+    of `above`, if it is there, else of `own`. `own` is the directory of our cgroup, empty if it is not
+    visible. `above` is its parent, if that was delegated to us. `beside` is its parent, if we may make a
+    sibling of `own` there. Such a sibling would escape the limit of `own` in the file `limited` (empty:
+    there is none).
     """
 
     version: int
@@ -41,6 +44,8 @@ class Hierarchy(Value):
     enabled: frozenset[str] = frozenset()
     above: str = ""
     read_only: bool = False
+    beside: str = ""
+    limited: str = ""
 
 
 class CgroupFacts(Value):
@@ -163,7 +168,10 @@ def _second_version(facts: CgroupFacts) -> list[CgroupParent]:
             continue
         useful = hierarchy.controllers & USEFUL[2]
         if hierarchy.above:
-            return [CgroupParent(2, hierarchy.above, hierarchy.enabled & useful)]
+            return [CgroupParent(2, hierarchy.above, useful, given=not useful <= hierarchy.enabled)]
+        if hierarchy.beside and useful and not hierarchy.limited and not facts.systemd:
+            # A controller that our own cgroup has is enabled in its parent, and so in a sibling too.
+            return [CgroupParent(2, hierarchy.beside, useful)]
         # Below a cgroup of systemd, only systemd may create cgroups, and it may remove ours. In the hybrid
         # layout it has no controllers to delegate, and leaves ours alone.
         if hierarchy.writable and (hierarchy.enabled & useful or not facts.systemd or not useful):
@@ -203,6 +211,11 @@ def _why_not(controller: str, facts: CgroupFacts) -> tuple[str, str]:
         return (
             "the control groups belong to another user",
             "have one delegated (its directory and cgroup.procs made yours)",
+        )
+    if one.limited:
+        return (
+            f"our own control group contains processes, and a sibling would escape its {one.limited}",
+            f"set {one.limited} on {one.beside} instead, or run staddle in a delegated group",
         )
     return (
         f"the {controller} controller is not enabled for groups below {one.own}",

@@ -59,6 +59,8 @@ class CgroupTree:
         try:
             for place in means.places:
                 tidy(place.base)
+                if place.given:  # delegated to us, so we may enable controllers in it
+                    cgroups.enable(place.base, place.controllers)
                 self._own[place] = path = f"{place.base}/{name}-{_next()}"
                 os.mkdir(path, 0o755)
                 if place.version == 2:

@@ -14,6 +14,7 @@ from .usage import Events, GroupMeter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..policy.limits import Limits
+    from .cgroup_tree import CgroupTree
     from .sandbox_cgroups import SandboxCgroups
     from .usage import RanInto, Usage
 
@@ -45,7 +46,7 @@ class CommandLimits:
             if means.places:
                 from . import host_cgroups
 
-                self._group = host_cgroups.group(limits, ours=1, together=True)
+                self._group = host_cgroups.group(limits, ours=1, together=True, in_scope=_tree_in_scope)
         except BaseException:
             self.close()
             raise
@@ -83,6 +84,12 @@ class CommandLimits:
         if self.tally >= 0:
             tally, self.tally = self.tally, -1
             os.close(tally)
+
+
+def _tree_in_scope(means: CgroupSupport) -> CgroupTree:
+    from .scope import ScopeTree  # only where it is needed
+
+    return ScopeTree(means)
 
 
 def command_limits(limits: Limits, *, watched: bool = False) -> CommandLimits | None:

@@ -46,12 +46,13 @@ def asked(limits: Limits) -> bool:
 def usable() -> CgroupSupport:
     """Return the cgroups of this host that a single command can use.
 
-    A single command gets no scope from systemd; the systemd backend has a unit for that.
+    Only root can move a command into a scope of systemd after its start. For other users the systemd backend
+    has a unit.
     """
     from . import host_cgroups  # not for limits that need no cgroup
 
     found = host_cgroups.support()
-    if not found.scope:
+    if found.scope != "user":
         return found
     why = "no control group is delegated to this program"
     return found.replace(places=(), scope="", why_not=tuple((name, why, _FIX) for name in HOLDING))

@@ -19,6 +19,7 @@ from .cgroup_tree import CgroupTree, tidy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal
 
     from ..policy.limits import Limits
@@ -57,8 +58,46 @@ def _hierarchy(mount: cgroups.Mount, memberships: dict[str, str], root: str) -> 
     above = os.path.dirname(own)
     if own != mount.place and delegated(f"{root}{above}"):
         enabled = words(f"{root}{above}", "cgroup.subtree_control")
+        # systemd enables no controllers in a cgroup that it delegates. We can while it contains no processes.
+        is_empty = not words(f"{root}{above}", cgroups.MEMBERS)
+        offered = words(f"{root}{above}", "cgroup.controllers") if is_empty else enabled
         return Hierarchy(2, offered, own, may_have_groups(seen), enabled, above, mount.read_only)
-    return Hierarchy(2, offered, own, may_have_groups(seen), enabled, "", mount.read_only)
+    found = Hierarchy(2, offered, own, may_have_groups(seen), enabled, "", mount.read_only)
+    if own == mount.place or not may_have_siblings(f"{root}{above}"):
+        return found
+    return found.replace(beside=above, limited=own_limit(seen))
+
+
+#: Files by which a cgroup is limited, with the words of those that do not limit it.
+_UNLIMITED = {
+    "memory.max": ("max",),
+    "memory.high": ("max",),
+    "memory.swap.max": ("max",),
+    "pids.max": ("max",),
+    "cpu.max": ("max",),
+    "cpuset.cpus": (),
+    "cpuset.mems": (),
+    "io.max": (),
+}
+#: systemd alone makes cgroups below its units, even if it is not visible from a container.
+_OF_SYSTEMD = (".slice", ".scope", ".service")
+
+
+def may_have_siblings(parent: str) -> bool:
+    """Whether we may make a sibling of our own cgroup in `parent`, which no unit of systemd may contain."""
+    return may_have_groups(parent) and not any(part.endswith(_OF_SYSTEMD) for part in parent.split("/"))
+
+
+def own_limit(group: str) -> str:
+    """Return the name of a file that limits this version 2 cgroup itself; empty if there is none."""
+    for name, unlimited in _UNLIMITED.items():
+        try:
+            said = cgroups.read(group, name).split()
+        except OSError:
+            continue  # a controller that it does not have
+        if tuple(said[:1]) != unlimited:
+            return name
+    return ""
 
 
 def may_have_groups(group: str) -> bool:
@@ -108,22 +147,34 @@ def support() -> CgroupSupport:
         return _known[who]
 
 
-def group(limits: Limits, *, ours: int = 0, together: bool = False) -> SandboxCgroups | None:
+def group(
+    limits: Limits,
+    *,
+    ours: int = 0,
+    together: bool = False,
+    in_scope: Callable[[CgroupSupport], CgroupTree] | None = None,
+) -> SandboxCgroups | None:
     """Create cgroups for one more sandbox with `limits` in force; None if this host allows none.
 
-    If a scope of systemd is needed, the caller has to start it (see `scope`), and make a CgroupTree from it.
+    If a scope of systemd is needed, `in_scope` starts it and makes the tree in it (see `scope`).
     """
-    wanted = {"memory", "pids"} if limits.cpu is None else cgroup_layout.HOLDING
-    found = tree(support().reduced(frozenset(wanted)))
+    means = support()
+    if not means.scope:
+        wanted = {"memory", "pids"} if limits.cpu is None else cgroup_layout.HOLDING
+        means = means.reduced(frozenset(wanted))
+    found = tree(means, in_scope)
     return None if found is None else found.group(limits, ours=ours, together=together)
 
 
-def tree(found: CgroupSupport) -> CgroupTree | None:
+def tree(
+    found: CgroupSupport, in_scope: Callable[[CgroupSupport], CgroupTree] | None = None
+) -> CgroupTree | None:
     """Return the cgroup tree of this program for the support `found`;
 
-    None if there can be none without a scope.
+    None if there can be none without a scope, and `in_scope` starts none.
     """
-    if not found.places or found.scope:
+    make = in_scope if found.scope else CgroupTree
+    if not found.places or make is None:
         return None
     key = os.getpid(), found
     if key not in _families:  # a new tree tidies its own places itself
@@ -133,7 +184,7 @@ def tree(found: CgroupSupport) -> CgroupTree | None:
     with _turn:
         made = _families.get(key)
         if made is None:
-            uninterrupted(lambda: _families.update({key: CgroupTree(found)}))
+            uninterrupted(lambda: _families.update({key: make(found)}))
             made = _families[key]
     return made
 

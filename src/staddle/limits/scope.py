@@ -3,6 +3,9 @@
 In version 2, a cgroup contains either processes or cgroups with controllers. So we move the process that was
 started in the scope to a child cgroup, and create those of the sandboxes next to it. systemd removes the
 scope with its cgroups when its last process has ended.
+
+Single commands are children of the host program and enter the scope later. The kernel allows this only to
+root. For them a small shell keeps the scope.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import errno
 import os
 
 from ..errors import LaunchFailed
-from ..linux import cgroups
+from ..linux import cgroups, process
 from . import host_cgroups
 from .cgroup_layout import HOLDING, CgroupParent, CgroupSupport
+from .cgroup_tree import CgroupTree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +25,17 @@ if TYPE_CHECKING:
 
 _OURS = "staddle"
 _TURNS = 100
+#: Seconds for systemd to start a scope.
+_PATIENCE = 30.0
 
 
 def asked() -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the command prefix and variables that start a fork server in a scope, if it needs one."""
-    if not host_cgroups.support().scope:
-        return (), {}
+    return _command() if host_cgroups.support().scope else ((), {})
+
+
+def _command() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the command prefix and variables that start a process in a new scope."""
     from ..linux.systemd_manager import Manager, find
 
     found = find()
@@ -44,6 +53,63 @@ def _prefix(manager: Manager, name: str) -> tuple[str, ...]:
         *(f"--unit={name}.scope", "--description=sandboxes of staddle", "--property=Delegate=yes"),
         "--",
     )
+
+
+class ScopeTree(CgroupTree):
+    """The cgroups of this program in a scope of its own, for single commands of root."""
+
+    def __init__(self, means: CgroupSupport) -> None:
+        import socket
+
+        before, around = _command()
+        #: Our end: the shell waits until it is closed.
+        self._waited, theirs = socket.socketpair()
+        try:
+            self._waited.settimeout(_PATIENCE)
+            actions: list[tuple[int, int, int] | tuple[int, int, str, int, int]]
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), fd) for fd in (0, 1)]
+            actions.append((os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0))
+            # Its own session: a Ctrl-C or a closed terminal that ends us must not end the shell.
+            self._shell = os.posix_spawn(
+                before[0],
+                [*before, "/bin/sh", "-c", "cd /; echo; read line"],
+                {**around, "PATH": "/usr/bin:/bin"},
+                file_actions=actions,
+                setsid=True,
+            )
+        except OSError as error:
+            self._waited.close()
+            raise _refused(error.strerror or str(error)) from error
+        finally:
+            theirs.close()
+        try:
+            if not self._waited.recv(1):
+                raise _refused("systemd-run has failed, see `journalctl -e`")
+            super().__init__(settle(self._shell, means))
+        except BaseException as error:
+            os.kill(self._shell, process.SIGKILL)
+            self._end()
+            if isinstance(error, TimeoutError):
+                raise _refused(f"systemd has not answered for {_PATIENCE:.0f} seconds") from error
+            raise
+
+    def close(self) -> None:
+        """Remove the cgroups as usual, and let systemd remove the scope."""
+        if self._pid == os.getpid() and not self.closed:
+            super().close()
+            self._end()
+
+    def let_go(self) -> None:
+        """Close our end of the socket in a forked child."""
+        super().let_go()
+        self._waited.close()
+
+    def _end(self) -> None:
+        self._waited.close()
+        try:
+            os.waitpid(self._shell, 0)
+        except ChildProcessError:
+            pass  # the program around us reaps every child itself
 
 
 def settle(pid: int, means: CgroupSupport, uid: int | None = None) -> CgroupSupport:

@@ -57,6 +57,38 @@ def test_a_group_that_was_delegated_to_us_is_used_beside_our_own() -> None:
     assert decide(facts) == CgroupSupport((CgroupParent(2, mine, HELD),))
 
 
+def test_controllers_of_a_group_that_was_delegated_to_us_are_ours_to_enable() -> None:
+    mine = f"{ROOT}/system.slice/app.service"
+    for enabled in (frozenset[str](), frozenset({"pids"})):
+        facts = CgroupFacts(
+            (unified(f"{mine}/main", writable=True, above=mine, enabled=enabled),), systemd=True
+        )
+        assert decide(facts) == CgroupSupport((CgroupParent(2, mine, HELD, given=True),))
+
+
+PLAIN = f"{ROOT}/services/app"
+
+
+def test_without_systemd_a_sibling_of_our_own_group_has_its_controllers() -> None:
+    facts = CgroupFacts((unified(PLAIN, writable=True, beside=f"{ROOT}/services"),))
+    assert decide(facts) == CgroupSupport((CgroupParent(2, f"{ROOT}/services", HELD),))
+
+
+def test_systemd_alone_makes_siblings_of_its_units() -> None:
+    facts = CgroupFacts((unified(PLAIN, writable=True, beside=f"{ROOT}/services"),), systemd=True)
+    assert held(decide(facts)) == frozenset()
+
+
+def test_no_sibling_escapes_the_limits_of_our_own_group() -> None:
+    one = unified(PLAIN, writable=True, beside=f"{ROOT}/services", limited="memory.max")
+    means = decide(CgroupFacts((one,)))
+    assert means.places == (CgroupParent(2, PLAIN, frozenset()),)
+    assert means.reason("memory") == (
+        "our own control group contains processes, and a sibling would escape its memory.max",
+        f"set memory.max on {ROOT}/services instead, or run staddle in a delegated group",
+    )
+
+
 def test_the_user_manager_is_asked_for_a_scope() -> None:
     facts = CgroupFacts(
         (unified(SESSION),), systemd=True, manager="user", manageable=frozenset({"memory", "pids"})
@@ -203,6 +235,40 @@ def test_facts_are_read_from_the_machine(tmp_path: Path) -> None:
         2, frozenset({"memory", "pids"}), "/sys/fs/cgroup/a/b", writable=True, enabled=frozenset({"pids"})
     )
     assert host_cgroups.observe(root=str(tmp_path)) == CgroupFacts((expected,))
+
+
+def below(root: Path, own: str, **files: str) -> Hierarchy:
+    """The facts about our own group, with these files in it, whose parent is writable."""
+    parent = str(Path(own).parent)
+    more = {f"sys/fs/cgroup{own}/{name.replace('_', '.', 1)}": text for name, text in files.items()}
+    said = {f"sys/fs/cgroup{group}/cgroup.procs": "1\n" for group in (own, parent)}
+    mountinfo = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    machine(root, f"0::{own}\n", mountinfo, {**said, **more})
+    (found,) = host_cgroups.observe(root=str(root)).hierarchies
+    return found
+
+
+def test_a_sibling_is_possible_where_the_parent_is_writable(tmp_path: Path) -> None:
+    found = below(tmp_path, "/a/b", memory_max="max\n", cpu_max="max 100000\n", cpuset_cpus="\n")
+    assert (found.beside, found.limited) == ("/sys/fs/cgroup/a", "")
+
+
+@pytest.mark.parametrize("own", ["/system.slice/docker-1.scope/b", "/user.slice/b", "/a.service/x/b"])
+def test_nothing_is_made_in_units_of_a_systemd_that_is_not_seen(tmp_path: Path, own: str) -> None:
+    assert not below(tmp_path, own).beside
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("memory_max", "1048576\n"),
+        ("cpu_max", "5000 100000\n"),
+        ("cpuset_cpus", "0-1\n"),
+        ("pids_max", "9\n"),
+    ],
+)
+def test_a_limit_of_our_own_group_is_seen(tmp_path: Path, name: str, text: str) -> None:
+    assert below(tmp_path, "/a/b", **{name: text}).limited == name.replace("_", ".", 1)
 
 
 def test_of_two_mounts_of_one_hierarchy_the_upper_one_counts(tmp_path: Path) -> None:
