@@ -2,10 +2,12 @@
 
     make test-hosts
     python -m tests.hosts containers "Debian 12"        some of it
+    python -m tests.hosts limits                        tests of limits, with cgroups of version 2
 
 Needs root and runc. In each container doctor, a strict run, a nested run and a session are tried, and must
 agree; a row whose last column says what is expected must come out so. Kernels are started by qemu, see
-kernels.py; without qemu that part is skipped. The page is written by the run itself, part by part.
+kernels.py; without qemu that part is skipped. The tests of limits run in such a machine, see limits.py. The
+pages are written by the run itself, part by part.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import kernels, machines
+from tests.hosts import kernels, limits, machines
 from tests.support import engine_profiles
 from tests.support.containers import CAPABILITIES, TREE, Container
 
@@ -34,7 +36,7 @@ EVERY = (
     *("CAP_SYS_NICE", "CAP_LINUX_IMMUTABLE", "CAP_IPC_LOCK", "CAP_SYS_MODULE", "CAP_SYS_RAWIO", "CAP_SYSLOG"),
 )
 LANDLOCK, NAMESPACES, NOTHING = "landlock", "namespaces", "-"
-_KERNELS, _CATALOGUE = "## Kernels", "catalogue: "
+_KERNELS, _CATALOGUE, _LIMITS = "## Kernels", "catalogue: ", "limits"
 #: What is started, what `auto` must be (strict), and the backend of a nested session.
 ROWS: tuple[tuple[str, Container, str, str], ...] = (
     ("Docker, no options, root", Container(), NOTHING, LANDLOCK),
@@ -200,11 +202,11 @@ def compared() -> list[str]:
 
 
 def main() -> int:
-    if os.geteuid() != 0 or not shutil.which("runc"):
+    chosen = sys.argv[1:] or ["containers", _LIMITS, *(kernel.name for kernel in kernels.KERNELS)]
+    if os.geteuid() != 0 or ("containers" in chosen and not shutil.which("runc")):
         print("make test-hosts needs root and runc: apt-get install runc")
         print("0 passed, 0 failed, 1 skipped")
         return 0
-    chosen = sys.argv[1:] or ["containers", *(kernel.name for kernel in kernels.KERNELS)]
     passed = failed = 0
     if "containers" in chosen:
         lines, wrong = containers()
@@ -212,13 +214,17 @@ def main() -> int:
         if not wrong:
             PAGE.write_text(page(lines, _rows_of(PAGE.read_text(), _KERNELS)))
     named = [kernel for kernel in kernels.KERNELS if kernel.name in chosen]
-    if unknown := set(chosen) - {"containers", *(kernel.name for kernel in named)}:
+    if unknown := set(chosen) - {"containers", _LIMITS, *(kernel.name for kernel in named)}:
         print(f"there is no {min(unknown)!r}")
         return 2
-    if named and (command := machines.missing()):
+    processors = [*(kernel.processor for kernel in named), *(["x86_64"] if _LIMITS in chosen else [])]
+    if processors and (command := machines.missing(processors)):
         print(f"skipped: kernels of distributions need qemu and other programs: {command}")
-        print(f"{passed} passed, {failed} failed, {len(named)} skipped")
+        print(f"{passed} passed, {failed} failed, {len(processors)} skipped")
         return 1 if failed else 0
+    if _LIMITS in chosen:
+        wrong = limits.tried()
+        passed, failed = passed + len(limits.RUNNERS) - wrong, failed + wrong
     for kernel in named:
         rows, wrong = kernels.tried(kernel)
         passed, failed = passed + (not wrong), failed + wrong

@@ -127,13 +127,13 @@ fi
 exec /busybox reboot -f
 """
 # With systemd: one service after the other, the second in a session of the user, as at a login.
-_SERVICE = f"""[Unit]
+SERVICE = f"""[Unit]
 After=basic.target systemd-user-sessions.service systemd-logind.service dbus.service
 [Service]
 Type=oneshot
 Environment={_VARIABLES}
 """
-_AS_ROOT = f"""{_SERVICE}Environment=HOME=/root
+_AS_ROOT = f"""{SERVICE}Environment=HOME=/root
 StandardOutput=tty
 StandardError=tty
 TTYPath=/dev/console
@@ -146,14 +146,14 @@ ExecStart=/bin/systemctl reboot --force --force
 [Install]
 WantedBy=multi-user.target
 """
-_AS_USER = f"""{_SERVICE}User=box
+_AS_USER = f"""{SERVICE}User=box
 StandardOutput=file:/home/box/said
 StandardError=inherit
 PAMName=login
 WorkingDirectory=/home/box
 ExecStart=/bin/sh -c 'sleep 5; echo AS user; python3 /tried.py /home/box/project'
 """
-_UNITS = "/etc/systemd/system"
+UNITS = "/etc/systemd/system"
 
 
 def run(kernel: Kernel) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def run(kernel: Kernel) -> dict[str, Any]:
         "/fix": kernel.fixed,
     }
     if kernel.systemd:
-        files[f"{_UNITS}/tried.service"] = _AS_ROOT
-        files[f"{_UNITS}/multi-user.target.wants/tried.service"] = f"{machines.LINK}../tried.service"
-        files[f"{_UNITS}/tried-user.service"] = _AS_USER
-        files[f"{_UNITS}/serial-getty@ttyS0.service"] = ""  # it would wait for a device that nobody makes
+        files[f"{UNITS}/tried.service"] = _AS_ROOT
+        files[f"{UNITS}/multi-user.target.wants/tried.service"] = f"{machines.LINK}../tried.service"
+        files[f"{UNITS}/tried-user.service"] = _AS_USER
+        files[f"{UNITS}/serial-getty@ttyS0.service"] = ""  # it would wait for a device that nobody makes
     text = machines.run(
         kernel.archive, kernel.suite, files, processor=kernel.processor, systemd=kernel.systemd
     )

@@ -15,13 +15,14 @@ import shutil
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from tests.support.containers import TREE
 
 PLACE = Path("/var/tmp/staddle-hosts")
 DEBIAN, UBUNTU = "http://deb.debian.org/debian", "http://archive.ubuntu.com/ubuntu"
+_QEMU = "qemu-system-"
 #: Programs that are needed, by the package that has them.
 NEEDED = {
     "debootstrap": "debootstrap",
@@ -42,11 +43,19 @@ _PLAIN = "python3,bubblewrap,iproute2,procps"
 #: With the program that loads AppArmor's profiles, which Ubuntu has.
 _WITH_APPARMOR = f"{_PLAIN},apparmor"
 _SYSTEMD = f"{_PLAIN},systemd-sysv,dbus,dbus-user-session,libpam-systemd,login"
+#: With pytest, for a machine that runs tests.
+_WITH_PYTEST = f"{_SYSTEMD},python3-pytest"
 _UNPACKED = "base-files bash coreutils dash findutils grep libc-bin mount sed util-linux hostname " + (
     _PLAIN.replace(",", " ")
 )
 _MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4", "overlay")
+#: One thread plays all processors. With several, a kernel that changes its own code while another processor
+#: runs it may stop with an error, as at the first limit on `cpu`.
+_ACCELERATION = "tcg,thread=single"
 _SECONDS = 1500
+#: Where a machine that runs tests has this tree.
+TESTED = "/tree"
+_COPIED = ("src", "tests", "pyproject.toml")
 _PARTS = ("image", "binary", "base", "modules")
 _FIRST = """#!/busybox sh
 /busybox mount -t devtmpfs dev /dev
@@ -71,35 +80,57 @@ _BOX = {
 _Packages = dict[str, dict[str, str]]
 
 
-def missing() -> str:
-    """The command that installs what is not there; empty if nothing is missing."""
-    packages = [package for program, package in NEEDED.items() if not shutil.which(program)]
+def missing(processors: Collection[str]) -> str:
+    """The command that installs what machines with these processors need; empty if nothing is missing."""
+    needed = {
+        program: package
+        for program, package in NEEDED.items()
+        if not program.startswith(_QEMU) or program.removeprefix(_QEMU) in processors
+    }
+    packages = [package for program, package in needed.items() if not shutil.which(program)]
     return f"apt-get install {' '.join(packages)}" if packages else ""
 
 
 def run(
-    archive: str, suite: str, files: Mapping[str, str], *, processor: str = "x86_64", systemd: bool = False
+    archive: str,
+    suite: str,
+    files: Mapping[str, str],
+    *,
+    processor: str = "x86_64",
+    systemd: bool = False,
+    tests: bool = False,
+    seconds: float = _SECONDS,
 ) -> str:
     """Start the newest kernel of a suite over a system with `files` in it; what was printed on its console.
 
-    The first program is /init, or systemd; the machine has to end by itself.
+    The first program is /init, or systemd; the machine has to end by itself. With `tests`, which needs
+    systemd, pytest and this tree are in it.
     """
-    debian, machine, console = _PROCESSORS[processor]
+    debian, machine, terminal = _PROCESSORS[processor]
     kernel = _kernel(archive, suite, debian)
-    tree = _unpacked_system(debian) if processor != "x86_64" else _system(systemd)
+    tree = _unpacked_system(debian) if processor != "x86_64" else _system(systemd, tests)
+    if tests:
+        _copy_tree(tree)
     with tempfile.TemporaryDirectory(prefix="staddle-kernel-") as directory:
         place = Path(directory)
         _disk(place, tree, files)
         _initrd(place, kernel, tree, "/sbin/init" if systemd else "/init")
-        words = [f"qemu-system-{processor}", "-accel", "tcg", *machine, "-m", "2048", "-smp", "2"]
+        words = [f"{_QEMU}{processor}", "-accel", _ACCELERATION, *machine, "-m", "2048", "-smp", "2"]
         words += ["-nographic", "-no-reboot", "-nic", "none"]
         words += ["-drive", f"file={place / 'disk'},if=virtio,format=raw"]
         words += ["-kernel", str(_image(kernel)), "-initrd", str(place / "initrd")]
-        words += ["-append", f"console={console} panic=-1 quiet loglevel=3 systemd.show_status=0"]
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
-        )
-    return done.stdout.decode(errors="replace") + done.stderr.decode(errors="replace")[-500:]
+        words += ["-append", f"console={terminal} panic=-1 quiet loglevel=3 systemd.show_status=0"]
+        console = place / "console"  # a file, to look at while the machine runs
+        with console.open("wb") as file:
+            subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
+        return console.read_text(errors="replace")
 
 
 # ---------------------------------------------------------------- kernels
@@ -171,14 +202,17 @@ class _Complete:
 # ---------------------------------------------------------------- systems
 
 
-def _system(systemd: bool) -> Path:
+def _system(systemd: bool, tests: bool) -> Path:
     """A system for this processor, made by debootstrap."""
-    place = PLACE / ("tree-systemd" if systemd else "tree")
+    name, packages = ("tree-systemd", _SYSTEMD) if systemd else ("tree", _WITH_APPARMOR)
+    if tests:
+        name, packages = "tree-tests", _WITH_PYTEST
+    place = PLACE / name
     if not place.exists():
         with _Complete(place) as part:
             words = [
                 "--variant=minbase",
-                f"--include={_SYSTEMD if systemd else _WITH_APPARMOR}",
+                f"--include={packages}",
                 _SUITE,
                 str(part),
             ]
@@ -213,6 +247,18 @@ def _with_dependencies(packages: _Packages, names: Iterable[str]) -> list[str]:
             if not any(choice in found for choice in choices):
                 found += [choice for choice in choices if choice in packages][:1]
     return found
+
+
+def _copy_tree(tree: Path) -> None:
+    """Copy our sources and tests to a system."""
+    target = tree / TESTED.lstrip("/")
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    for name in _COPIED:
+        if (TREE / name).is_dir():
+            shutil.copytree(TREE / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(TREE / name, target)
 
 
 def _disk(place: Path, tree: Path, files: Mapping[str, str]) -> None:
