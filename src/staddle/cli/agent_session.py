@@ -96,7 +96,7 @@ class AgentSession:
             at = 1 if words and words[0] in agent.free_of else 0  # of one prompt, not of a conversation
             latest = (agent.latest if at else agent.interactive_latest) or agent.latest
             words = [*words[:at], *latest, *words[at:]]
-        return ["env", "-C", self.here, self.program, *agent.freely(words, self.project)]
+        return ["env", "-C", self.here, f"PWD={self.here}", self.program, *agent.freely(words, self.project)]
 
     def opened(self, **options: Any) -> Sandbox:
         """Open the sandbox, and prepare the agent's home and repository in it."""
