@@ -144,6 +144,23 @@ def runtime() -> str:
     return f"/tmp/{PREFIX}run-{uid}"
 
 
+def of_this_process(kind: str, label: str = "") -> str:
+    """Return a private directory of this process, below `runtime`; remove those of killed processes."""
+    import shutil  # slow to load
+
+    top = make_private(runtime(), kind)
+    for path in ended(top):
+        shutil.rmtree(path, ignore_errors=True)
+    return make_private(top, f"{label}.{os.getpid()}")
+
+
+def ended(top: str) -> Iterator[str]:
+    """Yield the directories of `of_this_process` in `top` whose process has ended."""
+    for name in os.listdir(top) if os.path.isdir(top) else ():
+        if not os.path.exists(f"/proc/{name.rpartition('.')[2]}"):
+            yield f"{top}/{name}"
+
+
 def unreachable(kind: str) -> Iterator[str]:
     """Yield directories for records of this `kind` that no sandbox may write, best first.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle import places
 from staddle.places import make_directory
 
 
@@ -36,3 +37,15 @@ def test_another_program_may_change_or_remove_it_at_once(
     place = tmp_path / "made"
     make_directory(str(place))
     assert not place.exists() or stat.S_IMODE(place.stat().st_mode) == 0o711
+
+
+def test_the_directory_of_a_killed_process_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "runtime", lambda: str(tmp_path / "run"))
+    killed, ours = tmp_path / "run/kind/app.99999999", Path(places.of_this_process("kind", "app"))
+    killed.mkdir(mode=0o700)
+    (killed / "socket").touch()
+    assert list(places.ended(str(ours.parent))) == [str(killed)]
+    assert places.of_this_process("kind", "app") == str(ours)
+    assert [each.name for each in ours.parent.iterdir()] == [f"app.{os.getpid()}"]

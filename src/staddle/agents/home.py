@@ -246,7 +246,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _replace(place: str, text: bytes) -> None:
-    """Replace a file of the user's home at once; nobody else can read it."""
+    """Replace a file of the user's home atomically, readable by its owner only."""
     os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(place), prefix=f".{os.path.basename(place)}.")
     try:

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import struct
-import tempfile
 import threading
 
 from .. import places
@@ -38,7 +37,7 @@ class SshAgentRelay:
                 fix="start one: eval $(ssh-agent); ssh-add",
             )
         self._used = used
-        self._place = tempfile.mkdtemp(prefix="ssh-", dir=places.make_private(places.runtime()))
+        self._place = places.of_this_process("ssh")
         #: The socket for the sandbox.
         self.path = f"{self._place}/agent"
         self._listener = socket.socket(socket.AF_UNIX)

@@ -82,9 +82,13 @@ class AgentSession:
             from ..agents.ssh_agent import SshAgentRelay
 
             self.ssh = SshAgentRelay(lambda key: tell(f"your ssh key {shown(key)} signs for the agent"))
-        self.policy = self._policy()
-        self.servers = servers(agent, self.project, self.policy.network)
-        self.policy = self.policy.with_read(*(path for each in self.servers for path in each.paths))
+        try:
+            self.policy = self._policy()
+            self.servers = servers(agent, self.project, self.policy.network)
+            self.policy = self.policy.with_read(*(path for each in self.servers for path in each.paths))
+        except BaseException:
+            self.close()
+            raise
         #: The name of the kept sandbox; empty without a layer.
         self.name = ""
 

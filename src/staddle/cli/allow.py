@@ -21,7 +21,7 @@ from .report import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from ..events import Event
@@ -52,10 +52,8 @@ class Questions:
     """The questions of one sandbox, until `close`. `options` are for its opening."""
 
     def __init__(self, name: str) -> None:
-        for place in _ended():
-            shutil.rmtree(place, ignore_errors=True)
         clean = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
-        self._place = places.make_private(places.runtime(), _PLACE, f"{clean[:80]}.{os.getpid()}")
+        self._place = places.of_this_process(_PLACE, clean[:80])
         self._refused: set[str] = set()
         self._over = threading.Event()
 
@@ -99,9 +97,10 @@ def main(words: Sequence[str]) -> int:
     parsed = begin(words, _OPTIONS, "allow", _HELP)
     if parsed is None:
         return 0
+    top = f"{places.runtime()}/{_PLACE}"
     waiting = [
         (place, name.removeprefix(_ASKED))
-        for place in sorted({*_entries(_top())} - {*_ended()})
+        for place in sorted({*_entries(top)} - {*places.ended(top)})
         for name in map(os.path.basename, _entries(place))
         if name.startswith(_ASKED)
     ]
@@ -120,17 +119,6 @@ def main(words: Sequence[str]) -> int:
                 os.unlink(f"{place}/{_ASKED}{host}")
             print(f"{shown(host)} may be reached by {shown(os.path.basename(place))}")
     return 0
-
-
-def _top() -> str:
-    return f"{places.runtime()}/{_PLACE}"
-
-
-def _ended() -> Iterator[str]:
-    """Yield the places of programs that were killed."""
-    for place in _entries(_top()):
-        if not os.path.exists(f"/proc/{place.rpartition('.')[2]}"):
-            yield place
 
 
 def _entries(directory: str) -> list[str]:
