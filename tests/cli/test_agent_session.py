@@ -359,6 +359,26 @@ def test_git_commits_arrive_as_git_commits_and_files_as_files(desk: Desk) -> Non
     assert "nothing changed" in review(desk)
 
 
+@pytest.mark.parametrize(
+    "work", ["echo s >> README; git stash -q", "git checkout -q -b ü; git commit -q --allow-empty -m odd"]
+)
+def test_work_in_git_that_no_commit_takes_over_stays(desk: Desk, work: str) -> None:
+    desk.run("claude", f"do:echo n > n; {work}")
+    assert "its .git directory is kept in claude-app" in review(desk, "c")
+    assert (desk.project / "n").exists()
+    said = desk.run("claude", "do:git stash list; git branch")
+    assert "stash@{0}" in said or "ü" in said
+
+
+def test_the_users_own_stash_and_branches_keep_nothing(desk: Desk) -> None:
+    (desk.project / "README").write_text("mine")
+    desk.git("stash", "-q")
+    desk.git("branch", "ü")
+    desk.run("claude", "do:echo n > n; git add n; git commit -qm by-it")
+    assert "is kept in" not in review(desk, "c")
+    assert desk.git("log", "--format=%s") == "by-it\nfirst\n"
+
+
 def test_commits_are_a_branch_where_the_user_went_on(desk: Desk) -> None:
     desk.run(
         "claude",

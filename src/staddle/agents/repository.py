@@ -37,8 +37,8 @@ _BRANCH = re.compile("refs/heads/[A-Za-z0-9][A-Za-z0-9._/-]{0,200}")
 #: Sections of a repository's config that git needs inside, without programs and logins.
 _SECTIONS = ("remote", "branch", "user", "extensions")
 _CORE = ("repositoryformatversion", "filemode", "ignorecase", "autocrlf", "eol", "symlinks")
-#: Most branches of a sandbox that are taken over, and most listed commits.
-_MOST_BRANCHES, _MOST_ROWS = 20, 1000
+#: Most listed commits.
+_MOST_ROWS = 1000
 #: Most refs of the project whose commits are left out of the list.
 _MOST_EXCLUDED = 500
 
@@ -128,17 +128,23 @@ class GitCommits:
         self._project, self._name = project, name
         #: One line for each commit, newest first.
         self.rows: list[str] = []
+        #: Whether the sandbox's .git directory has more that would be lost with it, such as a stash.
+        self.has_more = False
         self._tips: dict[str, str] = {}
         self._base = _host(project, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True)
         self.is_repository = os.path.lexists(f"{project}/{GIT}")
         if sandbox is not None and self._base:
             known = set(_host(project, "for-each-ref", "--format=%(objectname)").split())
             self._head = _inside(sandbox, "symbolic-ref", "--quiet", "HEAD").strip()
-            self._tips = {ref: tip for ref, tip in _refs(sandbox).items() if tip not in {*known, self._base}}
+            refs, others = _refs(sandbox)
+            self._tips = {ref: tip for ref, tip in refs.items() if tip not in {*known, self._base}}
             if self._tips:
-                others = sorted(known)[:_MOST_EXCLUDED]
-                self._new = ["--ignore-missing", *self._tips.values(), "--not", self._base, *others, "--"]
+                old = sorted(known)[:_MOST_EXCLUDED]
+                self._new = ["--ignore-missing", *self._tips.values(), "--not", self._base, *old, "--"]
                 self.rows = _inside(sandbox, "log", "--format=%h %s", *self._new).splitlines()[:_MOST_ROWS]
+            stash = _inside(sandbox, "rev-parse", "--verify", "--quiet", "refs/stash").strip()
+            is_lost = not {*others, *filter(None, (stash,))} <= known
+            self.has_more = is_lost or bool(self._tips and not self.rows)
 
     def patches(self, sandbox: Sandbox) -> str:
         """The patches of the commits, as text."""
@@ -148,7 +154,7 @@ class GitCommits:
         """Fetch exactly these commits: into the project's branch if nothing else happened there, else into
         branches of their own. Returns a report. CommitRefused if they are others now.
         """
-        now = _refs(sandbox)
+        now, _ = _refs(sandbox)
         if any(now.get(ref) != tip for ref, tip in self._tips.items()):
             raise CommitRefused(
                 "the git commits changed since the review",
@@ -212,19 +218,24 @@ class GitCommits:
         return not {*touched.split("\0")} & ({*differing.split("\0")} - {""})
 
 
-def _refs(sandbox: Sandbox) -> dict[str, str]:
-    """The branches inside, and the commit of a detached HEAD as one. What git prints there is checked."""
-    found = {}
+def _refs(sandbox: Sandbox) -> tuple[dict[str, str], set[str]]:
+    """Return the branches inside, with the commit of a detached HEAD as one, and the commits of other names.
+
+    What git prints there is checked.
+    """
+    found, others = {}, set()
     told = _inside(sandbox, "for-each-ref", "--format=%(refname) %(objectname)", "refs/heads")
     for line in told.splitlines():
         ref, _, tip = line.partition(" ")
         if _BRANCH.fullmatch(ref) and ".." not in ref and _ID.fullmatch(tip):
             found[ref] = tip
+        else:
+            others.add(line.rpartition(" ")[2])
     if not _inside(sandbox, "symbolic-ref", "--quiet", "HEAD"):
         tip = _inside(sandbox, "rev-parse", "--verify", "--quiet", "HEAD").strip()
         if _ID.fullmatch(tip) and tip not in found.values():
             found["HEAD"] = tip
-    return dict(list(found.items())[-_MOST_BRANCHES:])
+    return found, others
 
 
 def _inside(sandbox: Sandbox, *words: str) -> str:

@@ -228,7 +228,7 @@ def run(agent: Agent, parsed: Parsed) -> int:
             say_gaps(sandbox.enforced)
             for line in session.introduction(sandbox):
                 say(line)
-            status = _attended(sandbox, session, questions)
+            status = _attended(sandbox, session)
             say_violations((*sandbox.violations(), *sandbox.refusals()))
     except NoLayers as error:
         return _on_a_worktree(session, error.args[0])
@@ -307,7 +307,7 @@ def _hosts_of_variables(agent: Agent) -> list[str]:
     return found
 
 
-def _attended(sandbox: Sandbox, session: AgentSession, questions: Questions | None) -> int:
+def _attended(sandbox: Sandbox, session: AgentSession) -> int:
     from ..launch.view import find_program
 
     argv: Sequence[str] = session.argv

@@ -155,7 +155,9 @@ class _Reviewing:
         if self._commits.rows:
             with self._opened() as sandbox:
                 print(self._commits.take_over(sandbox))
-        if self._rest:
+        if self._rest and self._commits.has_more:
+            print(f"its .git directory is kept in {self._name}: it has a stash, or branches of other names")
+        elif self._rest:
             self._drop([GIT])
         return 0
 
@@ -164,7 +166,7 @@ class _Reviewing:
         # A new directory comes with the files in it.
         allowed = [item.path for item in found.held if not _has_below(item.path, held) and _asked(item)]
         allowed += [path for path in held if _has_below(path, allowed)]
-        over = [item.path for item in found.conflicts if _asked(item, "Replace yours?")]
+        over = {item.path for item in found.conflicts if _asked(item, "Replace yours?")}
         refused = [*held, *(each.path for each in found.refused)]
         skipped = {*refused, *(each.path for each in found.conflicts)} - {*allowed, *over}
         kept = PersistentWorkspace(self._name)
@@ -176,7 +178,7 @@ class _Reviewing:
             ]
             done = kept.take_over(
                 paths,
-                on_conflict="overwrite" if over else "refuse",
+                on_conflict=lambda conflict: "overwrite" if conflict.path in over else "refuse",
                 allow=tuple(allowed),
                 progress=report,
                 reviewed=found,
