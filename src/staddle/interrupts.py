@@ -58,14 +58,20 @@ class _Deferral:
 
     def __call__(self, number: int, frame: object) -> None:
         if self.waits:
-            self.handlers[number](number, frame)
+            self._handle(number, frame)
         else:
             self.came.append((number, frame))
 
     def deliver(self) -> None:
         """Run the handlers of the signals that arrived. If one raises, the next call runs the rest."""
         while self.came:
-            self.handlers[self.came[0][0]](*self.came.pop(0))
+            self._handle(*self.came.pop(0))
+
+    def _handle(self, number: int, frame: object) -> None:
+        try:
+            self.handlers[number](number, frame)
+        except OSError as error:
+            raise _Carried(error) from None
 
 
 _deferral: _Deferral | None = None
@@ -91,7 +97,6 @@ def owned(work: Callable[[], T]) -> T:
 
 
 def _deferred(work: Callable[[], T], atomic: int) -> T:
-    global _deferral  # noqa: PLW0603 - one for the main thread
     if _thread.get_ident() != _main_thread[0]:
         return work()
     outer = _deferral
@@ -101,6 +106,21 @@ def _deferred(work: Callable[[], T], atomic: int) -> T:
             return work()
         finally:
             outer.atomic -= atomic
+    try:
+        return _outermost(work, atomic)
+    except _Carried as carried:
+        if _Carrier.is_used:
+            raise  # to `unmistaken`, which runs this
+        error = carried.error
+    try:
+        raise error
+    finally:
+        del error  # see `unmistaken`
+
+
+def _outermost(work: Callable[[], T], atomic: int) -> T:
+    """Run `work` with handlers deferred; an OSError that a handler raises comes out as `_Carried`."""
+    global _deferral  # noqa: PLW0603 - one for the main thread
     now = _Deferral()
     now.atomic = atomic
     try:
@@ -235,8 +255,8 @@ def _meant(error: RuntimeError | OSError) -> list[BaseException]:
 
 def _can_be_mistaken() -> bool:
     """Whether a signal handler may raise an OSError here. Quick, because every command checks it."""
-    if _Carrier.is_used or _thread.get_ident() != _main_thread[0]:
-        return False
+    if _Carrier.is_used or _deferral is not None or _thread.get_ident() != _main_thread[0]:
+        return False  # deferred handlers carry their OSErrors
     now = list(map(_signal.getsignal, _USUAL))
     if now == _Carrier.without_handlers:
         return False

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from ..errors import LaunchFailed, SandboxClosed, StaddleError, is_full, is_poll_refused, too_many_open_files
-from ..interrupts import free_within, interruptible, wait_readable
+from ..interrupts import free_within, interruptible, uninterrupted, wait_readable
 from ..linux.process import exit_status
 from . import agent_messages
 from .opened_shell import lost, opened_shell, refused
@@ -387,6 +387,14 @@ class SpawnedProcess:
 
     def poll(self) -> int | None:
         """Return its exit status (128+N for signal N), or None while it runs. Never waits."""
+        # The message of its end comes once: no exception of a signal handler may lose it.
+        status, ended = uninterrupted(self._read)
+        if status is not None and ended is not None:
+            ended(status)
+        return status
+
+    def _read(self) -> tuple[int | None, Callable[[int], object] | None]:
+        """Return its exit status so far, and whom to call with it, once."""
         with self._turn:
             while self._status is None and not self._closed:
                 try:
@@ -401,12 +409,10 @@ class SpawnedProcess:
                     self._status = exit_code(message.fields[0])
                     self.failure = message.fields[1].decode("utf-8", "replace")
                     self.errno, self.used = message.fields[2:]
-            status, ended = self._status, self.ended
-            if status is None or ended is None:
-                return status
-            self.ended = None
-        ended(status)
-        return status
+            ended = self.ended
+            if self._status is not None:
+                self.ended = None
+            return self._status, ended
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Return its exit status like `poll`, after a wait of up to `timeout` seconds."""

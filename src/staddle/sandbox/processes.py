@@ -12,7 +12,7 @@ from .._value import Value
 from ..background import start_thread
 from ..display import shown
 from ..errors import InvalidCall, WaitTimeout
-from ..interrupts import unmistakable
+from ..interrupts import uninterrupted, unmistakable
 from ..ipc.forkserver_messages import COMMAND_LINE
 from ..launch.signals import SIGKILL, SIGTERM
 from ..linux.process import split_stat
@@ -136,6 +136,7 @@ class Process:
         self.timed_out = False
         self._spawned, self._has_port = spawned, has_port
         self._streams = streams
+        self._is_tidied = False
         self._stdin = threading.Lock()
         self._transcript = Transcript(limit)
         self._follower: threading.Thread | None = None
@@ -174,12 +175,17 @@ class Process:
         return code
 
     def _noted(self, code: int | None) -> int | None:
-        if code is not None:
-            self.close_stdin()
-            self._spawned.close()
-            if self._timer is not None:
-                self._timer.cancel()
+        if code is not None and not self._is_tidied:
+            uninterrupted(self._tidy)
         return 124 if code is not None and self.timed_out else code
+
+    def _tidy(self) -> None:
+        """Close what an ended program leaves. A second call does nothing."""
+        self.close_stdin()
+        self._spawned.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_tidied = True
 
     def _out_of_time(self) -> None:
         if self._spawned.poll() is None:
@@ -339,6 +345,9 @@ class Process:
 
     def close_stdin(self) -> None:
         """Close its standard input. A second call does nothing."""
+        uninterrupted(self._close_stdin)
+
+    def _close_stdin(self) -> None:
         with self._stdin:
             self._streams.close_stdin()
 
