@@ -99,14 +99,14 @@ def check(record: object, shapes: Mapping[str, Shape]) -> None:
 
 def fits(value: object, shape: Shape) -> bool:
     """Whether a value has this shape."""
-    if isinstance(shape, list):
-        return isinstance(value, tuple) and all(fits(item, shape[0]) for item in value)
-    if isinstance(shape, tuple):
-        return (
-            isinstance(value, tuple)
-            and len(value) == len(shape)
-            and all(fits(item, inner) for item, inner in zip(value, shape, strict=True))
-        )
+    if isinstance(shape, list | tuple):
+        if not isinstance(value, tuple):
+            return False
+        if isinstance(shape, list):
+            shape = shape * len(value)
+        elif len(value) != len(shape):
+            return False
+        return all(map(fits, value, shape))
     return type(value) is shape or (shape is int and type(value) is bool)
 
 
