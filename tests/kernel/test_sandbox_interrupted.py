@@ -451,6 +451,8 @@ CALLS = {
     "commit": "(base.files.write('file', os.urandom(4).hex()), base.commit())",
     "snapshot": "base.snapshot().close()",
     "restore": "base.restore(kept)",
+    "snapshot of an interpreter": "(base.python('1'), base.snapshot(processes='interpreter').close())",
+    "restore of an interpreter": "(base.python('1'), base.restore(base.snapshot(processes='interpreter')))",
     "ps": "base.ps()",
     "files": "(base.files.write('other', 'x'), base.files.read('other'), base.files.list())",
     "run": "base.run('true | true')",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..observe.redaction import Secrets
     from .execution import Execution
     from .hooks import Hooks
-    from .interpreter import Interpreter
+    from .interpreter import Interpreter, Twin
     from .open.as_root import Account
     from .open.handle import SandboxHandle
     from .open.settings import SandboxSettings
@@ -145,6 +145,7 @@ class OpenSandbox:
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.interpreters: dict[str, Interpreter] = {}  # of `Sandbox.python`, by session
+        self.twins: list[Twin] = []  # of interpreters, which open snapshots keep
         self.labelled: dict[str, Snapshot] = {}  # newest snapshot of each label
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
@@ -412,6 +413,10 @@ class OpenSandbox:
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()
+        for interpreter in self.interpreters.values():
+            interpreter.drop()
+        for twin in self.twins:
+            twin.close("its sandbox was closed")
 
 
 # Explanations for commands that failed because the network is denied, or because they need root.

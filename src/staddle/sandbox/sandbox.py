@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..command_rules.rules import CommandRules
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
+    from ..ipc.agent_client import SpawnedProcess
     from ..layers.changes import Change
     from ..layers.drift import Drift
     from ..layers.review import Committed, OnConflict, Review
@@ -292,9 +293,9 @@ class Sandbox:
         """Run a cell in a Python interpreter of the sandbox. Returns its output, results and error.
 
         The first cell starts `python3` from the PATH inside; it keeps its variables for the next cells. Each
-        `session` has its own interpreter. Snapshots and forks do not include its variables, and restore()
-        ends it, after which `lost` is True. After `timeout` seconds (default: the policy's) the cell is
-        interrupted; None means no limit.
+        `session` has its own interpreter. A fork begins with new ones. restore() ends it, unless the snapshot
+        was taken with `processes="interpreter"`. If variables were lost, `lost` is True. After `timeout`
+        seconds (default: the policy's) the cell is interrupted; None means no limit.
         """
         from .interpreter import Interpreter
 
@@ -524,20 +525,28 @@ class Sandbox:
         """
         changes.discard(self._now(), paths)
 
-    def snapshot(self, label: str = "") -> Snapshot:
+    def snapshot(self, label: str = "", *, processes: Literal["none", "interpreter"] = "none") -> Snapshot:
         """Save the workspace, the home, /tmp, and the state of every session.
 
         It waits for running commands. The sandbox keeps the newest snapshot of each `label` until it is
-        closed. A snapshot without a label lives as long as you hold it.
+        closed. A snapshot without a label lives as long as you hold it. With `processes="interpreter"`, a
+        restore in this sandbox also continues the interpreters of `python`, with their variables;
+        `Snapshot.processes` tells which.
         """
         inside = self._now()
+        check.one_of("processes", processes, ("none", "interpreter"))
         if inside.enforced_limits is not None and inside.enforced_limits.is_disk_full:
             raise LayerError(
                 "no snapshot can be taken",
                 why="the sandbox and its snapshots take more than limits.disk",
                 fix="close snapshots, remove files, or open the sandbox with a higher limit",
             )
-        taken = changes.at_rest(inside, partial(take, label=label))
+        if processes == "none":
+            taken = changes.at_rest(inside, partial(take, label=label))
+        else:
+            from .interpreter_twins import snapshot_with
+
+            taken = changes.at_rest(inside, partial(snapshot_with, inside, label))
         if label:
             inside.labelled[label] = taken
         inside.record("snapshot", label=label, method=taken.method)
@@ -615,6 +624,11 @@ class Sandbox:
             made = repeat(partial(self._continued, settings, point), n, undo=lambda fork: fork.close())
         finally:
             point.close()
+        for name in self._now().interpreters:
+            from .interpreter import Interpreter
+
+            for each in made:
+                each._inside.interpreters[name] = Interpreter(each, is_anew=True)
         self._now().record("forked", count=n)
         return made
 
@@ -807,6 +821,11 @@ class Sandbox:
         if base is not None and isinstance(workspace, OverlayWorkspace):
             workspace.keep_for_forks(base)
         return given.replace(freeze=None) if point.frozen and given.freeze is False else given
+
+    def _start_interpreter(
+        self, argv: Sequence[str], stdio: int, cwd: str | None, env: Mapping[str, str]
+    ) -> SpawnedProcess:
+        return owned(lambda: spawn.interpreter(self._now(), argv, stdio, cwd, env))
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
         """Send `signal` to these processes inside (0: only test). Returns the pids that exist."""

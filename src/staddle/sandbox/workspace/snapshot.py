@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from ..._value import Value
 from ...errors import InvalidCall, LayerError, SandboxLost
 from ...interrupts import unmistakable
 from ...layers.baseline import Baseline
@@ -27,7 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from typing import Literal, Protocol
+    from typing import Any, Literal, Protocol
 
     from ...ipc.agent_messages import NamedProcess
     from ...layers.store import Layer
@@ -46,6 +47,28 @@ if TYPE_CHECKING:
         def _shell(self) -> Shell: ...
         @property
         def _user(self) -> str: ...
+
+    class InterpreterTwin(Protocol):
+        """A process that continues an interpreter; see `interpreter.Twin`."""
+
+        agent: object
+        pid: int
+        gone: str
+
+        @property
+        def has_ended(self) -> bool: ...
+        def wake(self) -> Any: ...
+        def close(self, why: str = ...) -> None: ...
+
+
+class KeptInterpreters(Value):
+    """The interpreters in a snapshot, by session.
+
+    Those in `kept` can continue; `why_not` has the reason for each other one.
+    """
+
+    kept: tuple[str, ...] = ()
+    why_not: Mapping[str, str] = {}
 
 
 @unmistakable(own=("close",))
@@ -75,6 +98,9 @@ class Snapshot:
         self.created = now() if created is None else created
         self.sessions = tuple(shells)
         self._trees, self._baseline, self._shells = dict(trees), baseline, dict(shells)
+        #: Twins of interpreters, and why other interpreters have none, by session.
+        self.twins: Mapping[str, InterpreterTwin] = {}
+        self.without_twin: Mapping[str, str] = {}
         self.closed = False
 
     @property
@@ -82,6 +108,15 @@ class Snapshot:
         """Snapshot that it continued from; None for the first one, or if that is gone."""
         found = None if self._parent is None else self._parent()
         return None if found is None or found.closed else found
+
+    @property
+    def processes(self) -> KeptInterpreters:
+        """Interpreters that a restore would continue, and why each other one would begin anew."""
+        gone = {
+            name: twin.gone or "its twin has ended" for name, twin in self.twins.items() if twin.has_ended
+        }
+        names = tuple(name for name in self.twins if name not in gone)
+        return KeptInterpreters(names, {**self.without_twin, **gone})
 
     @property
     def workspace(self) -> str:
@@ -255,6 +290,8 @@ class Snapshot:
     def close(self) -> None:
         """Release its files; files that a sandbox uses remain as long as it does."""
         self.closed = True
+        for twin in self.twins.values():
+            twin.close()
         for tree in self._trees.values():
             tree.close()
 
