@@ -291,7 +291,7 @@ class Interpreter:
             line.write(_request(name, twin=True), ours.theirs.fileno(), patience=_TO_FORK)
             ours.theirs.close()
             answer = self._reply(name, time.monotonic() + _TO_FORK) or {}
-            why = str(answer.get("why") or "")
+            why = str(answer.get("why") or "")[:200]
             made.pid = 0 if why else _pid(answer)
             why = why or "it has ended"
         except OSError:  # also the time-out
