@@ -17,9 +17,10 @@ from ..hostinfo.resolution import HostPaths, PathContext, ResolvedPath
 from ..linux.fileio import current_directory
 from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from . import environment, presets, system
+from .devices import granted_devices
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .own_places import guard_own, own_paths
-from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
+from .plan import Device, Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolve_rules import (
     ResolvedRule,
     denied,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from .base import BaseView
     from .policy import Policy
 
-    Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch, Socket, Text)
+    Located = TypeVar("Located", Device, Grant, Guard, Hidden, Link, Scratch, Socket, Text)
 
 #: The home inside if /home/user would have to be created on the host.
 OTHER_HOME = "/tmp/home"
@@ -66,6 +67,8 @@ def compile(
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
     rules = resolve(policy, context, host)
+    devices = granted_devices(policy, host, rules)
+    rules += [ResolvedRule("read", host.find(path), origin) for path, origin in devices.reads]
     home = policy.home or policy.identity.home
     root = None
     if policy.base is not None:
@@ -159,6 +162,7 @@ def compile(
         context.env,
         policy.pass_env,
         (toolchains.ORIGIN, own_variables),
+        ("gpu", devices.variables if policy.environment != "empty" else {}),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
         preset=policy.environment,
@@ -188,12 +192,14 @@ def compile(
             link_notes,
             _about(rules, concealed),
             tools.notes,
+            devices.notes,
         ),
         unprotect=policy.unprotect,
         base=root or "",
         nested=policy.nested,
         world=policy.world,
         redact=policy.redact is not False,
+        devices=_sorted(devices.devices.values()),
     )
     return plan.replace(cwd=_start(plan, context, host))
 
