@@ -97,7 +97,7 @@ class Gpu(Value):
 
 
 class GpuGrant(Value):
-    """What one requested GPU needs: device nodes, and paths of /sys that are read."""
+    """The nodes that one requested GPU needs, and the paths of /sys that its libraries read."""
 
     gpu: Gpu
     nodes: tuple[str, ...]

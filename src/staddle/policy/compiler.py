@@ -17,7 +17,6 @@ from ..hostinfo.resolution import HostPaths, PathContext, ResolvedPath
 from ..linux.fileio import current_directory
 from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from . import environment, presets, system
-from .devices import granted_devices
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .own_places import guard_own, own_paths
 from .plan import Device, Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
@@ -67,8 +66,12 @@ def compile(
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
     rules = resolve(policy, context, host)
-    devices = granted_devices(policy, host, rules)
-    rules += [ResolvedRule("read", host.find(path), origin) for path, origin in devices.reads]
+    devices = None
+    if policy.gpu or policy.devices:
+        from .devices import granted_devices  # rarely needed
+
+        devices = granted_devices(policy, host, rules)
+        rules += [ResolvedRule("read", host.find(path), origin) for path, origin in devices.reads]
     home = policy.home or policy.identity.home
     root = None
     if policy.base is not None:
@@ -162,7 +165,7 @@ def compile(
         context.env,
         policy.pass_env,
         (toolchains.ORIGIN, own_variables),
-        ("gpu", devices.variables if policy.environment != "empty" else {}),
+        ("gpu", devices.variables if devices and policy.environment != "empty" else {}),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
         preset=policy.environment,
@@ -192,14 +195,14 @@ def compile(
             link_notes,
             _about(rules, concealed),
             tools.notes,
-            devices.notes,
+            devices.notes if devices else (),
         ),
         unprotect=policy.unprotect,
         base=root or "",
         nested=policy.nested,
         world=policy.world,
         redact=policy.redact is not False,
-        devices=_sorted(devices.devices.values()),
+        devices=_sorted(devices.devices.values()) if devices else (),
     )
     return plan.replace(cwd=_start(plan, context, host))
 

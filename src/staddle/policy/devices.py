@@ -37,8 +37,6 @@ class GrantedDevices:
 def granted_devices(policy: Policy, host: HostPaths, rules: Iterable[ResolvedRule]) -> GrantedDevices:
     """Return what `policy` grants. Raises PolicyError for a missing device, or one that cannot be granted."""
     found = GrantedDevices()
-    if not policy.gpu and not policy.devices:
-        return found
     denied = [rule for rule in rules if rule.field == "deny"]
     grants = []
     for grant in known.granted(policy.gpu) if policy.gpu else ():
