@@ -65,6 +65,10 @@ def main(words: Sequence[str]) -> int:
     for finding in found.findings:
         _print_finding(finding, parsed.on("verbose"))
     print(f"network: {found.network}")
+    for name, nodes in found.gpus.items():
+        print(
+            f"GPU {name}: not granted by default; --gpu {name} adds the driver's calls ({', '.join(nodes)})"
+        )
     if found.auto:
         print(f"`staddle run` uses {found.auto}: {found.why}")
     else:

@@ -66,6 +66,7 @@ class FleetSettings:
     warm: int = 2
     cpus: float = 0.0
     memory: int = 0
+    gpus: int = 0
     lease: float = 30.0
     head_patience: float = 20.0
     runtime_env: Mapping[str, Any] | None = None
@@ -271,6 +272,8 @@ class Cluster:
         from .keeper import Keeper
 
         capacity = capacity_of(resources, self.settings.limits.per_node)
+        if self.settings.gpus:  # one for each sandbox
+            capacity = min(capacity, self.settings.gpus, int(resources.get("GPU", 0)))
         if capacity < 1:
             self._not_before[node] = float("inf")
             return
@@ -286,6 +289,8 @@ class Cluster:
         }
         if self.settings.memory:
             options["memory"] = self.settings.memory
+        if self.settings.gpus:
+            options["num_gpus"] = capacity
         if RESOURCE in resources:
             options["resources"] = {RESOURCE: capacity}
         if self.settings.runtime_env is not None:
