@@ -27,6 +27,8 @@ HERE = Path(__file__).resolve().parents[1]
 SRC = str(HERE / "src")
 #: Seconds for everything.
 MOST = 470
+#: Where the catalogue denies paths, if not below a writable one.
+DENIED = {"landlock": "readable"}
 BACKENDS = ("namespaces", "landlock", "bwrap", "systemd")
 #: One product: warm up, then the median of several timings on the device's own clock.
 MATMUL = """
@@ -115,7 +117,7 @@ def run(argv: list[str], user: str, seconds: float = 60) -> tuple[int, str]:
     ids: dict[str, object] = {} if user == "root" else {"user": UID, "group": UID, "extra_groups": []}
     home = "/root" if user == "root" else HOME
     env = {**{k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "VIRTUAL_ENV")}, "HOME": home}
-    env |= {"PYTHONPATH": SRC_OF[user], "TMPDIR": "/tmp"}
+    env |= {"PYTHONPATH": f"{SRC_OF[user]}/src:{SRC_OF[user]}", "TMPDIR": "/tmp"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
@@ -187,9 +189,7 @@ def check_backend(user: str, backend: str) -> None:
     report(
         "with a grant, only its nodes open", where, "ok" if held else "failed", detail, others=sorted(others)
     )
-    code, text = staddle(
-        user, backend, [*gpu, "--deny", f"/dev/nvidia{NUMBER}"], [PYTHON, "-c", OPEN, *NODES], 30
-    )
+    code, text = staddle(user, backend, [*gpu, "--deny", granted[0]], [PYTHON, "-c", OPEN, *NODES], 30)
     report(
         "a deny wins over the grant",
         where,
@@ -207,6 +207,7 @@ def check_backend(user: str, backend: str) -> None:
         "ok" if held else "failed",
         f"{through} {tail(text) if not held else ''}",
     )
+    check_catalogue(user, backend)
     check_matmul(user, backend, where)
 
 
@@ -232,6 +233,27 @@ def check_matmul(user: str, backend: str, where: str) -> None:
     ratio = statistics.median(outside) / statistics.median(inside)
     detail = f"speed ratio {ratio:.4f} ({statistics.median(inside):.3f} ms inside, {found['devices']} GPU)"
     report("torch, inside to outside", where, "ok" if ratio >= 0.99 else "failed", detail, ratio=ratio)
+
+
+def check_catalogue(user: str, backend: str) -> None:
+    """Run the containment catalogue with and without the grant: nothing more may get through."""
+    where = f"{backend}, {user}"
+    through = []
+    for grants in ({}, {"gpu": [GPU]} if GPU_OPTIONS[0] == "--gpu" else {"devices": GPU_OPTIONS[1:]}):
+        asked = json.dumps({"backend": backend, "grants": grants, "deny_below": DENIED.get(backend, "work")})
+        code, text = run([PYTHON, "-m", "tests.containment.session", asked], user, 60)
+        try:
+            found = json.loads(text[text.index("{") :])
+        except ValueError:
+            report("containment catalogue", where, "not run", f"{code}: {tail(text)}")
+            return
+        answers = {name: each.get("outcome") for name, each in found["answers"].items()}
+        through.append({name for name, outcome in answers.items() if outcome == "through"})
+        through[-1] |= {f"damage to {name}" for name in found["damage"]}
+        through[-1] |= {f"leak by {name}" for name in found["leaks"]}
+    new = sorted(through[1] - through[0])
+    detail = f"{len(answers)} attacks and twins, {len(new)} new through {new or ''}"
+    report("containment catalogue", where, "failed" if new or len(answers) < 50 else "ok", detail)
 
 
 SHARING = """
@@ -332,18 +354,16 @@ def nodes() -> list[str]:
 
 def python_paths() -> list[str]:
     """Return the directories of this Python and its packages that are outside of the system's."""
-    found = {
-        os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path and path != SRC
-    }
-    found = {
-        path
-        for path in found
-        if os.path.isdir(path) and path not in ("/usr", str(HERE), str(HERE / "scripts"))
-    }
+    ask = "import json, sys; print('RESULT', json.dumps({'paths': [sys.prefix, sys.base_prefix, *sys.path]}))"
+    found = answer(run([PYTHON, "-P", "-c", ask], "root", 30)[1]) or {"paths": []}
+    paths = {os.path.realpath(path) for path in found["paths"] if path and path != SRC}  # type: ignore[attr-defined]
+    usual = ("/usr", "/lib", "/lib64", "/bin", "/etc", str(HERE), HOME)
     kept = [
         path
-        for path in found
-        if not any(path.startswith(f"{top}/") for top in ("/usr", "/lib", "/bin", "/etc"))
+        for path in paths
+        if os.path.isdir(path)
+        and path not in ("/", "/root", "/home", "/opt", "/tmp", "/var", "/var/tmp")
+        and not any(path == top or path.startswith(f"{top}/") for top in usual)
     ]
     return sorted(path for path in kept if not any(path.startswith(f"{other}/") for other in kept))
 
@@ -416,9 +436,10 @@ if __name__ == "__main__":
     UID, HOME = unused_uid(), tempfile.mkdtemp(prefix="gpu-check-", dir="/var/tmp")
     os.chown(HOME, UID, UID)
     # The user may not be able to read the checkout.
-    shutil.copytree(SRC, f"{HOME}/src", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run(["chmod", "-R", "a+rX", f"{HOME}/src"], check=True)
-    SRC_OF = {"root": SRC, "user": f"{HOME}/src"}
+    for part in ("src", "tests/containment"):
+        shutil.copytree(HERE / part, f"{HOME}/tree/{part}", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["chmod", "-R", "a+rX", f"{HOME}/tree"], check=True)
+    SRC_OF = {"root": str(HERE), "user": f"{HOME}/tree"}
     PYTHON_PATHS = python_paths()
     try:
         code, CARD = run(
