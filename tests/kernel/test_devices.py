@@ -257,3 +257,27 @@ def test_roots_sandbox_needs_a_device_that_all_users_may_open(granted: str) -> N
         assert "udev" in caught.value.fix
     finally:
         os.chmod(granted, 0o666)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [*BACKENDS, "session"])
+def test_the_containment_catalogue_with_a_granted_device(backend: str, granted: str) -> None:
+    """Nothing more gets through than without the device."""
+    through = []
+    for grants in ({}, {"devices": [granted]}):
+        below = "readable" if backend == "landlock" else "work"
+        asked = json.dumps({"backend": backend, "grants": grants, "deny_below": below})
+        done = captured(
+            [sys.executable, "-m", "tests.containment.session", asked],
+            cwd=SRC.parent,
+            env={**os.environ, "PYTHONPATH": f"{SRC}:{SRC.parent}"},
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert len(found["answers"]) > 200
+        through.append(
+            {name for name, answer in found["answers"].items() if answer.get("outcome") == "through"}
+            | {f"damage: {name}" for name in found["damage"]}
+            | {f"leak: {name}" for name in found["leaks"]}
+        )
+    assert through[1] - through[0] == set()
