@@ -100,7 +100,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
                 raise SandboxBuildFailedError(str(error)) from error
         for recipe in (*self._recipe.stages(), self._recipe):
             self._base(recipe)
-        if self._effective_gpus > len(self._gpus):
+        if 0 < len(self._gpus) < self._effective_gpus:  # with none, Harbor refuses the task
             raise SandboxBuildFailedError(
                 f"the task asks for {self._effective_gpus} GPUs, and gpus= names {len(self._gpus)}"
             )

@@ -139,6 +139,8 @@ def _nvidia(root: str) -> Iterator[Gpu]:
             uuid = facts.get("GPU UUID", "")
             known = re.fullmatch(r"GPU-[0-9a-f-]{36}", uuid)  # question marks until the GPU is first used
             found.append((int(minor), uuid if known else "", f"/sys/bus/pci/devices/{address}"))
+    if not found:  # in a container that hides this part of /proc
+        found = [(number, "", "") for number in _numbered(f"{root}/dev", "nvidia")]
     for number, uuid, sys in sorted(found):
         yield Gpu("nvidia", number, f"/dev/nvidia{number}", uuid, sys, tuple(_instances(root, number)))
 
@@ -192,9 +194,7 @@ def _requested(request: str, there: Sequence[Gpu]) -> Iterator[GpuGrant]:
         raise PolicyError(
             f"gpu is {request!r}",
             why=f"this host has {names}" if there else "staddle finds no GPU here, or no driver for one",
-            fix="name one of these"
-            if there
-            else "load the driver, and see `staddle doctor`, or leave it out",
+            fix="name one of these" if there else "load the driver, and see `staddle doctor`",
         )
     if number != "all" and len(here) > 1:
         raise PolicyError(

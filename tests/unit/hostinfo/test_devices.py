@@ -58,6 +58,14 @@ def test_nvidia_gpus_have_the_number_of_their_node_not_of_their_slot(tmp_path: P
     assert devices.variables([grant]) == {"CUDA_VISIBLE_DEVICES": UUID, "NVIDIA_VISIBLE_DEVICES": UUID}
 
 
+def test_nodes_name_the_gpus_where_proc_is_hidden(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1"):
+        write(tmp_path, f"/dev/{name}")
+    assert [gpu.node for gpu in devices.gpus(str(tmp_path))] == ["/dev/nvidia0", "/dev/nvidia12"]
+    nvidia(tmp_path, 0, UUID)
+    assert [gpu.node for gpu in devices.gpus(str(tmp_path))] == ["/dev/nvidia0"], "the driver knows better"
+
+
 def test_gpus_without_a_known_name_are_counted_as_the_libraries_see_them(tmp_path: Path) -> None:
     for number in range(3):
         nvidia(tmp_path, number)
