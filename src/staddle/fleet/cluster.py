@@ -129,6 +129,12 @@ class Cluster:
 
     def wait_for_a_node(self) -> None:
         """Wait until the first keeper is ready."""
+        if self.settings.gpus and not self.ray.cluster_resources().get("GPU"):
+            raise FleetError(
+                "no node of the cluster has a GPU",
+                why="Ray counts none",
+                fix="start nodes with `ray start --num-gpus`, or leave gpus out",
+            )
         end = time.monotonic() + _TO_START
         while not self._first.wait(0.1):
             if self.error is not None:
