@@ -66,9 +66,8 @@ def main(words: Sequence[str]) -> int:
         _print_finding(finding, parsed.on("verbose"))
     print(f"network: {found.network}")
     for name, nodes in found.gpus.items():
-        print(
-            f"GPU {name}: not granted by default; --gpu {name} adds the driver's calls ({', '.join(nodes)})"
-        )
+        print(f"GPU {name}: only with --gpu {name}, which lets the command call its driver, at")
+        print(f"       {', '.join(nodes)}")
     if found.auto:
         print(f"`staddle run` uses {found.auto}: {found.why}")
     else:
