@@ -118,6 +118,8 @@ def run(argv: list[str], user: str, seconds: float = 60) -> tuple[int, str]:
     home = "/root" if user == "root" else HOME
     env = {**{k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "VIRTUAL_ENV")}, "HOME": home}
     env |= {"PYTHONPATH": f"{SRC_OF[user]}/src:{SRC_OF[user]}", "TMPDIR": "/tmp"}
+    if shutil.which(argv[0]) is None:
+        return 127, f"there is no program {argv[0]}"
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             argv,
