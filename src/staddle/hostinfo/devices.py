@@ -58,6 +58,7 @@ _REFUSED_NUMBERS = (
     (10, 229, 229, "a file system that a command serves can block the programs that use it"),
     *((major, 0, 1 << 20, _MACHINE) for major in (89, 202, 203)),
     (189, 0, 1 << 20, "it is a whole USB device"),
+    (29, 0, 1 << 20, _SCREEN),
     (_DRM, 0, 127, _SCREEN),
 )
 #: The same by the kernel's name: a class of /sys, or a driver of /proc/devices. Their numbers vary.
@@ -269,7 +270,7 @@ def _kernel_names(major: int, minor: int, root: str) -> Iterator[str]:
         pass  # not every driver has a class
     found = re.search(r"^DEVNAME=(.+)$", _text(f"{root}/sys/dev/char/{major}:{minor}/uevent"), re.MULTILINE)
     if found:
-        yield os.path.basename(found[1])
+        yield os.path.basename(found[1]).rstrip("0123456789")
     listed, _, _ = _text(f"{root}/proc/devices").partition("Block devices:")
     for line in listed.split("\n"):
         number, _, name = line.strip().partition(" ")

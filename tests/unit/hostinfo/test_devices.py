@@ -166,6 +166,7 @@ def test_names_of_gpus_have_one_spelling() -> None:
         (10, 235, "host"),
         (21, 0, "disk"),
         (226, 0, "screen"),
+        (29, 0, "screen"),
         (189, 3, "USB"),
     ],
 )
@@ -193,5 +194,7 @@ def test_devices_with_varying_numbers_are_known_by_the_names_of_the_kernel(tmp_p
     (tmp_path / "sys/dev/char/240:0").mkdir(parents=True)
     (tmp_path / "sys/dev/char/240:0/subsystem").symlink_to("../../../../class/nvme")
     assert "disk" in devices.refusal(stat.S_IFCHR, os.makedev(240, 0), str(tmp_path))
+    write(tmp_path, "/sys/dev/char/180:96/uevent", "DEVNAME=usb/hiddev0\n")
+    assert "key strokes" in devices.refusal(stat.S_IFCHR, os.makedev(180, 96), str(tmp_path))
     write(tmp_path, "/sys/dev/char/10:256/uevent", "MAJOR=10\nMINOR=256\nDEVNAME=vga_arbiter\n")
     assert "screen" in devices.refusal(stat.S_IFCHR, os.makedev(10, 256), str(tmp_path))
