@@ -171,7 +171,7 @@ class Landlock:
                 why=too_many(error.path),
                 fix="deny less below it, or choose another backend",
             ) from None
-        granted += rules.for_system(plan, can_mount=can_mount)
+        granted += [*rules.for_system(plan, can_mount=can_mount), *rules.for_granted_devices(plan)]
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
 
 
