@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Policy, backends
+from staddle import Policy, backends, wrap
 from staddle.errors import LaunchFailed, PathEscape, PolicyError
 from staddle.mounts.host import open_device
 from staddle.mounts.operations import DeviceNode
@@ -281,3 +281,41 @@ def test_the_containment_catalogue_with_a_granted_device(backend: str, granted: 
             | {f"leak: {name}" for name in found["leaks"]}
         )
     assert through[1] - through[0] == set()
+
+
+#: Names another thread, as CUDA does at its start, and tries the same with processes around it.
+NAMES = """
+import os, subprocess, sys, threading
+def written(path, text="x"):
+    try:
+        with open(path, "w") as file:
+            file.write(text)
+    except OSError as error:
+        return type(error).__name__
+    return ""
+wait = threading.Event()
+thread = threading.Thread(target=wait.wait)
+thread.start()
+own = written(f"/proc/self/task/{thread.native_id}/comm")
+wait.set()
+outer = [written(f"/proc/{os.getppid()}/{name}", "1000") for name in ("oom_score_adj", "comm", "clear_refs")]
+child = subprocess.run(["sh", "-c", "echo x > /proc/$$/comm"], capture_output=True).returncode
+print(repr(own), outer, child)
+"""
+
+
+def test_a_program_on_landlock_may_name_its_threads_if_it_has_a_device(granted: str) -> None:
+    argv = ["/usr/bin/python3", "-c", NAMES]
+    control = captured(argv)
+    assert control.stdout.startswith("''")
+    policy = Policy.agent()
+    done = {
+        has: wrap(argv, policy.with_devices(*([granted] if has else [])), backend="landlock").run(
+            capture_output=True
+        )
+        for has in (True, False)
+    }
+    assert done[True].stdout.decode() == "'' ['PermissionError', 'PermissionError', 'PermissionError'] 2\n", (
+        done
+    )
+    assert done[False].stdout.startswith(b"'PermissionError'"), done

@@ -135,6 +135,7 @@ class Landlock:
                 (os.fsencode(rule.path), kernel.bits(rule.rights & kept, "fs"), int(rule.optional))
                 for rule in granted
             ),
+            names_threads=int(bool(plan.devices)),
             processors=cpu_count(plan.limits.cpu),
             umask=process.umask(),
             filter=seccomp.program(_profile(plan, found), keeps_processors=_keeps_processors(plan)),
