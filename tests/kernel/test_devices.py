@@ -315,7 +315,8 @@ def test_a_program_on_landlock_may_name_its_threads_if_it_has_a_device(granted: 
         )
         for has in (True, False)
     }
-    assert done[True].stdout.decode() == "'' ['PermissionError', 'PermissionError', 'PermissionError'] 2\n", (
+    errors = ("PermissionError", "FileNotFoundError")  # the latter where processes of others are hidden
+    assert done[True].stdout.decode() in [f"'' ['{error}', '{error}', '{error}'] 2\n" for error in errors], (
         done
     )
     assert done[False].stdout.startswith(b"'PermissionError'"), done
