@@ -65,7 +65,7 @@ def merge_lines(
         pieces.append(b"".join(old[done:low]))
         was = b"".join(old[low:high])
         one, two = (_text(old, new, side, low, high) for new, side in zip((mine, other), group, strict=True))
-        if one == two or two == was:
+        if two in (one, was):
             pieces.append(one)
         elif one == was:
             pieces.append(two)
@@ -148,7 +148,7 @@ def _late(old: list[bytes], new: list[bytes], found: list[Hunk]) -> list[Hunk]:
                 break
             a, b, c, d = a + 1, b + 1, c + 1, d + 1
         if done and b == done[-1][0]:
-            a, b, c, d = a, done[-1][1], c, done.pop()[3]
+            _, b, _, d = done.pop()
         done.append((a, b, c, d))
     return done[::-1]
 

@@ -254,7 +254,7 @@ class Clash:
 
 def merge_versions(
     base: Version | None, ours: Version | None, theirs: Version | None, effort: Effort
-) -> Version | None | Clash:
+) -> Version | Clash | None:
     """Merge one path, three-way. The contents of directories are merged by their own paths."""
     if equal(theirs, base) or equal(ours, theirs):
         return ours
@@ -355,7 +355,7 @@ class ThreeWay:
         self,
         opened: OpenSides,
         theirs: Sequence[tuple[int, int]],
-        resolve: Callable[[str, int, Clash], Version | None | Clash],
+        resolve: Callable[[str, int, Clash], Version | Clash | None],
         selection: Selection,
     ) -> None:
         """Merge into side 0. `resolve` gets each path, the index in `theirs`, and the clash."""
@@ -365,6 +365,7 @@ class ThreeWay:
         self._found: dict[str, tuple[Version | None, Version | None]] = {}
         self._directories: dict[str, Version] = {}
         self._changed_by: dict[str, int] = {}
+        self._asked: set[str] = set()
         self.conflicts: list[tuple[str, int, Clash]] = []
         #: Pipes, sockets and devices of other sides: they are not merged.
         self.left_out: list[str] = []
@@ -406,6 +407,7 @@ class ThreeWay:
         return outcome
 
     def _decided(self, path: str, index: int, clash: Clash) -> Version | None:
+        self._asked.add(path)
         decision = self._resolve(path, index, clash)
         if isinstance(decision, Clash):
             self.conflicts.append((path, index, clash))
@@ -423,11 +425,14 @@ class ThreeWay:
                 if outcome is None:
                     self._found[parent] = (before, self._directories.get(parent))
                 elif outcome.type != "directory":
-                    why = f"it is a {outcome.type} on one side, and the other has {path!r} in it"
-                    clash = Clash("type", why, (None, self._directories.get(parent), outcome))
-                    decision = self._decided(parent, self._changed_by.get(parent, 0), clash)
-                    self._found[parent] = (before, decision)
-                    if decision is None or decision.type != "directory":
+                    if parent not in self._asked:
+                        why = f"it is a {outcome.type} on one side, and the other has {path!r} in it"
+                        there = self._directories.get(parent)
+                        sides = (outcome, there) if outcome is before else (there, outcome)
+                        clash = Clash("type", why, (None, *sides))
+                        outcome = self._decided(parent, self._changed_by.get(parent, 0), clash)
+                    self._found[parent] = (before, outcome)
+                    if outcome is None or outcome.type != "directory":
                         self._drop_below(parent)
                 parent = parent.rpartition("/")[0]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from weakref import ref
 
 from .. import check
 from .._value import Value
@@ -151,8 +150,8 @@ class PlannedMerge:
     """A merge as a layer that is not yet mounted. It holds what the merge needs until `close`."""
 
     merge = Merge()
-    layer: Layer | None = None
-    _open = True
+    layer: Layer
+    _open = False
 
     def __init__(self, before: Snapshot, others: list[Snapshot]) -> None:
         self.before, self._others = before, others
@@ -160,7 +159,7 @@ class PlannedMerge:
 
     def close(self) -> None:
         """Release the layer. The snapshots close themselves when no result uses them."""
-        if self._open and self.layer is not None:
+        if self._open:
             self._open = False
             self.layer.drop()
 
@@ -219,7 +218,7 @@ def run_test(sandbox: Sandbox, test: Test) -> Result | bool:
                 why="it does not tell whether it passed",
                 fix="return True, False or a Result",
             )
-        return answer if hasattr(answer, "ok") else bool(answer)
+        return answer if hasattr(answer, "stdout_bytes") else bool(answer)  # type: ignore[return-value]
     return sandbox.run(test) if isinstance(test, str) else sandbox.exec(test)
 
 
@@ -231,14 +230,14 @@ def _planned(
     workspace = changes.workspace_of(inside)
     chosen = Selection(_chosen(into, paths))
     bases = [_base(into, fork) for fork in forks]
-    points = [fork.snapshot() for fork in forks]
-    plan = PlannedMerge(into.snapshot(), [*points, *bases])
+    points = [_frozen(fork) for fork in forks]
+    plan = PlannedMerge(_frozen(into), [*points, *bases])
     before = plan.before.tree
     pairs = [(1 + 2 * index, 2 + 2 * index) for index in range(len(forks))]
     sides = [plan.before, *(each for pair in zip(bases, points, strict=True) for each in pair)]
     at = workspace.mounted_at.rstrip("/")
 
-    def resolve(path: str, index: int, clash: Clash) -> Version | None | Clash:
+    def resolve(path: str, index: int, clash: Clash) -> Version | Clash | None:
         told = _conflict(at, path, index, clash, plan)
         answer = interruptible(partial(on_conflict, told)) if callable(on_conflict) else on_conflict
         return _resolved(clash, answer)
@@ -252,7 +251,7 @@ def _planned(
             plan.merge = Merge(conflicts=conflicts, left_out=left_out)
             if conflicts:
                 return plan
-            plan.layer = before.store.layer(like=before.bases[0]).hold()
+            plan.layer, plan._open = before.store.layer(like=before.bases[0]).hold(), True
             write_layer(opened, outcomes, plan.layer.upper, None if before.is_copy else _owner())
             plan.paths = frozenset(outcomes)
     except OSError as error:
@@ -265,6 +264,11 @@ def _planned(
     for each in plan.merge.changes:
         each._set("_held", (plan.before, merged))  # for text_diff
     return plan
+
+
+def _frozen(sandbox: Sandbox) -> Snapshot:
+    """Return a snapshot that its list of snapshots does not have."""
+    return changes.at_rest(sandbox._now(), partial(take, label="", listed=False))
 
 
 def _owner() -> tuple[int, int] | None:
@@ -318,7 +322,7 @@ def _conflict(at: str, path: str, index: int, clash: Clash, plan: PlannedMerge) 
     return made
 
 
-def _resolved(clash: Clash, answer: object) -> Version | None | Clash:
+def _resolved(clash: Clash, answer: object) -> Version | Clash | None:
     if isinstance(answer, bytes) and (there := clash.ours or clash.theirs or clash.base) is not None:
         return there.having(text=answer)
     if answer == "ours":
@@ -338,7 +342,6 @@ def _tested(into: Sandbox, plan: PlannedMerge, test: Test) -> Result | bool:
     """Run the test in a fork that has the merge."""
 
     def opened() -> Sandbox:
-        assert plan.layer is not None
         workspace = changes.workspace_of(into._now())
         tree = workspace.on_top(plan.before.tree, plan.layer, plan.paths)
         point = plan.before.having(tree)
@@ -357,8 +360,7 @@ def _write(into: Sandbox, plan: PlannedMerge) -> None:
     inside = into._now()
 
     def written(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
-        assert plan.layer is not None
-        now = take(workspace, sessions, "")
+        now = take(workspace, sessions, "", listed=False)
         try:
             _check_unchanged(plan, now)
             tree = workspace.on_top(now.tree, plan.layer, plan.paths)
@@ -369,7 +371,7 @@ def _write(into: Sandbox, plan: PlannedMerge) -> None:
         finally:
             now.close()
         change(workspace, following, partial(come_back, sessions, at_once=True))
-        history(workspace).at = ref(plan.before)
+        history(workspace).add(plan.before)
 
     changes.at_rest(inside, written, exchanges=True)
     inside.record("merged", changes=[f"{each.kind} {each.path}" for each in plan.merge.changes])
@@ -433,6 +435,7 @@ def best_of(
     n: int,
     attempt: Callable[[Sandbox, int], object],
     test: Test,
+    *,
     keep: Literal["all", "first"],
     progress: Callable[[Attempt], object] | None,
 ) -> BestOf:
@@ -443,8 +446,11 @@ def best_of(
     threads: list[Thread] = []
     try:
         for index, fork in enumerate(forks):
-            work = partial(_attempted, into, fork, index, attempt, test, told)
-            threads.append(start_thread(partial(copy_context().run, work), "staddle-attempt"))
+            work = partial(
+                _attempted, into, fork, Attempt(index, passed=False), partial(attempt, fork, index), test
+            )
+            run = partial(copy_context().run, lambda work: told.put(work()), work)
+            threads.append(start_thread(run, "staddle-attempt"))
         rows: list[Attempt] = []
         while len(rows) < n:
             rows.append(told.get())
@@ -479,22 +485,16 @@ def _end(forks: Sequence[Sandbox], threads: Sequence[Thread]) -> None:
 
 
 def _attempted(
-    into: Sandbox,
-    fork: Sandbox,
-    index: int,
-    attempt: Callable[[Sandbox, int], object],
-    test: Test,
-    told: SimpleQueue[Attempt],
-) -> None:
-    row = Attempt(index, passed=False)
+    into: Sandbox, fork: Sandbox, row: Attempt, attempt: Callable[[], object], test: Test
+) -> Attempt:
     try:
-        attempt(fork, index)
+        attempt()
         row = row.replace(changes=changed_by(fork, into))
         answer = in_fork(fork, test)
         row = row.replace(passed=is_good(answer), test=answer)
     except BaseException as error:
         row = row.replace(error=error)
-    told.put(row)
+    return row
 
 
 def changed_by(fork: Sandbox, into: Sandbox) -> tuple[Change, ...]:

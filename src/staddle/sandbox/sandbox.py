@@ -659,7 +659,7 @@ class Sandbox:
         """
         from .merging import best_of
 
-        return best_of(self, n, attempt, test, keep, progress)
+        return best_of(self, n, attempt, test, keep=keep, progress=progress)
 
     # ------------------------------------------------------------ sessions and lifetime
 

@@ -463,8 +463,10 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
     return {layer.upper for tree in trees for layer in tree.layers}
 
 
-def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
-    """Take a snapshot of a sandbox whose `sessions` are idle."""
+def take(
+    workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str, *, listed: bool = True
+) -> Snapshot:
+    """Take a snapshot of a sandbox whose `sessions` are idle. Unless `listed`, its history omits it."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
@@ -474,7 +476,8 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
     made.freezer, made._of = workspace.freezer, ref(workspace)
-    history(workspace).add(made)
+    if listed:
+        history(workspace).add(made)
     return made
 
 

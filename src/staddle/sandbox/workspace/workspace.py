@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ...layers.merged_view import LayerView
     from ...layers.review import Committed
     from ...layers.stack import Stack
-    from ...shell.state import SavedShell
     from ...layers.store import Layer
+    from ...shell.state import SavedShell
     from .fork_point import ForkPoint
     from .frozen import BaseFreezer
     from .trees import LayeredTree, MountedTrees
