@@ -301,11 +301,9 @@ def _merge_contents(base: Version | None, ours: Version, theirs: Version, effort
     if base is not None and _same_content(base, ours):
         return theirs
     sides = (base, ours, theirs)
-    if base is None:
-        return Clash("content", "both sides added it, with different content", sides)
-    if max(version.size for version in (base, ours, theirs)) > MOST_BYTES:
+    if max(version.size for version in (base or ours, ours, theirs)) > MOST_BYTES:
         return Clash("content", f"both sides changed it, and it has more than {MOST_BYTES:,} bytes", sides)
-    texts = [version.read(MOST_BYTES) for version in (base, ours, theirs)]
+    texts = [b"" if version is None else version.read(MOST_BYTES) for version in sides]
     if any(b"\0" in text for text in texts):
         return Clash("binary", "both sides changed it, and it is no text", sides)
     try:
