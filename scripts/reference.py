@@ -184,7 +184,7 @@ RETURNED = (
     ("sandbox.merging", "Merge", "`sb.merge(...)`"),
     ("sandbox.merging", "MergeConflict", "each conflict of a `Merge`"),
     ("sandbox.merging", "BestOf", "`sb.best_of(...)`"),
-    ("sandbox.merging", "Attempt", "each attempt of a `BestOf`"),
+    ("sandbox.merging", "ForkAttempt", "each attempt of a `BestOf`"),
     ("sandbox.files", "Files", "`sb.files`"),
     ("sandbox.files", "FileInfo", "`sb.files.stat(...)`, `sb.files.list(...)`"),
     ("limits.usage", "Usage", "`result.usage`, `sb.usage`"),

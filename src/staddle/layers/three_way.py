@@ -509,7 +509,8 @@ def _put(writer: LayerWriter, root: int, path: str, outcome: Version | None) -> 
         else:
             source = outcome.tree.directory(outcome.path.rpartition("/")[0])
             try:
-                writer.copy(outcome.tree, source, here, name, outcome.status.st_mode)
+                status = outcome.status  # as it was before we granted ourselves access
+                writer.copy(outcome.tree, source, here, name, status.st_mode, frozen=status)
             finally:
                 os.close(source)
             if outcome.type == "file" and outcome.mode != stat.S_IMODE(outcome.status.st_mode) & 0o777:

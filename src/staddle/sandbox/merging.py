@@ -35,15 +35,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from threading import Thread
-    from typing import Any, Literal, Self
+    from typing import Any, Literal, Protocol, Self
 
     from ..layers.changes import Change
     from ..layers.store import Layer
     from ..layers.three_way import ConflictKind, Version
+    from .open.settings import SandboxSettings
+    from .open_sandbox import OpenSandbox
     from .result import Result
-    from .sandbox import Sandbox
     from .session import Session
     from .workspace.workspace import SandboxWorkspace
+
+    class ForkableSandbox(Protocol):
+        """The part of a Sandbox that merges use."""
+
+        _settings: SandboxSettings
+
+        def _now(self) -> OpenSandbox: ...
+        @classmethod
+        def _continued(cls, settings: SandboxSettings, snapshot: Snapshot) -> Self: ...
+        def run(self, command: str) -> Result: ...
+        def exec(self, argv: Sequence[str]) -> Result: ...
+        def fork(self, n: int = 1) -> list[Self]: ...
+        def close(self) -> None: ...
+        def __enter__(self) -> Self: ...
+        def __exit__(self, *_: object) -> None: ...
 
     #: A command, or a function that gets a sandbox with the merge and returns whether it is good.
     Test = str | Sequence[str] | Callable[[Any], object]
@@ -167,8 +183,8 @@ class PlannedMerge:
 
 
 def merge(
-    into: Sandbox,
-    forks: Sequence[Sandbox],
+    into: ForkableSandbox,
+    forks: Sequence[ForkableSandbox],
     test: Test | None,
     on_conflict: OnMergeConflict,
     paths: Collection[str] | None,
@@ -208,7 +224,7 @@ def checked_test(test: object) -> None:
         raise InvalidCall("test is empty", why="it is no command", fix='pass a command, as test="make test"')
 
 
-def run_test(sandbox: Sandbox, test: Test) -> Result | bool:
+def run_test(sandbox: ForkableSandbox, test: Test) -> Result | bool:
     """Run a test in a sandbox."""
     if callable(test):
         answer = test(sandbox)
@@ -223,7 +239,10 @@ def run_test(sandbox: Sandbox, test: Test) -> Result | bool:
 
 
 def _planned(
-    into: Sandbox, forks: Sequence[Sandbox], on_conflict: OnMergeConflict, paths: Collection[str] | None
+    into: ForkableSandbox,
+    forks: Sequence[ForkableSandbox],
+    on_conflict: OnMergeConflict,
+    paths: Collection[str] | None,
 ) -> PlannedMerge:
     """Compare snapshots of all sides, and write the result into a layer."""
     inside = into._now()
@@ -266,7 +285,7 @@ def _planned(
     return plan
 
 
-def _frozen(sandbox: Sandbox) -> Snapshot:
+def _frozen(sandbox: ForkableSandbox) -> Snapshot:
     """Return a snapshot that its list of snapshots does not have."""
     return changes.at_rest(sandbox._now(), partial(take, label="", listed=False))
 
@@ -277,7 +296,7 @@ def _owner() -> tuple[int, int] | None:
     return mounter()
 
 
-def _chosen(into: Sandbox, paths: Collection[str] | None) -> list[str] | None:
+def _chosen(into: ForkableSandbox, paths: Collection[str] | None) -> list[str] | None:
     if paths is None:
         return None
     found = changes.at_rest(
@@ -292,7 +311,7 @@ def _chosen(into: Sandbox, paths: Collection[str] | None) -> list[str] | None:
     return found.get(WORKSPACE_PATH, [])
 
 
-def _base(into: Sandbox, fork: Sandbox) -> Snapshot:
+def _base(into: ForkableSandbox, fork: ForkableSandbox) -> Snapshot:
     """Return the files from which both sandboxes continued."""
     if not hasattr(fork, "_now") or fork is into:
         raise InvalidCall(
@@ -338,10 +357,10 @@ def _resolved(clash: Clash, answer: object) -> Version | Clash | None:
     return clash
 
 
-def _tested(into: Sandbox, plan: PlannedMerge, test: Test) -> Result | bool:
+def _tested(into: ForkableSandbox, plan: PlannedMerge, test: Test) -> Result | bool:
     """Run the test in a fork that has the merge."""
 
-    def opened() -> Sandbox:
+    def opened() -> ForkableSandbox:
         workspace = changes.workspace_of(into._now())
         tree = workspace.on_top(plan.before.tree, plan.layer, plan.paths)
         point = plan.before.having(tree)
@@ -355,7 +374,7 @@ def _tested(into: Sandbox, plan: PlannedMerge, test: Test) -> Result | bool:
         return run_test(trial, test)
 
 
-def _write(into: Sandbox, plan: PlannedMerge) -> None:
+def _write(into: ForkableSandbox, plan: PlannedMerge) -> None:
     """Mount the layer in the sandbox. Its shells and processes continue."""
     inside = into._now()
 
@@ -398,7 +417,7 @@ def _check_unchanged(plan: PlannedMerge, now: Snapshot) -> None:
 # ---------------------------------------------------------------- attempts in parallel
 
 
-class Attempt(Value):
+class ForkAttempt(Value):
     """One attempt of `best_of`. `passed` is whether its test did, `changes` is what it changed.
 
     `error` is the exception of the attempt or of its test. `test` is the result of the test. `left_out` is
@@ -421,7 +440,7 @@ class Attempt(Value):
 class BestOf(Value):
     """Result of `best_of`: every attempt in order, and the merge of those that passed."""
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ForkAttempt, ...]
     merge: Merge
 
     @property
@@ -431,27 +450,27 @@ class BestOf(Value):
 
 
 def best_of(
-    into: Sandbox,
+    into: ForkableSandbox,
     n: int,
-    attempt: Callable[[Sandbox, int], object],
+    attempt: Callable[[Any, int], object],
     test: Test,
     *,
     keep: Literal["all", "first"],
-    progress: Callable[[Attempt], object] | None,
+    progress: Callable[[ForkAttempt], object] | None,
 ) -> BestOf:
     """Run `n` attempts in forks, and merge those that pass; see `Sandbox.best_of`."""
     checked_best_of(attempt, test, keep)
     forks = into.fork(n)
-    told: SimpleQueue[Attempt] = SimpleQueue()
+    told: SimpleQueue[ForkAttempt] = SimpleQueue()
     threads: list[Thread] = []
     try:
         for index, fork in enumerate(forks):
             work = partial(
-                _attempted, into, fork, Attempt(index, passed=False), partial(attempt, fork, index), test
+                _attempted, into, fork, ForkAttempt(index, passed=False), partial(attempt, fork, index), test
             )
             run = partial(copy_context().run, lambda work: told.put(work()), work)
             threads.append(start_thread(run, "staddle-attempt"))
-        rows: list[Attempt] = []
+        rows: list[ForkAttempt] = []
         while len(rows) < n:
             rows.append(told.get())
             if progress is not None:
@@ -476,7 +495,7 @@ def checked_best_of(attempt: object, test: object, keep: object) -> None:
     checked_test(test)
 
 
-def _end(forks: Sequence[Sandbox], threads: Sequence[Thread]) -> None:
+def _end(forks: Sequence[ForkableSandbox], threads: Sequence[Thread]) -> None:
     """Close the forks, which ends the commands in them. An attempt that ignores that is not waited for."""
     for fork in forks:
         fork.close()
@@ -485,8 +504,8 @@ def _end(forks: Sequence[Sandbox], threads: Sequence[Thread]) -> None:
 
 
 def _attempted(
-    into: Sandbox, fork: Sandbox, row: Attempt, attempt: Callable[[], object], test: Test
-) -> Attempt:
+    into: ForkableSandbox, fork: ForkableSandbox, row: ForkAttempt, attempt: Callable[[], object], test: Test
+) -> ForkAttempt:
     try:
         attempt()
         row = row.replace(changes=changed_by(fork, into))
@@ -497,21 +516,21 @@ def _attempted(
     return row
 
 
-def changed_by(fork: Sandbox, into: Sandbox) -> tuple[Change, ...]:
+def changed_by(fork: ForkableSandbox, into: ForkableSandbox) -> tuple[Change, ...]:
     """Return the changes that merging this fork alone would make."""
     return merge(into, [fork], None, "theirs", None, write=False).changes
 
 
-def in_fork(fork: Sandbox, test: Test) -> Result | bool:
+def in_fork(fork: ForkableSandbox, test: Test) -> Result | bool:
     """Run the test of an attempt in a fork of its own, so that files of the test are not merged."""
     with fork.fork()[0] as trial:
         return run_test(trial, test)
 
 
 def chosen(
-    into: Sandbox,
-    forks: Sequence[Sandbox],
-    rows: Sequence[Attempt],
+    into: ForkableSandbox,
+    forks: Sequence[ForkableSandbox],
+    rows: Sequence[ForkAttempt],
     test: Test,
     keep: Literal["all", "first"],
 ) -> BestOf:
@@ -542,5 +561,7 @@ def chosen(
     return BestOf(tuple(found), merge(into, [forks[index] for index in good], test, "refuse", None))
 
 
-def _try(into: Sandbox, forks: Sequence[Sandbox], indices: Sequence[int], test: Test | None) -> Merge:
+def _try(
+    into: ForkableSandbox, forks: Sequence[ForkableSandbox], indices: Sequence[int], test: Test | None
+) -> Merge:
     return merge(into, [forks[index] for index in indices], test, "refuse", None, write=False)

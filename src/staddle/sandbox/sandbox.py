@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
     from .interpreter import CellResult
-    from .merging import Attempt, BestOf, Merge, OnMergeConflict, Test
+    from .merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from .open.as_root import Account
     from .open.settings import CommandStart
     from .processes import Job, ProcessInfo
@@ -647,14 +647,14 @@ class Sandbox:
         test: Test,
         *,
         keep: Literal["all", "first"] = "all",
-        progress: Callable[[Attempt], object] | None = None,
+        progress: Callable[[ForkAttempt], object] | None = None,
     ) -> BestOf:
         """Make `n` attempts in forks, in parallel, and merge those that pass the test.
 
         `attempt` gets a fork and its index, in a thread of its own. `test`, a command or a function that gets
         a sandbox, decides, in a fork of the attempt and again for the merge. Of attempts that conflict, or
         fail together, the earlier ones are merged. `keep="first"` merges only the first that passed. An
-        exception of an attempt is in its row. `progress` gets each `Attempt` when it is over. All forks are
+        exception of an attempt is in its row. `progress` gets each `ForkAttempt` when it is over. All forks are
         closed at the end.
         """
         from .merging import best_of

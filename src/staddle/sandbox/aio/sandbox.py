@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath
-    from ..merging import Attempt, BestOf, Merge, OnMergeConflict, Test
+    from ..merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from ..open.as_root import Account
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
@@ -336,16 +336,16 @@ class AsyncSandbox(InThreads, SandboxNames):
         test: Test,
         *,
         keep: Literal["all", "first"] = "all",
-        progress: Callable[[Attempt], object] | None = None,
+        progress: Callable[[ForkAttempt], object] | None = None,
     ) -> BestOf:
         """Make `n` attempts in forks, as tasks, and merge those that pass the test; see `Sandbox.best_of`."""
-        from ..merging import Attempt, changed_by, checked_best_of, chosen, in_fork, is_good
+        from ..merging import ForkAttempt, changed_by, checked_best_of, chosen, in_fork, is_good
 
         checked_best_of(attempt, test, keep)
         into, checks = await self._opened(), self._blocking(test)
 
-        async def attempted(fork: Self, index: int) -> Attempt:
-            row = Attempt(index, passed=False)
+        async def attempted(fork: Self, index: int) -> ForkAttempt:
+            row = ForkAttempt(index, passed=False)
             try:
                 await attempt(fork, index)
                 inner = await fork._opened()

@@ -6,10 +6,16 @@ from itertools import count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, Protocol
     from weakref import ReferenceType
 
     from ...layers.stack import LayerSnapshot
-    from .workspace import SandboxWorkspace
+
+    class ForkedWorkspace(Protocol):
+        """A workspace, and the points at which it and its parents were forked."""
+
+        lineage: tuple[ForkPoint, ...]
+
 
 _numbers = count()
 
@@ -17,9 +23,7 @@ _numbers = count()
 class ForkPoint:
     """One fork: the parent's workspace, and `tree`, which belongs to the fork. Later forks are greater."""
 
-    def __init__(
-        self, parent: ReferenceType[SandboxWorkspace], tree: LayerSnapshot, number: int | None = None
-    ) -> None:
+    def __init__(self, parent: ReferenceType[Any], tree: LayerSnapshot, number: int | None = None) -> None:
         self.parent, self.tree = parent, tree.again()
         self.number = next(_numbers) if number is None else number
 
@@ -28,7 +32,7 @@ class ForkPoint:
         return ForkPoint(self.parent, self.tree, self.number)
 
 
-def common_point(one: SandboxWorkspace, other: SandboxWorkspace) -> LayerSnapshot | None:
+def common_point(one: ForkedWorkspace, other: ForkedWorkspace) -> LayerSnapshot | None:
     """Return the files from which both sandboxes continued; None if no fork connects them."""
     for parent, child in ((one, other), (other, one)):
         for point in child.lineage:
