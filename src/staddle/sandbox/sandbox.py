@@ -654,8 +654,8 @@ class Sandbox:
         `attempt` gets a fork and its index, in a thread of its own. `test`, a command or a function that gets
         a sandbox, decides, in a fork of the attempt and again for the merge. Of attempts that conflict, or
         fail together, the earlier ones are merged. `keep="first"` merges only the first that passed. An
-        exception of an attempt is in its row. `progress` gets each `ForkAttempt` when it is over. All forks are
-        closed at the end.
+        exception of an attempt is in its row. `progress` gets each `ForkAttempt` at its end. All forks are
+        closed then.
         """
         from .merging import best_of
 
