@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from staddle import AsyncSandbox, Policy, Sandbox
+from staddle import AsyncSandbox, Policy, Sandbox, remove_kept
 from staddle.errors import InvalidCall, LayerError, SandboxClosed
 from staddle.layers.layer_writer import LayerWriter
 from staddle.sandbox.merging import MergeConflict
@@ -101,6 +101,46 @@ def test_a_merge_is_committed(layered: Sandbox, project: Path) -> None:
     assert (project / "f").read_text() == LINES.replace("3\n", "three\n", 1)
     assert sorted(os.listdir(project)) == ["f", "n", "run"]
     close(a, b)
+
+
+def test_a_kept_sandbox_has_the_merge_when_it_is_opened_again(project: Path) -> None:
+    name = f"merged-{os.getpid()}"
+    try:
+        with Sandbox(project, keep=name) as sandbox:
+            a, b = sandbox.fork(2)
+            replace(a, 3, "three")
+            b.run("echo b > b")
+            assert sandbox.merge(a, b, test="cat b").written
+            close(a, b)
+        with Sandbox(project, keep=name) as sandbox:
+            assert sandbox.run("sed -n 3p f; cat b").stdout == "three\nb\n"
+    finally:
+        remove_kept(name)
+
+
+@pytest.mark.parametrize("options", [{"freeze": False}, {"freeze": True}])
+def test_forks_of_a_live_and_of_a_copied_directory_are_merged(layered: Sandbox, options: Any) -> None:
+    (a,) = layered.fork(**options)
+    replace(a, 3, "three")
+    a.run("rm -r dir")
+    assert layered.merge(a).written
+    assert layered.run("sed -n 3p f; ls").stdout == "three\nf\nrun\n"
+    a.discard()  # the fork is as on the host again: nothing is left to merge
+    assert not layered.merge(a).written
+    close(a)
+
+
+def test_an_edit_on_the_host_is_a_change_of_the_sandbox(layered: Sandbox, project: Path) -> None:
+    (a,) = layered.fork()
+    (project / "run").write_text("edited\n")
+    a.run("rm run")
+    replace(a, 3, "three")
+    (project / "f").write_text(LINES.replace("13\n", "host\n"))
+    done = layered.merge(a)
+    assert [(conflict.kind, conflict.path) for conflict in done.conflicts] == [("delete", "/workspace/run")]
+    assert layered.merge(a, on_conflict="ours").written
+    assert layered.run("cat run; sed -n '3p;13p' f").stdout == "edited\nthree\nhost\n"
+    close(a)
 
 
 def test_a_conflict_is_a_value_and_writes_nothing(sandbox: Sandbox) -> None:
