@@ -141,8 +141,10 @@ class Merge(Value):
         """Return it, or raise LayerError with the reasons if it could not be written."""
         if self.ok:
             return self
+        from ..display import shown_block
+
         listed = "; ".join(map(str, self.conflicts[:5])) + ("; …" if len(self.conflicts) > 5 else "")
-        output = "" if self.test is None or isinstance(self.test, bool) else self.test.text()
+        output = "" if self.test is None or isinstance(self.test, bool) else shown_block(self.test.text())
         raise LayerError(
             "the forks were not merged",
             why=listed or f"the test failed{': ' + output[-1000:] if output else ''}",
@@ -179,7 +181,8 @@ class PlannedMerge:
             self._open = False
             self.layer.drop()
 
-    __del__ = close
+    def __del__(self) -> None:
+        uninterrupted(self.close)
 
 
 def merge(
@@ -211,7 +214,7 @@ def merge(
             found = found.replace(written=True, before=plan.before)
         return found
     finally:
-        plan.close()
+        unmistaken(lambda: uninterrupted(plan.close))
 
 
 def checked_test(test: object) -> None:
