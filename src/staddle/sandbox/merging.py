@@ -175,14 +175,20 @@ class PlannedMerge:
         self.before, self._others = before, others
         self.paths: frozenset[str] = frozenset()
 
-    def close(self) -> None:
-        """Release the layer. The snapshots close themselves when no result uses them."""
+    def close(self, result: Merge | None = None) -> None:
+        """Release the layer, and the snapshots that `result` does not use."""
         if self._open:
             self._open = False
             self.layer.drop()
+        if result is None or not result.conflicts:
+            for each in self._others:
+                each.close()
+            if result is None or not result.changes:
+                self.before.close()
 
     def __del__(self) -> None:
-        uninterrupted(self.close)
+        if self._open:
+            uninterrupted(self.close)
 
 
 def merge(
@@ -203,18 +209,18 @@ def merge(
         )
     checked_test(test)
     plan = unmistaken(lambda: owned(lambda: _planned(into, forks, on_conflict, paths)))
+    result: Merge | None = None
     try:
         found = plan.merge
-        if found.conflicts:
-            return found
-        if test is not None:
+        if test is not None and not found.conflicts:
             found = found.replace(test=_tested(into, plan, test))
         if write and found.ok and found.changes:
             unmistaken(lambda: owned(lambda: _write(into, plan)))
             found = found.replace(written=True, before=plan.before)
+        result = found
         return found
     finally:
-        unmistaken(lambda: uninterrupted(plan.close))
+        unmistaken(lambda: uninterrupted(partial(plan.close, result)))
 
 
 def checked_test(test: object) -> None:
