@@ -1,7 +1,7 @@
 """Merge two versions of a text by line, as `diff3` and `git merge-file` do.
 
 The sandbox chooses the texts, so the work is bounded: `Effort` counts the steps of all merges of one call.
-difflib is not used: its time grows with the cube of the lines if many lines are equal.
+difflib is not used: its time grows with the square of the lines if many lines are equal.
 """
 
 from __future__ import annotations
