@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
     from .interpreter import CellResult
+    from .merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from .open.as_root import Account
     from .open.settings import CommandStart
     from .processes import Job, ProcessInfo
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
 
 @unmistakable(
-    but=("run", "exec", "stream"),
+    but=("run", "exec", "stream", "merge", "best_of"),
     also=("usage", "state"),
     own=(
         *("close", "pause", "processes", "reset", "resume", "session", "start", "terminal", "ps", "kill"),
@@ -631,6 +632,48 @@ class Sandbox:
                 each._inside.interpreters[name] = Interpreter(each, is_anew=True)
         self._now().record("forked", count=n)
         return made
+
+    def merge(
+        self,
+        *forks: Sandbox,
+        test: Test | None = None,
+        on_conflict: OnMergeConflict = "refuse",
+        paths: Collection[str] | None = None,
+    ) -> Merge:
+        """Merge the work of `forks` into this sandbox, by file and by line: all of it or nothing.
+
+        The changes of each fork since it was forked are added to the files here, one fork after the other.
+        `test`, a command or a function that gets a sandbox, is run in a fork that has the merge; if it fails,
+        nothing is written. Conflicts are in the result, and nothing is written. `on_conflict` resolves them:
+        "ours" keeps this sandbox's version, "theirs" the fork's, in a text only of the lines in conflict. A
+        function gets each `MergeConflict`, and returns one of these, "refuse", or the content as bytes.
+        `paths` limits the merge. The home and /tmp are not merged. Forks stay open. To undo the merge,
+        restore its `before`.
+        """
+        from .merging import merge
+
+        return merge(self, forks, test, on_conflict, paths)
+
+    def best_of(
+        self,
+        n: int,
+        attempt: Callable[[Sandbox, int], object],
+        test: Test,
+        *,
+        keep: Literal["all", "first"] = "all",
+        progress: Callable[[ForkAttempt], object] | None = None,
+    ) -> BestOf:
+        """Make `n` attempts in forks, in parallel, and merge those that pass the test.
+
+        `attempt` gets a fork and its index, in a thread of its own. `test`, a command or a function that gets
+        a sandbox, decides, in a fork of the attempt and again for the merge. Of attempts that conflict, or
+        fail together, the earlier ones are merged. `keep="first"` merges only the first that passed. An
+        exception of an attempt is in its row. `progress` gets each `ForkAttempt` at its end. All forks are
+        closed then.
+        """
+        from .merging import best_of
+
+        return best_of(self, n, attempt, test, keep=keep, progress=progress)
 
     # ------------------------------------------------------------ sessions and lifetime
 

@@ -12,6 +12,7 @@ command's end, and the session stays usable.
 from __future__ import annotations
 
 import asyncio
+from inspect import isawaitable
 
 from ...errors import InvalidCall, SandboxClosed, SessionError
 from ...faces import FilesNames, Forwarded, SandboxNames, same_arguments
@@ -28,7 +29,7 @@ from .session import AsyncSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
     from socket import socket
     from typing import IO, Any, Literal, Self, Unpack
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath
+    from ..merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from ..open.as_root import Account
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
@@ -313,6 +315,73 @@ class AsyncSandbox(InThreads, SandboxNames):
         opened = await self._opened()
         made = await in_thread(lambda: opened.fork(n, freeze=freeze), undo=undo)
         return [self._around(sandbox) for sandbox in made]
+
+    async def merge(
+        self,
+        *forks: AsyncSandbox,
+        test: Test | None = None,
+        on_conflict: OnMergeConflict = "refuse",
+        paths: Collection[str] | None = None,
+    ) -> Merge:
+        """Merge the work of `forks` into this sandbox; see `Sandbox.merge`. A test may be a coroutine."""
+        from ..merging import merge
+
+        into, others = await self._opened(), [await fork._opened() for fork in forks]
+        return await in_thread(merge, into, others, self._blocking(test), on_conflict, paths)
+
+    async def best_of(
+        self,
+        n: int,
+        attempt: Callable[[Self, int], Awaitable[object]],
+        test: Test,
+        *,
+        keep: Literal["all", "first"] = "all",
+        progress: Callable[[ForkAttempt], object] | None = None,
+    ) -> BestOf:
+        """Make `n` attempts in forks, as tasks, and merge those that pass the test; see `Sandbox.best_of`."""
+        from ..merging import ForkAttempt, changed_by, checked_best_of, chosen, in_fork, is_good
+
+        checked_best_of(attempt, test, keep)
+        into, checks = await self._opened(), self._blocking(test)
+
+        async def attempted(fork: Self, index: int) -> ForkAttempt:
+            row = ForkAttempt(index, passed=False)
+            try:
+                await attempt(fork, index)
+                inner = await fork._opened()
+                row = row.replace(changes=await in_thread(changed_by, inner, into))
+                answer = await in_thread(in_fork, inner, checks)
+                row = row.replace(passed=is_good(answer), test=answer)
+            except Exception as error:
+                row = row.replace(error=error)
+            if progress is not None:
+                progress(row)
+            return row
+
+        forks = await self.fork(n)
+        tasks = [asyncio.ensure_future(attempted(fork, index)) for index, fork in enumerate(forks)]
+        try:
+            rows = await asyncio.gather(*tasks)
+            opened = [await fork._opened() for fork in forks]
+            return await in_thread(chosen, into, opened, rows, checks, keep)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(
+                asyncio.gather(*(fork.close() for fork in forks), *tasks, return_exceptions=True)
+            )
+
+    def _blocking(self, test: Any) -> Any:
+        """Return a test for a thread. A function gets an AsyncSandbox, and is awaited on this loop."""
+        if not callable(test):
+            return test
+        loop = asyncio.get_running_loop()
+
+        async def awaited(trial: Sandbox) -> object:
+            answer = test(self._around(trial))
+            return await answer if isawaitable(answer) else answer
+
+        return lambda trial: asyncio.run_coroutine_threadsafe(awaited(trial), loop).result()
 
     # ------------------------------------------------------------ sessions and lifetime
 

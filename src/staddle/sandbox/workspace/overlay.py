@@ -339,6 +339,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def close(self) -> None:
         """Release the layers."""
+        self.forget_forks()
         for tree in self.trees.values():
             tree.squash.close()
         own, self._own_base, of_forks, self._fork_base = self._own_base, None, self._fork_base, None

@@ -23,6 +23,7 @@ from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import user_of_this_process
 from ...paths import WORKSPACE_PATH
+from .fork_point import ForkPoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,6 +83,8 @@ class Snapshot:
     #: Copies the directory; None if there is no need.
     freezer: BaseFreezer | None = None
     _parent: ReferenceType[Snapshot] | None = None
+    #: Workspace that it was taken of.
+    _of: ReferenceType[SandboxWorkspace] | None = None
 
     def __init__(
         self,
@@ -205,6 +208,20 @@ class Snapshot:
 
     # ------------------------------------------------------------ for this package
 
+    @property
+    def tree(self) -> LayerSnapshot:
+        """Layers of the workspace."""
+        return self._trees[WORKSPACE_PATH]
+
+    def having(self, tree: LayerSnapshot) -> Snapshot:
+        """Return the same moment with another workspace, to be closed separately."""
+        trees = {root: each.again() for root, each in self._trees.items() if root != WORKSPACE_PATH}
+        made = Snapshot(
+            self.label, self.method, {**trees, WORKSPACE_PATH: tree.again()}, self._baseline, self._shells
+        )
+        made.freezer, made._of = self.freezer, self._of
+        return made
+
     def freeze(self, *, asked: bool) -> FrozenBase | None:
         """Put a copy of the host's directory, as it is now, below its layers. Returns the copy, if any."""
         tree = self._trees[WORKSPACE_PATH]
@@ -260,6 +277,15 @@ class Snapshot:
 
     def new_workspace(self) -> SandboxWorkspace:
         """Return a workspace for another sandbox that continues from here."""
+        made = self._new_workspace()
+        if self._of is not None:
+            parent = self._of()
+            known = () if parent is None else parent.lineage
+            point = ForkPoint(self._of, self._trees[WORKSPACE_PATH])
+            made.lineage = (*(each.again() for each in known), point)
+        return made
+
+    def _new_workspace(self) -> SandboxWorkspace:
         tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy:
             from .copied import CopySnapshot
@@ -474,8 +500,10 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
     return {layer.upper for tree in trees for layer in tree.layers}
 
 
-def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
-    """Take a snapshot of a sandbox whose `sessions` are idle."""
+def take(
+    workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str, *, listed: bool = True
+) -> Snapshot:
+    """Take a snapshot of a sandbox whose `sessions` are idle. Unless `listed`, its history omits it."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
@@ -484,8 +512,9 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
-    made.freezer = workspace.freezer
-    history(workspace).add(made)
+    made.freezer, made._of = workspace.freezer, ref(workspace)
+    if listed:
+        history(workspace).add(made)
     return made
 
 
