@@ -59,6 +59,8 @@ class Snapshot:
     #: Copies the directory; None if there is no need.
     freezer: BaseFreezer | None = None
     _parent: ReferenceType[Snapshot] | None = None
+    #: Whether the history took it: it is not listed, and not in the tree of snapshots.
+    automatic = False
 
     def __init__(
         self,
@@ -409,7 +411,10 @@ class History:
 
     def add(self, snapshot: Snapshot) -> None:
         """Add a snapshot that was just taken."""
-        snapshot._parent, self.at = self.at, ref(snapshot)
+        snapshot._parent = self.at
+        if snapshot.automatic:
+            return
+        self.at = ref(snapshot)
         self._taken[ref(snapshot, self._forget)] = None
 
     def _forget(self, gone: ReferenceType[Snapshot]) -> None:
@@ -437,8 +442,10 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
     return {layer.upper for tree in trees for layer in tree.layers}
 
 
-def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
-    """Take a snapshot of a sandbox whose `sessions` are idle."""
+def take(
+    workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str, *, automatic: bool = False
+) -> Snapshot:
+    """Take a snapshot of a sandbox whose `sessions` are idle; `automatic`: for its history."""
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
@@ -447,7 +454,7 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
-    made.freezer = workspace.freezer
+    made.freezer, made.automatic = workspace.freezer, automatic
     history(workspace).add(made)
     return made
 
@@ -465,22 +472,24 @@ def restore(
     sessions: Sequence[NamedShell],
     snapshot: Snapshot,
     others: Literal["keep", "end"],
+    *,
+    looks: bool = True,
 ) -> tuple[list[NamedProcess], Drift]:
     """Restore the files and shells of a snapshot; a session that it lacks begins anew.
 
     Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
-    since the snapshot, judged by a sample of entries.
+    since the snapshot, judged by a sample of entries, if it `looks` for them.
     """
     fitting = snapshot.fitted_to(workspace)
 
     def then() -> None:
         workspace.baseline = fitting._baseline.with_commits_of(workspace.baseline)
-        history(workspace).at = ref(snapshot)
+        history(workspace).at = snapshot._parent if snapshot.automatic else ref(snapshot)
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 
     ended = change(workspace, workspace.restored(fitting._trees), then, others)
-    return ended, drift_after(workspace, snapshot, fitting)
+    return ended, drift_after(workspace, snapshot, fitting) if looks else Drift()
 
 
 def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:
