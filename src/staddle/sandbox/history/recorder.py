@@ -15,10 +15,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from functools import partial
 
 from ..._value import Value
-from ...background import do_later
 from ...errors import InvalidCall, LaunchFailed, LayerError, SandboxClosed, SandboxLost
 from ...interrupts import owned
 from ...layers.changes import diff
@@ -28,6 +26,7 @@ from ..processes import EndedProcess
 from ..workspace.overlay import OverlayWorkspace
 from ..workspace.snapshot import restore, take
 from ..workspace.trees import path_of
+from .layer_bytes import LayerBytes
 from .point import HistoryPoint, HistoryStep, command_text, found_in
 
 TYPE_CHECKING = False
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from ...layers.changes import Change
-    from ...layers.store import Layer
     from ..open_sandbox import OpenSandbox
     from ..result import Result
     from ..session import Session
@@ -95,9 +93,7 @@ class Recorder:
         self._not_before = 0.0
         disk = inside.limits.disk
         self._most_bytes = MOST_BYTES if disk is None else min(MOST_BYTES, disk // PART_OF_DISK)
-        self._sizes: dict[Layer, int] = {}
-        self._weighing = threading.Lock()
-        self._bytes = 0
+        self._bytes = LayerBytes()
         #: Changes that are in no point yet. Any thread appends, and asks before each command.
         self.pending: deque[_Pending] = deque()
         #: Whether the last point mounted new layers, so that these have what changed since.
@@ -217,41 +213,17 @@ class Recorder:
         snapshot: Snapshot,
         merged: int = 0,
     ) -> None:
-        for point in self._points[self._at + 1 :]:  # the branch that was undone
-            point.snapshot.close()
-        del self._points[self._at + 1 :]
+        while len(self._points) > self._at + 1:  # the branch that was undone
+            self._close(self._points.pop())
         self._points.append(
             HistoryPoint(self._numbers, cause, command, exit_code, found, snapshot=snapshot, merged=merged)
         )
         self._numbers += 1
         self._at = len(self._points) - 1
-        self._weigh(snapshot, found)
+        self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
         self._bound()
 
     # ------------------------------------------------------------ bounds
-
-    def _weigh(self, snapshot: Snapshot, found: list[Change] | tuple[()] | None) -> None:
-        """Note the bytes of the layers that this snapshot is the first to use."""
-        new = [
-            layer for tree in snapshot._trees.values() for layer in tree.layers if layer not in self._sizes
-        ]
-        if not new:
-            return
-        is_known = found is not None and len(new) == 1
-        size = sum(change.size or 0 for change in found or ())
-        with self._weighing:
-            self._sizes.update(dict.fromkeys(new, size if is_known else 0))
-            self._bytes += size if is_known else 0
-        if not is_known:  # a squash has made one of them, or there was too much to list
-            do_later(partial(self._measure, new))
-
-    def _measure(self, layers: list[Layer]) -> None:
-        for layer in layers:
-            size = layer.usage() if layer.users else 0
-            with self._weighing:
-                if layer in self._sizes:
-                    self._bytes += size - self._sizes[layer]
-                    self._sizes[layer] = size
 
     def _bound(self) -> None:
         """Drop points until there are no more, and no more bytes, than allowed."""
@@ -260,26 +232,21 @@ class Recorder:
                 self._thin = 1
             self._drop(self._thin)
             self._thin += 1
-        if self._bytes <= self._most_bytes:
+        if self._bytes.total <= self._most_bytes:
+            self._workspace.is_heavy = False
             return
-        self._count()
-        while self._bytes > self._most_bytes and len(self._points) > 2:
+        present = [layer for tree in self._workspace.trees.values() for layer in tree.stack.frozen]
+        while len(self._points) > 2 and self._bytes.beside(present) > self._most_bytes:
             self._drop(1)
-            self._count()
         # Layers below the present one stay with it: the next point merges them.
-        self._workspace.is_heavy = self._bytes > self._most_bytes
+        self._workspace.is_heavy = self._bytes.total > self._most_bytes
 
     def _drop(self, index: int) -> None:
         point = self._points.pop(index)
-        point.snapshot.close()
+        self._close(point)
         self._at -= index <= self._at
         if index < len(self._points):
             self._points[index].merged += point.merged + 1
-
-    def _count(self) -> None:
-        with self._weighing:
-            self._sizes = {layer: size for layer, size in self._sizes.items() if layer.users}
-            self._bytes = sum(self._sizes.values())
 
     # ------------------------------------------------------------ steps
 
@@ -372,18 +339,20 @@ class Recorder:
             self.settle()
             done = work()
             if changed(done) and not self._workspace.is_frozen:
-                before, self._points, self._at = self._points, [], -1
-                for point in before:
-                    point.snapshot.close()
+                self.close()
                 self._mark("commit")
             return done
 
     def close(self) -> None:
         """Drop every point."""
         with self._lock:
-            for point in self._points:
-                point.snapshot.close()
-            self._points, self._at = [], -1
+            while self._points:
+                self._close(self._points.pop())
+            self._at = -1
+
+    def _close(self, point: HistoryPoint) -> None:
+        self._bytes.drop(point.snapshot)
+        point.snapshot.close()
 
 
 def _own_changes(tree: LayeredTree) -> list[Change]:
