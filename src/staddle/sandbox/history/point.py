@@ -6,6 +6,7 @@ import shlex
 
 from ..._value import Value
 from ...errors import InvalidCall, LayerError
+from ...layers.changes import Change, diff
 from ...layers.merged_view import LayerView
 from ...paths import WORKSPACE_PATH
 from ..workspace.trees import path_of
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Literal
 
-    from ...layers.changes import Change
     from ...layers.differences import Kind
     from ...layers.stack import LayerSnapshot
     from ..processes import EndedProcess
+    from ..workspace.kept_points import PointRecord
     from ..workspace.snapshot import Snapshot
 
     Cause = Literal["start", "command", "files", "background", "restore", "discard", "commit"]
@@ -54,6 +55,31 @@ class HistoryPoint:
         self.changed = None if changes is None else len(changes)
         self.changes = None if changes is None else tuple(changes[:MOST_CHANGES])
         self.merged = merged
+
+    @classmethod
+    def of_record(cls, record: PointRecord, snapshot: Snapshot) -> HistoryPoint:
+        """Return a point of an earlier process."""
+        facts = record.facts
+        made = cls(record.number, "command", "", None, None, snapshot=snapshot)
+        made.cause, made.command = facts["cause"], str(facts["command"])
+        made.exit_code, made.merged, made.changed = facts["exit_code"], facts["merged"], facts["changed"]
+        found = facts["changes"]
+        made.changes = None if found is None else tuple(Change(**change) for change in found)
+        return made
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The point as plain data, without its files."""
+        return {
+            "number": self.number,
+            "time": self.time,
+            "cause": self.cause,
+            "command": self.command,
+            "exit_code": self.exit_code,
+            "changed": self.changed,
+            "changes": None if self.changes is None else [change.as_dict() for change in self.changes],
+            "merged": self.merged,
+        }
 
     @property
     def time(self) -> float:
@@ -118,8 +144,6 @@ def found_in(points: Sequence[HistoryPoint], asked: HistoryPoint | int) -> Histo
 
 def _compared(root: str, old: LayerSnapshot, new: LayerSnapshot) -> list[Change]:
     """Return the changes of one tree from `old` to `new`."""
-    from ...layers.changes import diff
-
     at, elsewhere = path_of(root), root != WORKSPACE_PATH
     common = 0
     while (

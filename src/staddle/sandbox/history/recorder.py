@@ -23,7 +23,9 @@ from ...layers.changes import diff
 from ...paths import WORKSPACE_PATH
 from .. import changes
 from ..processes import EndedProcess
+from ..workspace.kept_points import MOST_KEPT
 from ..workspace.overlay import OverlayWorkspace
+from ..workspace.persistent import PersistentWorkspace
 from ..workspace.snapshot import restore, take
 from ..workspace.trees import path_of
 from .layer_bytes import LayerBytes
@@ -100,7 +102,38 @@ class Recorder:
         self._is_exact = True
         #: Reason why the last point could not be taken; else empty.
         self.problem = ""
-        self._mark("start")
+        self._kept = inside.workspace if isinstance(inside.workspace, PersistentWorkspace) else None
+        self._most_points = MOST_POINTS if self._kept is None else MOST_KEPT
+        if self._kept is not None:
+            self._continue(self._kept)
+        if not self._points:
+            self._mark("start")
+
+    def _continue(self, kept: PersistentWorkspace) -> None:
+        """Continue the history of the last process."""
+        for record in kept.kept_points.records:
+            taken = kept.past_snapshot(record, self._inside._environment)
+            self._points.append(HistoryPoint.of_record(record, taken))
+            self._bytes.add(taken, None)
+        if not self._points:
+            return
+        self._numbers = self._points[-1].number + 1
+        # A kill may have come between a step and the note of it: the layers tell.
+        same = [index for index, point in enumerate(self._points) if self._is_at(point)]
+        noted = [index for index in same if self._points[index].number == kept.kept_points.at]
+        self._at = (noted or same or [len(self._points) - 1])[-1]
+        if not same:
+            self.pending.append(_Pending("background", "", None, None))
+            self._is_exact = False
+        elif self._is_touched():
+            self.wrote(self._in_top_layers(), "background")
+
+    def _is_at(self, point: HistoryPoint) -> bool:
+        trees, then = self._workspace.trees, point.snapshot._trees
+        return all(root in then and tree.stack.frozen == then[root].layers for root, tree in trees.items())
+
+    def _in_top_layers(self) -> tuple[Change, ...]:
+        return tuple(change for tree in self._workspace.trees.values() for change in _own_changes(tree))
 
     # ------------------------------------------------------------ taking points
 
@@ -155,8 +188,7 @@ class Recorder:
         self.wrote(self._workspace.changes(), "background")
         if not self.pending and self._is_exact and self._is_touched():
             # A result that is being made has these changes, and its point is not taken yet.
-            found = [change for tree in self._workspace.trees.values() for change in _own_changes(tree)]
-            self.wrote(tuple(found), "background")
+            self.wrote(self._in_top_layers(), "background")
         self._take()
 
     def _is_touched(self) -> bool:
@@ -220,15 +252,22 @@ class Recorder:
         )
         self._numbers += 1
         self._at = len(self._points) - 1
+        self._keep(self._points[-1])
         self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
         self._bound()
+
+    def _keep(self, point: HistoryPoint) -> None:
+        """Write a point where the next process finds it."""
+        if self._kept is not None:
+            self._kept.keep_point(point.number, point.facts, point.snapshot, self._inside._environment)
+            self._kept.kept_points.go(self._points[self._at].number)
 
     # ------------------------------------------------------------ bounds
 
     def _bound(self) -> None:
         """Drop points until there are no more, and no more bytes, than allowed."""
-        if len(self._points) > MOST_POINTS:
-            if self._thin >= MOST_POINTS // 2:
+        if len(self._points) > self._most_points:
+            if self._thin >= self._most_points // 2:
                 self._thin = 1
             self._drop(self._thin)
             self._thin += 1
@@ -247,6 +286,7 @@ class Recorder:
         self._at -= index <= self._at
         if index < len(self._points):
             self._points[index].merged += point.merged + 1
+            self._keep(self._points[index])
 
     # ------------------------------------------------------------ steps
 
@@ -318,6 +358,8 @@ class Recorder:
             return tuple(EndedProcess.of(pid, name, known) for pid, name in ended)
 
         ended = changes.at_rest(self._inside, restored, exchanges=True)
+        if self._kept is not None:
+            self._kept.kept_points.go(target.number)
         self._inside.record("stepped", point=target.number, ended=[each.command for each in ended])
         return HistoryStep(target, points, ended)
 
@@ -339,19 +381,23 @@ class Recorder:
             self.settle()
             done = work()
             if changed(done) and not self._workspace.is_frozen:
-                self.close()
+                while self._points:
+                    self._close(self._points.pop())
+                self._at = -1
                 self._mark("commit")
             return done
 
     def close(self) -> None:
-        """Drop every point."""
+        """Release every point; those of a kept sandbox stay for the next process."""
         with self._lock:
-            while self._points:
-                self._close(self._points.pop())
-            self._at = -1
+            for point in self._points:
+                point.snapshot.close()
+            self._points, self._at = [], -1
 
     def _close(self, point: HistoryPoint) -> None:
         self._bytes.drop(point.snapshot)
+        if self._kept is not None:
+            self._kept.drop_point(point.number)
         point.snapshot.close()
 
 

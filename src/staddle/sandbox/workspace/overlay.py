@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...layers.store import Store
     from ...mounts.operations import Operation
     from .frozen import BaseFreezer
+    from .kept_points import KeptPoints
     from .workspace import Method
 
 
@@ -46,6 +47,8 @@ class OverlayWorkspace(SandboxWorkspace):
     _own_base: FrozenBase | None = None
     #: Whether layers that the history keeps exceed its bytes; they are then merged sooner.
     is_heavy = False
+    #: Points of its history that outlive the process; None if none do.
+    kept_points: KeptPoints | None = None
     #: Newest copy for its forks, reused while the directory is unchanged.
     _fork_base: FrozenBase | None = None
 
