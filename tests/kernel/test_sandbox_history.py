@@ -595,3 +595,112 @@ def test_the_awaited_face_has_the_same_history(project: Path) -> None:
             assert (await sb.bisect("grep 1 a || test ! -e a")).point.number == 3
 
     asyncio.run(main())
+
+
+# ---------------------------------------------------------------- kept sandboxes
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="kept-", dir="/var/tmp") as state:
+        os.chmod(state, 0o755)
+        monkeypatch.setenv("XDG_STATE_HOME", state)
+        yield "fix"
+
+
+def test_the_history_of_a_kept_sandbox_outlives_its_process(project: Path, kept: str) -> None:
+    with Sandbox(project, keep=kept, history=True) as sb:
+        sb.run("x=1; echo 1 > a")
+        sb.run("x=2; echo 2 > a; exit 3")
+    with Sandbox(project, keep=kept) as sb:  # without a history: seen as one change by the next with one
+        sb.run("echo b > b")
+    with Sandbox(project, keep=kept, history=True) as sb:
+        points = sb.history()
+        assert [each.cause for each in points] == ["start", "command", "command", "background"]
+        assert points[2].command == "x=2; echo 2 > a; exit 3"
+        assert points[2].exit_code == 3
+        assert [str(change) for change in points[2].changes or ()] == ["modified /workspace/a"]
+        assert [str(change) for change in points[2].diff(points[1])] == ["modified /workspace/a"]
+        sb.undo(2)
+        assert sb.run("cat a; echo $x").stdout == "1\n1\n"
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert len(sb.history()) == 2
+        assert sb.redo().point.number == 2
+        assert [each.point.number for each in sb.blame("/workspace/a")] == [2]
+        assert sb.bisect("test $(cat a) = 1", good=1).point.number == 2
+        sb.commit()
+        assert told(sb) == [("commit", "")]
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert told(sb) == [("commit", "")]
+
+
+def test_old_kept_points_are_dropped_with_their_files(
+    project: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "MOST_KEPT", 10)
+    with Sandbox(project, keep=kept, history=True) as sb:
+        for number in range(30):
+            sb.run(f"echo {number} > n")
+        assert len(sb.history()) == 10
+    home = Path(os.environ["XDG_STATE_HOME"], "staddle/sessions", kept)
+    assert len(list((home / "history").iterdir())) == 11  # and the number of the present one
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert len(sb.history()) == 10
+        sb.undo(5)
+        assert sb.run("cat n").stdout == "24\n"
+
+
+def test_a_damaged_point_is_left_out(project: Path, kept: str) -> None:
+    with Sandbox(project, keep=kept, history=True) as sb:
+        for number in range(4):
+            sb.run(f"echo {number} > n")
+    home = Path(os.environ["XDG_STATE_HOME"], "staddle/sessions", kept)
+    (home / "history/1").write_text("{")
+    (home / "history/2").write_text('{"format": 1, "number": 2, "facts": {}, "snapshot": {}, "shells": {}}')
+    (home / "history/at").write_text("nothing")
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert [each.number for each in sb.history()] == [0, 3, 4]
+        sb.undo()
+        assert sb.run("cat n").stdout == "2\n"
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_loses_no_point_of_a_command_that_returned(tmp_path: Path, kept: str) -> None:
+    place = str(tmp_path)
+    for seed in range(4):
+        python(
+            f"""
+import random, signal, subprocess, sys
+from staddle import Sandbox
+code = '''
+import sys
+from staddle import Sandbox
+sb = Sandbox({place!r}, keep={kept + str(seed)!r}, history=True)
+for number in range(1000):
+    sb.run(f"echo {{{{number}}}} > n")
+    print(number, flush=True)
+'''.format()
+random.seed({seed})
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+for _ in range(random.randrange(2, 12)):
+    last = int(child.stdout.readline())
+import time
+time.sleep(random.uniform(0, 0.02))
+child.kill()
+rest = child.stdout.read().split()
+last = int(rest[-1]) if rest else last
+child.wait()
+with Sandbox({place!r}, keep={kept + str(seed)!r}, history=True) as sb:
+    points = sb.history()
+    commands = [point.command for point in points if point.cause == "command"]
+    assert commands[: last + 1] == [f"echo {{n}} > n" for n in range(last + 1)], (last, points)
+    while sb.run("cat n").stdout != f"{{last}}\\n":
+        sb.undo()
+    for number in range(last, 0, -1):
+        sb.undo()
+        assert sb.run("cat n").stdout == f"{{number - 1}}\\n"
+    sb.redo(last)
+    assert sb.run("cat n").stdout == f"{{last}}\\n"
+""",
+            timeout=60,
+        )

@@ -29,7 +29,7 @@ from ..workspace.persistent import PersistentWorkspace
 from ..workspace.snapshot import restore, take
 from ..workspace.trees import path_of
 from .layer_bytes import LayerBytes
-from .point import HistoryPoint, HistoryStep, command_text, found_in
+from .point import MOST_LETTERS, HistoryPoint, HistoryStep, command_text, found_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +113,12 @@ class Recorder:
         """Continue the history of the last process."""
         for record in kept.kept_points.records:
             taken = kept.past_snapshot(record, self._inside._environment)
-            self._points.append(HistoryPoint.of_record(record, taken))
+            try:
+                self._points.append(HistoryPoint.of_record(record, taken))
+            except (KeyError, TypeError, ValueError):  # another version wrote it
+                kept.drop_point(record.number)
+                taken.close()
+                continue
             self._bytes.add(taken, None)
         if not self._points:
             return
@@ -153,6 +158,16 @@ class Recorder:
         """Note changes that no command made. They become a point before the next command begins."""
         if found != ():
             self.pending.append(_Pending(cause, "", None, None if found is None else list(found)))
+
+    def program_ended(self, command: str, exit_code: int) -> None:
+        """Take a point if a program that `start` or a terminal ran has changed something."""
+        found = self._workspace.changes()
+        if found != ():
+            changed = None if found is None else list(found)
+            if self._inside.secrets is not None:
+                command = self._inside.secrets.text(command)
+            self.pending.append(_Pending("command", command[:MOST_LETTERS], exit_code, changed))
+        self.begin()
 
     def begin(self) -> None:
         """Take a point of what is pending, unless a step between points is in progress."""
@@ -326,7 +341,7 @@ class Recorder:
                 raise InvalidCall(
                     f"{n} points cannot be undone",
                     why=f"there are {self._at}" if self._at else self._why_none(),
-                    fix="sb.history() lists the points; the first is the beginning",
+                    fix="list the points with sb.history(), or `staddle log`; the first is the beginning",
                 )
             gone = tuple(reversed(self._points[self._at - n + 1 : self._at + 1]))
             return self._go(self._at - n, gone)

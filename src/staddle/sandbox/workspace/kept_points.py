@@ -15,7 +15,7 @@ from collections import Counter
 
 from ..._value import Value
 from ...layers import session_record
-from .snapshot_file import read_shells, shell_facts
+from .snapshot_file import read_shells
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +32,22 @@ _AT = "at"
 
 
 class PointRecord(Value):
-    """The record of one point. `facts` are its command, exit code and changes, for people."""
+    """The record of one point. `facts` are its command, exit code and changes, for people.
+
+    `shells` are those of its sessions, as in the file.
+    """
 
     number: int
     facts: Mapping[str, Any]
     snapshot: session_record.SnapshotRecord
-    shells: Mapping[str, SavedShell] = {}
+    shells: Mapping[str, Any] = {}
+
+    def read_shells(self) -> Mapping[str, SavedShell]:
+        """Parse the shells, by session; none if they are not valid. It takes milliseconds."""
+        try:
+            return read_shells(self.shells)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            return {}
 
 
 class KeptPoints:
@@ -95,7 +105,7 @@ class KeptPoints:
             "number": point.number,
             "facts": dict(point.facts),
             "snapshot": session_record.point_facts(record),
-            "shells": {name: shell_facts(shell) for name, shell in point.shells.items()},
+            "shells": dict(point.shells),
         }
         os.makedirs(self._path, 0o700, exist_ok=True)
         self._put(str(point.number), json.dumps(facts))
@@ -150,6 +160,6 @@ class KeptPoints:
             if found["format"] != FORMAT or found["number"] != number or not isinstance(found["facts"], dict):
                 return None
             record = session_record.point_of(found["snapshot"])
-            return PointRecord(number, found["facts"], record, read_shells(found["shells"]))
+            return PointRecord(number, found["facts"], record, dict(found["shells"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
             return None  # the layers of the present matter more

@@ -34,7 +34,7 @@ from .trees import LayeredTree, by_tree, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, Unpack
 
     from ...forkserver.client import HomeTree
@@ -141,7 +141,7 @@ class PersistentWorkspace(OverlayWorkspace):
             every = [layer for tree in self.trees.values() for layer in (tree.stack.top, *tree.stack.frozen)]
             every += [
                 layer
-                for taken in (*self.snapshots.values(), *self.past.values())
+                for taken in self.snapshots.values()
                 for tree in taken._trees.values()
                 for layer in tree.layers
             ]
@@ -149,6 +149,10 @@ class PersistentWorkspace(OverlayWorkspace):
             settled = self._settled_paths()
             for layer in layers.values():
                 persistent_store.prepare(layer, owner, self.record.mounter)
+            if owner is not None:
+                for name in self.kept_points.layers:  # below other layers only: nothing is written there
+                    if f"{self._store.path}/{name}" not in layers:
+                        persistent_store.give(f"{self._store.path}/{name}", owner, self.record.mounter)
             if owner is not None:
                 for base in self.record.every_base | self.kept_points.bases:
                     if "/" not in base:  # its contents belong to the sandbox
@@ -254,10 +258,11 @@ class PersistentWorkspace(OverlayWorkspace):
         self, number: int, facts: Mapping[str, Any], taken: Snapshot, environment: Mapping[str, str]
     ) -> None:
         """Save a point of the history, taken in a sandbox opened with `environment`."""
-        shells = {
-            name: KeptShell.of(_moved(shell, self._also_at, WORKSPACE_PATH), environment).shell
-            for name, shell in taken._shells.items()
-        }
+        if isinstance(taken, PastSnapshot):
+            shells = taken.record.shells  # unchanged
+        else:
+            here = {name: _moved(one, self._also_at, WORKSPACE_PATH) for name, one in taken._shells.items()}
+            shells = {name: shell_facts(KeptShell.of(one, environment).shell) for name, one in here.items()}
         record = snapshot_record(taken).replace(label=str(number))
         self.kept_points.write(PointRecord(number, facts, record, shells))
         self.past[number] = taken
@@ -269,13 +274,15 @@ class PersistentWorkspace(OverlayWorkspace):
 
     def past_snapshot(self, point: PointRecord, environment: Mapping[str, str]) -> Snapshot:
         """Return the snapshot of a kept point, for a sandbox opened with `environment`."""
-        taken = self.past[point.number]
-        taken._shells = {
-            name: _moved(KeptShell(shell).with_environment(environment), WORKSPACE_PATH, self._also_at)
-            for name, shell in point.shells.items()
-        }
-        taken.sessions = tuple(taken._shells)
-        taken.freezer = self.freezer
+        before = self.past[point.number]
+
+        def read() -> dict[str, SavedShell]:
+            return {
+                name: _moved(KeptShell(shell).with_environment(environment), WORKSPACE_PATH, self._also_at)
+                for name, shell in point.read_shells().items()
+            }
+
+        taken = self.past[point.number] = PastSnapshot(point, before, read)
         return taken
 
     def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
@@ -429,6 +436,30 @@ class PersistentWorkspace(OverlayWorkspace):
                 fix="name one of these",
             )
         return self.snapshots[label]
+
+
+class PastSnapshot(Snapshot):
+    """Snapshot of a point of an earlier process, with the layers of another. Reads its shells when needed."""
+
+    automatic = True
+    _known: dict[str, SavedShell] | None = None
+
+    def __init__(
+        self, record: PointRecord, other: Snapshot, read: Callable[[], dict[str, SavedShell]]
+    ) -> None:
+        self.record, self._read = record, read
+        super().__init__("", "swap", other._trees, other._baseline, {}, created=other.created)
+        self.sessions, other.closed = tuple(record.shells), True
+
+    @property
+    def _shells(self) -> dict[str, SavedShell]:
+        if self._known is None:
+            self._known = self._read()
+        return self._known
+
+    @_shells.setter
+    def _shells(self, shells: dict[str, SavedShell]) -> None:
+        self._known = shells or None
 
 
 def _moved(shell: SavedShell, before: str, after: str) -> SavedShell:
