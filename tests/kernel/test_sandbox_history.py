@@ -446,7 +446,8 @@ def test_bisect_says_when_there_is_nothing_to_find(sandbox: Sandbox) -> None:
 def test_old_points_are_thinned_and_the_rest_can_be_gone_back_to(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "MOST_POINTS", 20)
+    assert sandbox._history is not None
+    monkeypatch.setattr(sandbox._history, "_most_points", 20)
     for number in range(1, 101):
         sandbox.run(f"echo {number} > n")
     points = sandbox.history()

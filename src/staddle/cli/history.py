@@ -24,11 +24,12 @@ _SANDBOX = tuple(
 #: Characters of a command in one line.
 _WIDTH = 60
 
-_LOG_OPTIONS = (JSON, HELP)
+_LOG_OPTIONS = (Option("clear", "", "delete the points, and files that only they need"), JSON, HELP)
 _LOG = """\
 List the points of a kept sandbox: the commands that changed files, newest first.
 
 usage: staddle log [NAME] [--json]
+       staddle log NAME --clear
 
 `staddle run --keep NAME` makes a point for each command that changed files; the mark * is at the
 present one. A point can be shown, undone, and searched. It works while the sandbox is in use.
@@ -49,12 +50,25 @@ def log(words: Sequence[str]) -> int:
     name, rest = named(parsed, "log")
     if rest:
         raise UsageError("`staddle log` takes one name", fix="show a point: staddle show NAME POINT")
+    if parsed.on("clear"):
+        _clear(name)
+        return 0
     facts, present = _recorded(name)
     if parsed.on("json"):
         print_json([{**each, "present": each["number"] == present} for each in facts])
     else:
         print_paged(_line(each, present) for each in reversed(facts))
     return 0
+
+
+def _clear(name: str) -> None:
+    from ..sandbox.workspace.persistent import PersistentWorkspace
+
+    kept = PersistentWorkspace(name)
+    try:
+        kept.forget_history()
+    finally:
+        kept.close()
 
 
 def _recorded(name: str) -> tuple[list[dict[str, Any]], int]:

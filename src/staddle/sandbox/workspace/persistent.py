@@ -272,6 +272,13 @@ class PersistentWorkspace(OverlayWorkspace):
         self.kept_points.forget(number)
         self.past.pop(number, None)
 
+    def forget_history(self) -> None:
+        """Delete the points of the history with the layers that only they need, while no sandbox uses it."""
+        self.kept_points.clear()
+        for taken in self.past.values():
+            taken.close()
+        self.past.clear()
+
     def past_snapshot(self, point: PointRecord, environment: Mapping[str, str]) -> Snapshot:
         """Return the snapshot of a kept point, for a sandbox opened with `environment`."""
         before = self.past[point.number]
