@@ -82,6 +82,16 @@ def test_writes_of_the_file_tools_between_two_commands_are_one_point(sandbox: Sa
     assert sandbox.files.exists("/workspace/a")
 
 
+def test_a_cell_of_the_interpreter_has_a_point(sandbox: Sandbox) -> None:
+    sandbox.python("open('cell', 'w').write('1')")
+    sandbox.python("1 / 0")
+    found = sandbox.history()[-1]
+    assert (found.cause, found.exit_code) == ("command", 0)
+    assert found.command == "open('cell', 'w').write('1')"
+    sandbox.undo()
+    assert not sandbox.files.exists("/workspace/cell")
+
+
 def test_without_a_history_there_is_no_point_and_an_error_that_says_so(project: Path) -> None:
     with Sandbox(project) as sb:
         sb.run("echo 1 > new")

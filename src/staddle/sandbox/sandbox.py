@@ -332,7 +332,10 @@ class Sandbox:
         if found is None:
             found = interpreters.setdefault(session, Interpreter(self))
         most = self._now().limits.timeout if timeout is arguments.FROM_POLICY else arguments.seconds(timeout)
-        return found.run(code, timeout=most)
+        result = found.run(code, timeout=most)
+        if self._history is not None:
+            self._history.program_ended(code, int(result.error is not None))
+        return result
 
     def code(
         self,

@@ -17,7 +17,7 @@ import time
 from collections import deque
 
 from ..._value import Value
-from ...errors import InvalidCall, LaunchFailed, LayerError, SandboxClosed, SandboxLost
+from ...errors import InvalidCall, LayerError, StaddleError
 from ...interrupts import owned
 from ...layers.changes import diff
 from ...paths import WORKSPACE_PATH
@@ -160,7 +160,7 @@ class Recorder:
             self.pending.append(_Pending(cause, "", None, None if found is None else list(found)))
 
     def program_ended(self, command: str, exit_code: int) -> None:
-        """Take a point if a program that `start` or a terminal ran has changed something."""
+        """Take a point if a program or an interpreter's cell, which is no command, has changed something."""
         found = self._workspace.changes()
         if found != ():
             changed = None if found is None else list(found)
@@ -190,7 +190,7 @@ class Recorder:
             return
         try:
             self._take()
-        except (OSError, LayerError, LaunchFailed, SandboxClosed, SandboxLost) as error:
+        except (OSError, StaddleError) as error:
             # The command is done: a full disk must not turn its result into an error.
             self.problem = str(error)
             self._not_before = time.monotonic() + _AFTER_FAILURE
