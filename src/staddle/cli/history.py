@@ -203,10 +203,12 @@ def bisect(words: Sequence[str]) -> int:
     script = parsed.one("command")
     if (script is None) == (not argv):
         raise UsageError("one test is needed", fix=f"staddle bisect {shown(name)} -- TEST, or -c SCRIPT")
-    limits = {side: _number(text) for side in ("good", "bad") if (text := parsed.one(side)) is not None}
+    good, bad = parsed.one("good"), parsed.one("bad")
+    repeat = _number(parsed.one("repeat") or "1")
     with _opened(parsed, name) as sandbox:
         test: str | list[str] = argv if script is None else script
-        found = sandbox.bisect(test, **limits, repeat=_number(parsed.one("repeat") or "1"))
+        first, last = (None if text is None else _number(text) for text in (good, bad))
+        found = sandbox.bisect(test, good=first, bad=last, repeat=repeat)
         if parsed.on("json"):
             print_json(
                 {
