@@ -483,6 +483,18 @@ def test_bytes_are_bounded(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
+def test_a_history_does_not_fill_the_disk_limit(project: Path) -> None:
+    policy = Policy.agent().with_limits(disk="100M")
+    with Sandbox(project, policy, history=True) as sb:
+        sb.run("head -c 40M /dev/urandom > live", check=True)
+        for number in range(25):
+            sb.run(f"head -c 10M /dev/urandom > over; echo {number} > n", check=True)
+            time.sleep(0.1)  # in which the limit is looked at
+        sb.undo()
+        assert sb.run("cat n").stdout == "23\n"
+
+
+@pytest.mark.slow
 def test_a_thousand_points_are_flat(sandbox: Sandbox) -> None:
     def timed(first: int, last: int) -> float:
         took = []

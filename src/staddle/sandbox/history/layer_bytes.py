@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 
 from ...background import do_later
+from ...layers.store import usage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,13 +17,24 @@ if TYPE_CHECKING:
     from ..workspace.snapshot import Snapshot
 
 
+#: Merged layers are counted again after this many snapshots.
+_RECOUNT = 100
+
+
 class LayerBytes:
-    """Bytes of the layers of several snapshots. Each layer counts once."""
+    """Bytes of the layers of several snapshots. Each layer counts once, and each file.
+
+    A layer that a squash has made shares files with the layers that it was made of. Files that only it has
+    left are counted again after every `_RECOUNT` snapshots.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sizes: dict[Layer, int] = {}
-        self._users: Counter[Layer] = Counter()
+        #: Number of the snapshots that use each layer.
+        self.users: Counter[Layer] = Counter()
+        self._merged: set[Layer] = set()
+        self._added = 0
         #: Bytes of all these layers.
         self.total = 0
 
@@ -30,7 +42,7 @@ class LayerBytes:
         """Add a snapshot. `size` is that of the files since the last one, if it is known."""
         layers = _layers(snapshot)
         with self._lock:
-            self._users.update(layers)
+            self.users.update(layers)
             new = [layer for layer in layers if layer not in self._sizes]
             is_known = size is not None and len(new) == 1
             for layer in new:
@@ -38,16 +50,22 @@ class LayerBytes:
             if is_known and size:
                 self._sizes[new[0]] = size
                 self.total += size
-        if new and not is_known:  # a squash has made one of them, or there was too much to list
-            do_later(partial(self._measure, new))
+            self._added += 1
+            if new and not is_known:  # a squash has made one of them, or there was too much to list
+                self._merged.update(new)
+            elif self._added % _RECOUNT:
+                return
+            new = [*self._merged] if self._added % _RECOUNT == 0 else new
+        do_later(partial(self._measure, new))
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot."""
         with self._lock:
-            self._users.subtract(layers := _layers(snapshot))
+            self.users.subtract(layers := _layers(snapshot))
             for layer in layers:
-                if not self._users[layer]:
-                    del self._users[layer]
+                if not self.users[layer]:
+                    del self.users[layer]
+                    self._merged.discard(layer)
                     self.total -= self._sizes.pop(layer)
 
     def beside(self, present: Iterable[Layer]) -> int:
@@ -57,7 +75,7 @@ class LayerBytes:
 
     def _measure(self, layers: list[Layer]) -> None:
         for layer in layers:
-            size = layer.usage() if layer.users else 0
+            size = usage(layer.upper, linked=False) if layer.users else 0
             with self._lock:
                 if layer in self._sizes:
                     self.total += size - self._sizes[layer]

@@ -96,6 +96,7 @@ class Recorder:
         disk = inside.limits.disk
         self._most_bytes = MOST_BYTES if disk is None else min(MOST_BYTES, disk // PART_OF_DISK)
         self._bytes = LayerBytes()
+        inside.workspace.layer_points = self._bytes.users
         #: Changes that are in no point yet. Any thread appends, and asks before each command.
         self.pending: deque[_Pending] = deque()
         #: Whether the last point mounted new layers, so that these have what changed since.
