@@ -58,8 +58,8 @@ class LayeredTree:
 
     def is_shared(self, layer: Layer, points: int = 0) -> bool:
         """Whether a snapshot or another sandbox uses this frozen layer, besides `points` of the history."""
-        ours = sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
-        return layer.users > 1 + ours + points + self.squash.holds(layer)
+        ours = points + sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
+        return layer.users > 1 + ours + self.squash.holds(layer)
 
     @property
     def dirs(self) -> OverlayDirs:
