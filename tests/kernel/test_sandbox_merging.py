@@ -561,3 +561,17 @@ def test_a_limit_of_the_policy_holds_in_attempts(project: Path) -> None:
     with Sandbox(project, policy=policy) as sandbox:
         found = sandbox.best_of(1, lambda fork, index: fork.run("echo x > x"), "sleep 60")
         assert not found.attempts[0].passed
+
+
+def test_a_merge_is_a_point_of_the_history(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("one\ntwo\n")
+    with Sandbox(tmp_path, history=True) as sb:
+        [fork] = sb.fork()
+        with fork:
+            fork.run("sed -i s/one/1/ file")
+            assert sb.merge(fork, test="grep -q 1 file").written
+        assert [point.cause for point in sb.history()] == ["start", "merge"]
+        sb.undo()
+        assert sb.files.read("file") == "one\ntwo\n"
+        sb.redo()
+        assert sb.files.read("file") == "1\ntwo\n"

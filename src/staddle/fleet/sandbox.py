@@ -51,6 +51,13 @@ REFUSED = {
         "its tools would be one call for each file",
         "use fleet.map(function): there it is called with a Sandbox, which has it",
     ),
+    **dict.fromkeys(
+        ("at", "bisect", "blame", "history", "redo", "undo"),
+        (
+            "the points of a history are on the node",
+            "use snapshot() and restore(), or fleet.map(function) with a Sandbox(history=True)",
+        ),
+    ),
 }
 
 
@@ -172,6 +179,8 @@ class _Face(RemoteSandboxNames):
     merge = refused("merge", *REFUSED["merge"])
     best_of = refused("best_of", *REFUSED["best_of"])
     check = refused("check", *REFUSED["check"])
+    at, bisect, blame = (refused(name, *REFUSED[name]) for name in ("at", "bisect", "blame"))
+    history, redo, undo = (refused(name, *REFUSED[name]) for name in ("history", "redo", "undo"))
     from_snapshot = refused("from_snapshot", *REFUSED["from_snapshot"])
 
     @property

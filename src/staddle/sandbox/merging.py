@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         """The part of a Sandbox that merges use."""
 
         _settings: SandboxSettings
+        _history: Any  # its recorder, or None
 
         def _now(self) -> OpenSandbox: ...
         @classmethod
@@ -375,7 +376,7 @@ def _tested(into: ForkableSandbox, plan: PlannedMerge, test: Test) -> Result | b
         point = plan.before.having(tree)
         tree.close()
         try:
-            return type(into)._continued(into._settings, point)
+            return type(into)._continued(into._settings.replace(history=False), point)
         finally:
             point.close()
 
@@ -385,7 +386,7 @@ def _tested(into: ForkableSandbox, plan: PlannedMerge, test: Test) -> Result | b
 
 def _write(into: ForkableSandbox, plan: PlannedMerge) -> None:
     """Mount the layer in the sandbox. Its shells and processes continue."""
-    inside = into._now()
+    inside, history_of = into._now(), into._history
 
     def written(workspace: SandboxWorkspace, sessions: list[Session]) -> None:
         now = take(workspace, sessions, "", listed=False)
@@ -401,7 +402,11 @@ def _write(into: ForkableSandbox, plan: PlannedMerge) -> None:
         change(workspace, following, partial(come_back, sessions, at_once=True))
         history(workspace).add(plan.before)
 
-    changes.at_rest(inside, written, exchanges=True)
+    work = partial(changes.at_rest, inside, written, exchanges=True)
+    if history_of is None:
+        work()
+    else:
+        history_of.around("merge", "", work)
     inside.record("merged", changes=[f"{each.kind} {each.path}" for each in plan.merge.changes])
 
 

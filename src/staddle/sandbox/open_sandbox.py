@@ -27,6 +27,7 @@ from .session import Session
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Protocol
 
     from ..ipc.agent_messages import Who
     from ..layers.changes import Change
@@ -40,9 +41,17 @@ if TYPE_CHECKING:
     from .open.settings import SandboxSettings
     from .result import Result
     from .session import SessionState
+    from .stream import PointTaker
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
     from .workspace.workspace import SandboxWorkspace
+
+    class FilesRecorder(PointTaker, Protocol):
+        """History of a sandbox, as its open state knows it."""
+
+        def wrote(self, found: tuple[Change, ...] | None) -> None: ...
+        def close(self) -> None: ...
+
 
 #: Name of the session that every sandbox has.
 MAIN = "main"
@@ -74,6 +83,8 @@ class OpenSandbox:
 
     #: False in a forked child of the process that opened it.
     is_ours = True
+    #: Takes the points of its history; None without one.
+    recorder: FilesRecorder | None = None
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules
@@ -250,7 +261,7 @@ class OpenSandbox:
         )
         self.named[name] = made
         made._allow_sudo = None if other is not None else self.main._allow_sudo
-        made._explain = self.main._explain
+        made._explain, made._recorder = self.main._explain, self.recorder
         made._user, made._rules = "" if other is None else other.name, self.rules
         return made
 
@@ -277,7 +288,9 @@ class OpenSandbox:
         """Exclude the host program's own changes from the next side effects, unless a command runs."""
         workspace = self.workspace
         if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
-            workspace.changes()
+            found = workspace.changes()
+            if self.recorder is not None:
+                self.recorder.wrote(found)
 
     @property
     def alive(self) -> bool:
@@ -397,6 +410,8 @@ class OpenSandbox:
         if self.workspace is not None and self.workspace.keeps_shells and not self.agent.is_paused:
             self._keep_shells(self.workspace)
         self.labelled.clear()
+        if self.recorder is not None:
+            self.recorder.close()
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # An agent that first sees its shell end would clean up for nothing.

@@ -59,6 +59,11 @@ if TYPE_CHECKING:
     from .changes import Restored
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
+    from .history.bisect import Bisected
+    from .history.blame import BlamedLine
+    from .history.past import PastFiles
+    from .history.point import HistoryPoint, HistoryStep
+    from .history.recorder import Recorder
     from .interpreter import CellResult
     from .merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from .open.as_root import Account
@@ -77,6 +82,7 @@ if TYPE_CHECKING:
     own=(
         *("close", "pause", "processes", "reset", "resume", "session", "start", "terminal", "ps", "kill"),
         *("commit", "diff", "discard", "drift", "fork", "restore", "review", "snapshot"),
+        *("history", "redo", "undo"),
     ),
 )
 class Sandbox:
@@ -87,7 +93,8 @@ class Sandbox:
     hides later edits on the host, as "copy" always does. "bind" writes to the directory, "readonly" forbids
     writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
     call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
-    `enforced`. `keep` names the changes, so that they stay after `close()` for the next sandbox of that name
+    `enforced`. With `history` there is a point to `undo` to after each command that changed files. `keep`
+    names the changes, so that they stay after `close()` for the next sandbox of that name
     and `staddle diff`. `on_connect` decides about destinations that the policy's network leaves open; any
     answer but True within `on_connect_timeout` seconds refuses them. `on_command` is called before each
     command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
@@ -127,13 +134,14 @@ class Sandbox:
         base: str | PathLike[str] | None = None,
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
+        history: bool = False,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
         rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels}
         rare |= {"identity": identity, "environment": environment, "base": base, "workdir": workdir}
-        rare |= {"freeze": freeze, **unknown}
+        rare |= {"freeze": freeze, "history": history, **unknown}
         unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -144,10 +152,25 @@ class Sandbox:
         open_files.have_standard_streams()
         with REAPING:
             self._inside = OpenSandbox(settings, snapshot)
+        self._history = self._begin_history(self._inside)
         self._closed = False
         limits = settings.policy.limits
         if limits.max_lifetime is not None or limits.idle is not None:
             LIFETIMES.watch(self, limits)
+
+    def _begin_history(self, inside: OpenSandbox) -> Recorder | None:
+        if not self._settings.history:
+            return None
+        from .history.recorder import Recorder
+
+        try:
+            recorder = inside.recorder = Recorder(inside)
+        except BaseException:
+            inside.close()
+            raise
+        for session in inside.every_session():
+            session._recorder = recorder
+        return recorder
 
     @classmethod
     def _of(cls, settings: sandbox_settings.SandboxSettings) -> Self:
@@ -227,16 +250,22 @@ class Sandbox:
         spec.account = other
         if not ours:
             spawn.check_rules(inside, argv)
-        hooks = None if ours else inside.hooks
+        hooks, recorder = None if ours else inside.hooks, self._history
         try:
             if hooks is not None:
                 hooks.begin(spec, "")
+            if recorder is not None and recorder.pending and not ours:
+                recorder.begin()
             outcome = drive(spawn.execution(inside, spec, argv, inside.main._exec_context), cancel)
         except BaseException as error:
             if hooks is not None:
                 hooks.failed(spec, error)
             raise
         result = spec.result(outcome)
+        if recorder is not None and not ours:
+            recorder.ended(result)
+        elif recorder is not None:
+            recorder.wrote(result.changes, "background")
         if hooks is not None:
             hooks.end(spec, result)
         return result.check() if check else result
@@ -305,7 +334,10 @@ class Sandbox:
         if found is None:
             found = interpreters.setdefault(session, Interpreter(self))
         most = self._now().limits.timeout if timeout is arguments.FROM_POLICY else arguments.seconds(timeout)
-        return found.run(code, timeout=most)
+        result = found.run(code, timeout=most)
+        if self._history is not None:
+            self._history.program_ended(code, int(result.error is not None))
+        return result
 
     def code(
         self,
@@ -380,7 +412,9 @@ class Sandbox:
     def refusals(self) -> tuple[Event, ...]:
         """Return the network's refusals that no result has reported yet."""
         inside = self._now()
-        found = inside.side_effects()[1]
+        changed, found = inside.side_effects()
+        if self._history is not None:
+            self._history.wrote(changed, "background")
         if inside.hooks is not None:
             inside.hooks.refused(found)
         return found
@@ -497,8 +531,10 @@ class Sandbox:
         is another directory to write to, where each file to be replaced is a conflict. With `review`, it
         writes only the reviewed changes; see `Review.commit`.
         """
-        return changes.commit(
-            self._now(),
+        inside = self._now()
+        work = partial(
+            changes.commit,
+            inside,
             paths,
             to,
             review,
@@ -507,6 +543,9 @@ class Sandbox:
             allow_protected=allow_protected,
             progress=progress,
         )
+        if self._history is None or to is not None:
+            return work()
+        return self._history.commit(work, lambda done: bool(done.changes))
 
     def review(self, paths: Collection[str] | None = None) -> Review:
         """Return what `commit` would do, taken at one moment. Writes nothing.
@@ -524,7 +563,11 @@ class Sandbox:
         The home and /tmp stay unless `paths` names something in them. Shells and background processes
         continue; a background process in a replaced directory stays in the old one.
         """
-        changes.discard(self._now(), paths)
+        inside = self._now()
+        work = partial(changes.discard, inside, paths)
+        if self._history is None:
+            return work()
+        return self._history.around("discard", "", work)
 
     def snapshot(self, label: str = "", *, processes: Literal["none", "interpreter"] = "none") -> Snapshot:
         """Save the workspace, the home, /tmp, and the state of every session.
@@ -573,7 +616,9 @@ class Sandbox:
         check.one_of("processes", processes, ("end", "keep"))
         if isinstance(snapshot, str):
             snapshot = changes.labelled(self.snapshots(), snapshot)
-        return changes.go_back(self._now(), snapshot, processes)
+        inside = self._now()
+        work = partial(changes.go_back, inside, snapshot, processes)
+        return work() if self._history is None else self._history.around("restore", snapshot.label, work)
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
         """Return the host's changes to the workspace since this sandbox, or its origin by fork, opened it.
@@ -675,6 +720,88 @@ class Sandbox:
 
         return best_of(self, n, attempt, test, keep=keep, progress=progress)
 
+    # ------------------------------------------------------------ history
+
+    def history(self) -> list[HistoryPoint]:
+        """List the points of a sandbox opened with `history=True`, oldest first, up to the present.
+
+        The first point is the beginning; each further one is the state after a command that changed files.
+        Changes of `files` and of background programs are points of their own.
+        """
+        return self._recorder().listed()
+
+    def undo(self, n: int = 1) -> HistoryStep:
+        """Take back the last `n` points: files and shells are as before them. Returns the points taken back.
+
+        It waits for running commands, and ends background processes, jobs and terminals. `redo` returns until
+        something else changes. The host's files do not change: `undo` does not go back over a commit.
+        """
+        return self._recorder().undo(check.count("the number of points", n, fix="use undo(2)"))
+
+    def redo(self, n: int = 1) -> HistoryStep:
+        """Return to the state before the last undo, or `n` points forward. Ends processes, as `undo`."""
+        return self._recorder().redo(check.count("the number of points", n, fix="use redo(2)"))
+
+    def at(self, point: HistoryPoint | int) -> PastFiles:
+        """Return the files as they were at a point of `history()`, for reading; a number names the point."""
+        from .history.past import PastFiles
+
+        recorder = self._recorder()
+        found = recorder.found(point)
+        return PastFiles(found, partial(self._fork_at, found, hooks=None))
+
+    def bisect(
+        self,
+        test: str | Sequence[str] | Callable[[Sandbox], object],
+        *,
+        good: HistoryPoint | int | None = None,
+        bad: HistoryPoint | int | None = None,
+        repeat: int = 1,
+    ) -> Bisected:
+        """Find the first point after which `test` fails, between `good` (default: first) and `bad` (last).
+
+        It runs the test in one fork, and the present does not change. `test` is a command, an argv, or a
+        function of a sandbox that returns a Result, an exit code or a bool. Exit codes: 0 is good, 125 skips
+        the point, any other up to 127 is bad. With `repeat`, a point is good if the test passes each time.
+        """
+        from .history.bisect import Bisection
+
+        points = self._recorder().between(good, bad)
+        with self._fork_at(points[-1]) as fork:
+            return Bisection(points, test, repeat, fork).run()
+
+    def blame(self, path: AnyPath) -> list[BlamedLine]:
+        """Return the lines of a text file, each with the point that last wrote it.
+
+        A renamed file begins at its new name. Lines from before the history belong to its first point.
+        """
+        from .history.blame import blame
+
+        recorder = self._recorder()
+        self.files.open(path).close()  # with the rights of the sandbox's user
+        place = os.fsdecode(self.files.realpath(path))
+        points = recorder.listed()
+        ((root, (below,)),) = changes.workspace_of(self._now()).by_tree([place], "/").items()
+        return blame(points, root, below)
+
+    def _recorder(self) -> Recorder:
+        self._now()
+        recorder = self._history
+        if recorder is None:
+            raise InvalidCall(
+                "this sandbox has no history",
+                why="it was opened without history=True",
+                fix="open it with Sandbox(..., history=True)",
+            )
+        return recorder
+
+    def _fork_at(self, point: HistoryPoint, **without: None) -> Self:
+        """Open a fork at a point, without a history."""
+        settings = self._settings.replace(history=False, **without)
+        if point.snapshot.frozen and settings.freeze is False:
+            settings = settings.replace(freeze=None)
+        return unmistaken(lambda: owned(lambda: self._continued(settings, point.snapshot)))
+
     # ------------------------------------------------------------ sessions and lifetime
 
     def session(self, name: str, *, user: User = None) -> Session:
@@ -711,7 +838,8 @@ class Sandbox:
                     why="what is kept would be lost",
                 )
             fresh = OpenSandbox(self._settings)
-            old, self._inside = self._inside, fresh
+            history = self._begin_history(fresh)
+            old, self._inside, self._history = self._inside, fresh, history
         old.close()
 
     def close(self) -> None:

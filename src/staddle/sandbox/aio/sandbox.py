@@ -21,6 +21,7 @@ from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
 from ..files import Files
+from ..history.past import PastFiles
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath
+    from ..history.point import HistoryPoint
     from ..merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from ..open.as_root import Account
     from ..open_sandbox import OpenSandbox
@@ -150,10 +152,12 @@ class AsyncSandbox(InThreads, SandboxNames):
         spec.account = other
         context = await (await self._main())._exec_context()
         await in_thread(spawn.check_rules, self._inside, argv)
-        hooks = self._inside.hooks
+        hooks, recorder = self._inside.hooks, self._inside.recorder
         try:
             if hooks is not None:
                 await hooks.begin_awaited(spec, "")
+            if recorder is not None and recorder.pending:
+                await in_thread(recorder.begin)
             outcome = await see_through(await in_thread(spawn.execution, self._inside, spec, argv, context))
         except BaseException as error:
             spec.abandon()
@@ -161,6 +165,8 @@ class AsyncSandbox(InThreads, SandboxNames):
                 hooks.failed(spec, error)
             raise
         result = spec.result(outcome)
+        if recorder is not None and recorder.is_due(result):
+            await in_thread(recorder.ended, result)
         if hooks is not None:
             await hooks.end_awaited(spec, result)
         return result.check() if check else result
@@ -253,6 +259,16 @@ class AsyncSandbox(InThreads, SandboxNames):
     snapshots = Forwarded(Sandbox.snapshots)
     restore = Forwarded(Sandbox.restore)
     drift = Forwarded(Sandbox.drift)
+    history = Forwarded(Sandbox.history)
+    undo = Forwarded(Sandbox.undo)
+    redo = Forwarded(Sandbox.redo)
+    blame = Forwarded(Sandbox.blame)
+    bisect = Forwarded(Sandbox.bisect)
+
+    async def at(self, point: HistoryPoint | int) -> AsyncPastFiles:
+        """Return the files as they were at a point of `history()`, for reading; see `Sandbox.at`."""
+        sandbox = await self._opened()
+        return AsyncPastFiles(await in_thread(sandbox.at, point))
 
     async def environment(
         self,
@@ -540,6 +556,34 @@ class AsyncReview(Review):
         """Write exactly the reviewed changes, or those at and below `paths`; see `Review.commit`."""
         commit: Callable[..., Coroutine[Any, Any, Committed]] = self.__dict__["_commit"]
         return await commit(paths, review=self, **options)
+
+
+# Files at a point of the history, for asyncio.
+
+
+class AsyncPastFiles(InThreads):
+    """Files as they were at a point; see `PastFiles`. Each call runs in a thread."""
+
+    def __init__(self, found: PastFiles) -> None:
+        self._past, self.point = found, found.point
+
+    async def _opened(self) -> PastFiles:
+        return self._past
+
+    read = Forwarded(PastFiles.read)
+    read_bytes = Forwarded(PastFiles.read_bytes)
+    list = Forwarded(PastFiles.list)
+    exists = Forwarded(PastFiles.exists)
+    stat = Forwarded(PastFiles.stat)
+    glob = Forwarded(PastFiles.glob)
+    grep = Forwarded(PastFiles.grep)
+    close = Forwarded(PastFiles.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 # Files of a sandbox, for asyncio.

@@ -85,6 +85,8 @@ class Snapshot:
     _parent: ReferenceType[Snapshot] | None = None
     #: Workspace that it was taken of.
     _of: ReferenceType[SandboxWorkspace] | None = None
+    #: Whether the history took it: it is not listed, and not in the tree of snapshots.
+    automatic = False
 
     def __init__(
         self,
@@ -472,7 +474,10 @@ class History:
 
     def add(self, snapshot: Snapshot) -> None:
         """Add a snapshot that was just taken."""
-        snapshot._parent, self.at = self.at, ref(snapshot)
+        snapshot._parent = self.at
+        if snapshot.automatic:
+            return
+        self.at = ref(snapshot)
         self._taken[ref(snapshot, self._forget)] = None
 
     def _forget(self, gone: ReferenceType[Snapshot]) -> None:
@@ -501,9 +506,17 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
 
 
 def take(
-    workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str, *, listed: bool = True
+    workspace: SandboxWorkspace,
+    sessions: Sequence[NamedShell],
+    label: str,
+    *,
+    listed: bool = True,
+    automatic: bool = False,
 ) -> Snapshot:
-    """Take a snapshot of a sandbox whose `sessions` are idle. Unless `listed`, its history omits it."""
+    """Take a snapshot of a sandbox whose `sessions` are idle.
+
+    Unless `listed`, its list of snapshots omits it. `automatic`: for its history.
+    """
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
@@ -512,7 +525,7 @@ def take(
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
-    made.freezer, made._of = workspace.freezer, ref(workspace)
+    made.freezer, made._of, made.automatic = workspace.freezer, ref(workspace), automatic
     if listed:
         history(workspace).add(made)
     return made
@@ -531,22 +544,24 @@ def restore(
     sessions: Sequence[NamedShell],
     snapshot: Snapshot,
     others: Literal["keep", "end"],
+    *,
+    looks: bool = True,
 ) -> tuple[list[NamedProcess], Drift]:
     """Restore the files and shells of a snapshot; a session that it lacks begins anew.
 
     Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
-    since the snapshot, judged by a sample of entries.
+    since the snapshot, judged by a sample of entries, if it `looks` for them.
     """
     fitting = snapshot.fitted_to(workspace)
 
     def then() -> None:
         workspace.baseline = fitting._baseline.with_commits_of(workspace.baseline)
-        history(workspace).at = ref(snapshot)
+        history(workspace).at = snapshot._parent if snapshot.automatic else ref(snapshot)
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 
     ended = change(workspace, workspace.restored(fitting._trees), then, others)
-    return ended, drift_after(workspace, snapshot, fitting)
+    return ended, drift_after(workspace, snapshot, fitting) if looks else Drift()
 
 
 def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...layers.commit import CommitOptions
     from ...layers.merged_view import LayerView
     from ...layers.review import Committed
-    from ...layers.stack import Stack
+    from ...layers.stack import LayerSnapshot, Stack
     from ...layers.store import Layer
     from ...shell.state import SavedShell
     from .fork_point import ForkPoint
@@ -319,6 +319,8 @@ class SandboxWorkspace(ABC):
 
     #: True if deleted files in old layers exceed the quota; layers are then merged sooner.
     is_crowded = False
+    #: Number of points of the history that use a layer. The history has a limit of its own.
+    layer_points: Mapping[Layer, int] = {}
 
     def shown(self, most: int) -> disk.DiskUsage:
         """Return the space of the sandbox's visible writes, and of layers that others also use.
@@ -328,7 +330,12 @@ class SandboxWorkspace(ABC):
         total = count = 0
         for tree in list(self.trees.values()):
             layers = (tree.stack.top, *tree.stack.frozen)
-            apart = {index for index, layer in enumerate(layers) if index and tree.is_shared(layer)}
+            points = self.layer_points
+            apart = {
+                index
+                for index, layer in enumerate(layers)
+                if index and tree.is_shared(layer, points.get(layer, 0))
+            }
             parts = [disk.shown([layer.upper for layer in layers], apart, most)]
             parts += [disk.occupied(layers[index].upper, most) for index in apart]
             total += sum(part.bytes for part in parts)
