@@ -35,8 +35,9 @@ class HistoryPoint:
 
     `cause` tells what made it: "command", "files" (sb.files or an upload), "background" (a program that runs
     on), "start", "restore", "discard", "merge" or "commit". `command` is the command, or the label of a
-    restored snapshot, at most 10,000 characters. `changes` are at most 100 changes; `changed` is their number. Both
-    are None if there were too many to compare. `merged` counts earlier points that this one replaces.
+    restored snapshot, at most 10,000 characters. `changes` are at most 100 changes; `changed` is their
+    number. Both are None if there were too many to compare. `merged` counts earlier points that this one
+    replaces.
     """
 
     def __init__(
