@@ -52,8 +52,9 @@ def test_variables_files_and_chance_come_back_as_often_as_asked(sb: Sandbox) -> 
 def test_it_goes_on_where_it_was_after_the_snapshot_alone(sb: Sandbox) -> None:
     value(sb, "import os; os.mkdir('/workspace/sub'); os.chdir('/workspace/sub'); x = 1")
     value(sb, "read = open('/workspace/lines'); read.readline()")
-    kept(sb)
+    point = kept(sb)
     sb.run("echo > /workspace/sub/new")
+    assert point.method == "swap"
     assert value(sb, "os.listdir('.'), read.readline(), x") == "(['new'], 'two\\n', 1)"
 
 
@@ -137,7 +138,7 @@ def test_a_stopped_twin_is_lost_after_a_while(sb: Sandbox, monkeypatch: pytest.M
 
 def test_no_program_inside_can_read_or_change_a_twin(sb: Sandbox) -> None:
     value(sb, "import os; x = 1")
-    kept(sb)
+    point = kept(sb)
     script = f"""
     for p in $(pgrep python3); do
         [ $p = {value(sb, "os.getpid()")} ] && continue
@@ -146,6 +147,7 @@ def test_no_program_inside_can_read_or_change_a_twin(sb: Sandbox) -> None:
     got = sb.run(script)
     assert got.stdout == ""
     assert got.stderr.count("denied") >= 3, got.stderr
+    assert point.processes.kept == ("main",)
 
 
 def test_a_closed_snapshot_leaves_no_process(sb: Sandbox) -> None:
