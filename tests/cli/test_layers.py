@@ -294,3 +294,11 @@ def test_a_mistyped_path_is_an_error(command: Run) -> None:
         assert "nothing was changed at 'fil'" in command(name, "fix", "fil", status=125).stderr
     assert command("diff", "fix", "README").stdout == ""  # it is there, and unchanged
     assert command("discard", "fix", "file").stdout == "1 change dropped\n"
+
+
+def test_ls_counts_files_and_names_a_changed_repository(command: Run) -> None:
+    command("run", "--keep", "fix", "-c", "git init -q; echo 1 > made")
+    row = command("ls").stdout.splitlines()[1].split("  ")
+    assert [word.strip() for word in row if word][:2] == ["fix", "1 + .git"]
+    (facts,) = json.loads(command("ls", "--json").stdout)
+    assert facts["changes"] - facts["changes_in_git"] == 1

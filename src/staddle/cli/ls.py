@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = (JSON, HELP)
 _HELP = """\
-List kept sandboxes: changes, size, last use, workspace.
+List kept sandboxes: changes, size, last use, workspace. Changes in .git directories are not counted:
+`7 + .git` is seven changed files and a changed repository.
 
 usage: staddle ls [--json]
 
@@ -48,16 +49,18 @@ def main(words: Sequence[str]) -> int:
 def _facts(record: SessionRecord) -> dict[str, object]:
     from ..layers.persistent_store import is_claimed
 
-    changes: int | None = None
+    changes = in_git = None
     problem = ""
     try:
-        changes = len(persistent.changes(record))
+        found = persistent.changes(record)
+        changes, in_git = len(found), sum("/.git/" in f"{change.path}/" for change in found)
     except (StaddleError, OSError) as error:
         problem = str(error)
     return {
         "name": record.name,
         "workspace": record.workspace,
         "changes": changes,
+        "changes_in_git": in_git,
         "size": persistent.size(record),
         "created": record.created,
         "used": record.used,
@@ -74,12 +77,11 @@ def _print(found: list[dict[str, object]]) -> None:
         return
     rows = [("NAME", "CHANGES", "SIZE", "USED", "WORKSPACE")]
     for facts in found:
-        changes = facts["changes"]
         used = "now" if facts["in_use"] else f"{age(float(str(facts['used'])))} ago"
         rows.append(
             (
                 str(facts["name"]),
-                "?" if changes is None else str(changes),
+                _counted(facts["changes"], facts["changes_in_git"]),
                 human_size(int(str(facts["size"]))),
                 used,
                 shown(str(facts["workspace"] or "-")),
@@ -91,6 +93,12 @@ def _print(found: list[dict[str, object]]) -> None:
     for facts in found:
         if "problem" in facts:
             print(f"{facts['name']}: {shown(str(facts['problem']))}")
+
+
+def _counted(changes: object, in_git: object) -> str:
+    if not isinstance(changes, int) or not isinstance(in_git, int):
+        return "?"
+    return f"{changes - in_git} + .git" if in_git else str(changes)
 
 
 _RM_OPTIONS = (Option("force", "", "also with changes that were not committed"), HELP)
