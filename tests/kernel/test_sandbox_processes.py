@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import Sandbox
+from staddle import Policy, Sandbox
 from staddle.errors import InvalidCall, SandboxClosed
 from staddle.sandbox.processes import Process, ProcessInfo
 from staddle.sandbox.terminal import Terminal
@@ -287,3 +287,18 @@ def test_a_process_that_lies_about_its_name_is_listed_once() -> None:
         sb.start(["./d/) R 1 2 3 (x", "1234.5"])
         assert until(lambda: any(process.name == ") R 1 2 3 (x" for process in sb.ps()))
         assert sum(process.command.endswith("1234.5") for process in sb.ps()) == 1
+
+
+def test_a_slow_reader_misses_output_and_reads_none_twice(tmp_path: Path) -> None:
+    with Sandbox(tmp_path, policy=Policy.agent().with_limits(output="4K")) as sandbox:
+        process = sandbox.start("read; seq 1000 30000; read; echo end", env={"LC_ALL": "C"})
+        chunks = process.stream()
+        process.send_stdin("\n")
+        found = [next(chunks)]
+        assert until(lambda: process.output(0).end > 150_000)
+        process.send_stdin("\n")
+        found += chunks
+    seen = [int(word) for word in b"".join(chunk.data for chunk in found).split()[1:] if word.isdigit()]
+    whole = [number for number in seen if 1000 <= number <= 30000]
+    assert len(whole) < 25_000
+    assert len(set(whole)) == len(whole), "a part came twice"

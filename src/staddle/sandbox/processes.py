@@ -263,22 +263,24 @@ class Process:
         """Iterate over its further output as it arrives, to its end.
 
         A chunk may end anywhere, even within a character; only a chunk of `Sandbox.stream` never does. Its
-        `data` joined is the output, its `text` shows U+FFFD for a part of a character.
+        `data` joined is the output, its `text` shows U+FFFD for a part of a character. A slow reader misses
+        output beyond the policy's limit.
         """
         return self._chunks_from(self._transcript.end)
 
     def _chunks_from(self, offset: int) -> Iterator[Chunk]:
         while True:
-            for chunk in self._chunks(offset):
-                offset += len(chunk.data)
-                yield chunk
+            chunks, offset = self._since(offset)
+            yield from chunks
             if self._transcript.closed and self._transcript.end <= offset:
                 return
             self._transcript.wait(offset, None)
 
-    def _chunks(self, offset: int) -> list[Chunk]:
-        pieces, _ = self._transcript.since(offset)
-        return [Chunk(stream, data) for stream, data in pieces]
+    def _since(self, offset: int) -> tuple[list[Chunk], int]:
+        """Return the kept output from `offset` on, and the offset after it."""
+        pieces, lost = self._transcript.since(offset)
+        chunks = [Chunk(stream, data) for stream, data in pieces]
+        return chunks, offset + lost + sum(len(data) for _, data in pieces)
 
     def follow(self, on_stdout: Heard, on_stderr: Heard) -> None:
         """Call these with text as it arrives, in a separate thread. An error in them ends the process."""
@@ -293,8 +295,8 @@ class Process:
             try:
                 while not self._transcript.closed or self._transcript.end > offset:
                     self._transcript.wait(offset, None)
-                    for chunk in self._chunks(offset):
-                        offset += len(chunk.data)
+                    chunks, offset = self._since(offset)
+                    for chunk in chunks:
                         if chunk.stream in callbacks:
                             callbacks[chunk.stream].feed(chunk.data)
                 for callback in callbacks.values():
