@@ -21,7 +21,7 @@ from staddle.mcp.sandboxes import DEFAULT_TOOLS, ServerSettings
 from staddle.mcp.server import TOOLS, make_server
 from tests.kernel.test_mcp import ALL, ERAS, SERVER, Person, call, refused, said, served
 from tests.support.in_a_child import captured
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -260,6 +260,39 @@ def test_without_layers_undo_says_why_and_what_else_there_is(mode: str, tmp_path
                 assert f"no history: its mode is {mode}" in await refused(client, tool)
             made = (await call(client, "open_sandbox", empty=True))["sandbox"]
             assert len((await call(client, "history", sandbox=made))["points"]) == 1
+
+    asyncio.run(task())
+
+
+def test_on_a_host_without_layers_everything_else_works(tmp_path: Path) -> None:
+    async def task() -> None:
+        settings = ServerSettings(str(tmp_path), backend="landlock", best_effort=True)
+        async with Client(make_server(settings)) as client:
+            assert (await call(client, "bash", command="echo 1 > f; cat f"))["output"] == "1\n"
+            words = await refused(client, "undo")
+            assert "it has no layers" in words
+            assert "snapshot before risks, and restore" in words
+            saved = await call(client, "snapshot")
+            await call(client, "bash", command="rm f")
+            await call(client, "restore", snapshot=saved["snapshot"])
+            assert (await call(client, "bash", command="cat f"))["output"] == "1\n"
+
+    asyncio.run(task())
+
+
+def test_a_cancelled_search_ends_with_the_test_that_runs(tmp_path: Path) -> None:
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path), tools=ALL))) as client:
+            for number in range(8):
+                await call(client, "bash", command=f"echo {number} > n")
+            seconds = unique_seconds()
+            test = f"test ! -e n || exec sleep {seconds}"
+            search = asyncio.create_task(call(client, "bisect", test=test))
+            assert await asyncio.to_thread(until, lambda: with_argument(seconds))
+            search.cancel()
+            assert await asyncio.to_thread(until, lambda: not with_argument(seconds))
+            await asyncio.sleep(0.5)
+            assert not with_argument(seconds), "no other test was begun"
 
     asyncio.run(task())
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context
@@ -12,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from staddle import AsyncSandbox, Result
 from staddle.display import counted
-from staddle.errors import InvalidCall
+from staddle.errors import InvalidCall, StaddleError
 
 from .calls import answer, clipped, handle_of, offers, readable, sandboxes
 from .command_tools import OUTPUT_LIMIT, OutputLimit, SandboxId
@@ -210,16 +212,23 @@ async def bisect(
     box = await _with_history(ctx, sandbox)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     cancelled = threading.Event()
+    forks: list[Sandbox] = []
 
     def tested(fork: Sandbox) -> Result:
         if cancelled.is_set():  # nobody waits for the answer
             raise InvalidCall("the search was cancelled")
+        forks[:] = [fork]
         return fork.run(test, **options)
 
+    search = asyncio.ensure_future(box.bisect(tested, good=good, bad=bad, repeat=repeat))
     try:
-        found = await box.bisect(tested, good=good, bad=bad, repeat=repeat)
-    finally:
+        found = await asyncio.shield(search)
+    except asyncio.CancelledError:
         cancelled.set()
+        search.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for fork in forks:  # not awaited: this task is cancelled
+            asyncio.get_running_loop().run_in_executor(None, _interrupted, fork)
+        raise
     result = found.result
     facts = FoundPoint(
         point=_row(found.point),
@@ -236,6 +245,11 @@ async def bisect(
     return answer(
         facts, "\n".join(each for each in (first, several, facts.output.rstrip("\n"), told) if each)
     )
+
+
+def _interrupted(fork: Sandbox) -> None:
+    with suppress(StaddleError):  # it may have ended
+        fork.interrupt()
 
 
 def _output(test: Result | None) -> str:
