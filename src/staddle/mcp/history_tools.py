@@ -135,7 +135,8 @@ async def history(
                 why="it was undone, or dropped with age",
                 fix="history without `point` lists them",
             )
-        made = diff_text(points[at].diff(points[at - 1]), output_limit) if at else ""
+        older = points[max(0, at - 1)]
+        made = await asyncio.to_thread(lambda: diff_text(points[at].diff(older), output_limit))
         text = f"{_line(_row(points[at]))}\n{made or '(no changes)'}"
         # No structured content, as for `diff`.
         return CallToolResult(content=[TextContent(type="text", text=text)])
@@ -216,7 +217,7 @@ async def bisect(
 
     def tested(fork: Sandbox) -> Result:
         if cancelled.is_set():  # nobody waits for the answer
-            raise InvalidCall("the search was cancelled")
+            raise InvalidCall("the search was ended", why="the call was cancelled", fix="call it again")
         forks[:] = [fork]
         return fork.run(test, **options)
 

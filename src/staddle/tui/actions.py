@@ -70,7 +70,7 @@ class SandboxActions(_Base):
             if then is not None:
                 self._from_thread(then, result)
             for tab in list(self.tabs):
-                tab.watched.wants_point = True
+                tab.watched.wants_point |= not tab.terminal.is_busy()
                 tab.watched.look()
 
         self.run_worker(done, thread=True, exit_on_error=False)
