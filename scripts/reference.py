@@ -181,7 +181,6 @@ RETURNED = (
     ("sandbox.processes", "Process", "`sb.start(...)`"),
     ("sandbox.processes", "Job", "`sb.processes()`"),
     ("sandbox.terminal", "Terminal", "`sb.terminal()`"),
-    ("sandbox.merging", "Merge", "`sb.merge(...)`"),
     ("sandbox.merging", "MergeConflict", "each conflict of a `Merge`"),
     ("sandbox.merging", "BestOf", "`sb.best_of(...)`"),
     ("sandbox.merging", "ForkAttempt", "each attempt of a `BestOf`"),
@@ -219,6 +218,8 @@ TOPICS = {
                 "Review",
                 "AsyncReview",
                 "Snapshot",
+                "HistoryPoint",
+                "Merge",
             )
         ],
     ),

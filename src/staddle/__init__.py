@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from .policy.installation import default_policy
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
+    from .sandbox.history.point import HistoryPoint
     from .sandbox.interpreter import Interpreter
     from .sandbox.kept import kept_sandboxes, remove_kept
+    from .sandbox.merging import Merge
     from .sandbox.pool import Pool
     from .sandbox.result import Reason, Result
     from .sandbox.sandbox import Sandbox
@@ -49,11 +51,13 @@ __all__ = [
     "Event",
     "ExecutionEnvironment",
     "Gap",
+    "HistoryPoint",
     "Identity",
     "Interpreter",
     "Jail",
     "Limits",
     "LocalEnvironment",
+    "Merge",
     "Network",
     "Plan",
     "Policy",
@@ -88,11 +92,13 @@ _HOME = {
     "Event": "events",
     "ExecutionEnvironment": "environment",
     "Gap": "enforcement",
+    "HistoryPoint": "sandbox.history.point",
     "Identity": "policy",
     "Interpreter": "sandbox.interpreter",
     "Jail": "jail.jail",
     "Limits": "policy",
     "LocalEnvironment": "environment",
+    "Merge": "sandbox.merging",
     "Network": "policy",
     "Plan": "policy",
     "Policy": "policy",

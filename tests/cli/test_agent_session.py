@@ -128,6 +128,25 @@ def test_the_agent_works_on_a_copy_at_the_projects_own_path_and_its_work_is_kept
     assert "--continue" in desk.run("claude", "--continue", "do:true").splitlines()[-2]
 
 
+def test_each_run_is_a_point_of_the_history_and_can_be_undone(desk: Desk) -> None:
+    desk.run("claude", "do:echo 1 > result")
+    desk.run("claude", "do:echo 2 > result; mkdir new; touch new/file")
+    points = json.loads(desk.run("log", "claude-app", "--json"))
+    runs = [point for point in points if point["cause"] == "command"]
+    assert [point["command"] for point in runs] == [
+        "claude 'do:echo 1 > result'",
+        "claude 'do:echo 2 > result; mkdir new; touch new/file'",
+    ]
+    last = {(change["kind"], change["path"].rpartition("/app/")[2]) for change in runs[-1]["changes"]}
+    assert {("modified", "/workspace/result"), ("added", "/workspace/new/file")} <= last
+    assert points[-1]["present"]
+    assert "1 point taken back" in desk.run("undo", "claude-app")
+    assert "1" in desk.run("claude", "do:cat result; ls").splitlines()
+    assert "1 point taken back" in desk.run("undo", "claude-app")
+    assert "result" not in desk.run("claude", "do:ls").splitlines()
+    assert not (desk.project / "result").exists()
+
+
 def test_the_words_of_each_agent_switch_its_prompts_and_its_own_sandbox_off(desk: Desk) -> None:
     free = "--dangerously-bypass-approvals-and-sandbox"
     trusted = f'-c projects={{"{desk.project}"={{trust_level="trusted"}}}}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
@@ -99,3 +100,21 @@ def test_a_mistake_is_one_error(project: Path, words: tuple[str, ...]) -> None:
     done = staddle(*words, env=environment())
     assert done.returncode == 125, done.stderr
     assert is_one_error(done.stderr), done.stderr
+
+
+def test_what_a_model_did_over_mcp_can_be_undone_when_the_server_has_ended(project: Path) -> None:
+    from mcp import Client
+
+    from staddle.mcp.sandboxes import ServerSettings
+    from staddle.mcp.server import make_server
+
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(project), keep="model"))) as client:
+            for line in ("echo 1 > made", "rm list"):
+                done = await client.call_tool("bash", {"command": line})
+                assert not done.is_error, done.content
+
+    asyncio.run(task())
+    assert "rm list  (1 change)" in said("log", "model")
+    assert "1 point taken back" in said("undo", "model")
+    assert [row["path"] for row in json.loads(said("diff", "model", "--json"))] == ["/workspace/made"]

@@ -21,7 +21,7 @@ from staddle.mcp.sandboxes import DEFAULT_TOOLS, ServerSettings
 from staddle.mcp.server import TOOLS, make_server
 from tests.kernel.test_mcp import ALL, ERAS, SERVER, Person, call, refused, said, served
 from tests.support.in_a_child import captured
-from tests.support.waiting import PATIENCE
+from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -146,6 +146,153 @@ def test_every_list_and_every_process_is_text(tmp_path: Path) -> None:
             await call(client, "bash", command="rm f", sandbox="f-1")
             await call(client, "restore", snapshot="here", sandbox="f-1")
             assert "one" in await said(client, "bash", command="cat f", sandbox="f-1")
+
+    asyncio.run(task())
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_a_model_lists_what_it_did_and_takes_it_back(era: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path))), mode=era) as client:
+            none = await refused(client, "undo")
+            assert "nothing was changed" in none
+            assert "`history` lists the points" in none
+            await call(client, "bash", command="echo two >> a.txt; cd /tmp")
+            await call(client, "bash", command="cat a.txt; ls")
+            await call(client, "edit_file", path="/workspace/a.txt", old_text="two", new_text="three")
+            await call(client, "bash", command="rm /workspace/a.txt; false")
+            points = (await call(client, "history"))["points"]
+            assert [row["command"] for row in points] == [
+                "rm /workspace/a.txt; false",
+                "",
+                "echo two >> a.txt; cd /tmp",
+                "",
+            ]
+            assert [row["cause"] for row in points] == ["command", "files", "command", "start"]
+            assert (points[0]["exit_code"], points[0]["changes"]) == (1, ["deleted /workspace/a.txt"])
+            listed = (await said(client, "history")).splitlines()
+            assert listed[0].startswith("3: ")
+            assert "'rm /workspace/a.txt; false'  exit code 1  deleted /workspace/a.txt" in listed[0]
+            assert "(files)  modified /workspace/a.txt" in listed[1]
+            assert "+three" in await said(client, "history", point=2)
+            assert "4 earlier points" not in await said(client, "history", output_limit=100)
+            assert (await said(client, "history", output_limit=100)).endswith("earlier points …]")
+            taken = await said(client, "undo", count=2)
+            assert taken.endswith("files and shell are as at point 1")
+            assert taken.startswith("taken back: 3: ")
+            assert await said(client, "bash", command="pwd; cat /workspace/a.txt") == "/tmp\none\ntwo"
+            again = await call(client, "undo", redo=True)
+            assert [row["point"] for row in again["steps"]] == [2]
+            assert "three" in await said(client, "read_file", path="/workspace/a.txt")
+
+    asyncio.run(task())
+    assert (tmp_path / "a.txt").read_text() == "one\n"
+
+
+def test_an_undo_says_which_processes_it_ended_and_does_not_cross_a_commit(tmp_path: Path) -> None:
+    async def task() -> None:
+        settings = ServerSettings(str(tmp_path), tools=ALL)
+        async with Client(make_server(settings), elicitation_callback=Person()) as client:
+            await call(client, "bash", command="echo 1 > f")
+            await call(client, "bash", command="sleep 1000", background=True)
+            assert any("sleep" in command for command in (await call(client, "undo"))["ended"])
+            await call(client, "bash", command="echo 2 > f")
+            await call(client, "commit")
+            assert "a commit has written the changes" in await refused(client, "undo")
+
+    asyncio.run(task())
+    assert (tmp_path / "f").read_text() == "2\n"
+
+
+def test_a_model_finds_the_command_that_broke_a_test(tmp_path: Path) -> None:
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path), tools=ALL))) as client:
+            for number in range(8):
+                await call(client, "bash", command=f"echo {number} > n")
+            test = "echo n is $(cat n); test ! -e n || test $(cat n) -lt 5"
+            found = await call(client, "bisect", test=test)
+            assert (found["point"]["command"], found["output"]) == ("echo 5 > n", "n is 5\n")
+            assert (found["last_good"], found["suspects"]) == (5, [6])
+            told = await said(client, "bisect", test=test, good=2)
+            assert told.startswith("the test fails since point 6: ")
+            assert "name in `bad` a point" in await refused(client, "bisect", test="true")
+            assert "name in `good` a point" in await refused(client, "bisect", test="sleep 9", timeout=0.1)
+            assert await said(client, "bash", command="cat n") == "7"
+
+    asyncio.run(task())
+
+
+def test_a_model_merges_what_it_tried_in_forks(tmp_path: Path) -> None:
+    (tmp_path / "prices").write_text("tea 3\ncake 4\nmilk 1\n")
+
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path), tools=ALL))) as client:
+            await call(client, "fork", count=3, name="try")
+            for number, text in ((1, "tea 3/tea 5"), (2, "milk 1/milk 2"), (3, "tea 3/tea 9")):
+                await call(client, "bash", command=f"sed -i 's/{text}/' prices", sandbox=f"try-{number}")
+            done = await call(client, "merge", forks=["try-1", "try-2"], test="grep 'tea 5' prices")
+            assert (done["written"], done["exit_code"], done["output"]) == (True, 0, "tea 5\n")
+            assert await said(client, "bash", command="cat prices") == "tea 5\ncake 4\nmilk 2"
+            conflict = await call(client, "merge", forks=["try-3"])
+            assert not conflict["written"]
+            assert conflict["conflicts"][0]["sandbox"] == "try-3"
+            told = await said(client, "merge", forks=["try-3"])
+            assert "<<<<<<< ours\ntea 5\n" in told
+            assert "merge again with on_conflict" in told
+            failed = await said(client, "merge", forks=["try-3"], on_conflict="theirs", test="echo no; false")
+            assert failed.startswith("nothing was written: the test failed\nno\n")
+            merged = await said(client, "merge", forks=["try-3"], on_conflict="theirs")
+            assert "undo takes the merge back" in merged
+            await call(client, "undo", count=2)
+            assert await said(client, "bash", command="cat prices") == "tea 3\ncake 4\nmilk 1"
+            assert await said(client, "merge", forks=["try-1"], paths=["other"]) == "(nothing to merge)"
+
+    asyncio.run(task())
+
+
+@pytest.mark.parametrize("mode", ["bind", "readonly"])
+def test_without_layers_undo_says_why_and_what_else_there_is(mode: str, tmp_path: Path) -> None:
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path), mode=mode, tools=ALL))) as client:
+            for tool in ("undo", "history"):
+                assert f"no history: its mode is {mode}" in await refused(client, tool)
+            made = (await call(client, "open_sandbox", empty=True))["sandbox"]
+            assert len((await call(client, "history", sandbox=made))["points"]) == 1
+
+    asyncio.run(task())
+
+
+def test_on_a_host_without_layers_everything_else_works(tmp_path: Path) -> None:
+    async def task() -> None:
+        settings = ServerSettings(str(tmp_path), backend="landlock", best_effort=True)
+        async with Client(make_server(settings)) as client:
+            assert (await call(client, "bash", command="echo 1 > f; cat f"))["output"] == "1\n"
+            words = await refused(client, "undo")
+            assert "it has no layers" in words
+            assert "snapshot before risks, and restore" in words
+            saved = await call(client, "snapshot")
+            await call(client, "bash", command="rm f")
+            await call(client, "restore", snapshot=saved["snapshot"])
+            assert (await call(client, "bash", command="cat f"))["output"] == "1\n"
+
+    asyncio.run(task())
+
+
+def test_a_cancelled_search_ends_with_the_test_that_runs(tmp_path: Path) -> None:
+    async def task() -> None:
+        async with Client(make_server(ServerSettings(str(tmp_path), tools=ALL))) as client:
+            for number in range(8):
+                await call(client, "bash", command=f"echo {number} > n")
+            seconds = unique_seconds()
+            test = f"test ! -e n || exec sleep {seconds}"
+            search = asyncio.create_task(call(client, "bisect", test=test))
+            assert await asyncio.to_thread(until, lambda: with_argument(seconds))
+            search.cancel()
+            assert await asyncio.to_thread(until, lambda: not with_argument(seconds))
+            await asyncio.sleep(0.5)
+            assert not with_argument(seconds), "no other test was begun"
 
     asyncio.run(task())
 

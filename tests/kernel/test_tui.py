@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from textual.geometry import Region
 
-from staddle import Network, Policy
+from staddle import Network, Policy, Sandbox
 from staddle.network.host import gateway_process
 from staddle.tui import terminal_pane
 from staddle.tui.app import PALETTE, TuiApp
@@ -157,7 +157,7 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
         assert "1 snapshots" not in ui.screen()
         assert " by " not in ui.screen()
         await ui.run("echo two > n")
-        await ui.press("f4", "s")
+        await ui.press("s")
         await ui.top("SearchScreen")
         await ui.press("enter")
         await ui.until(lambda: len(ui.tab.watched.snapshots) == 2)
@@ -209,6 +209,92 @@ def test_snapshots_forks_and_tabs(work: Path) -> None:
         assert not ui.tab.terminal.is_over
 
     drive(steps, work)
+
+
+@pytest.mark.slow
+def test_the_timeline_steps_back_and_forth_and_shows_what_a_point_changed(work: Path) -> None:
+    async def steps(ui: Driven) -> None:
+        def numbers() -> tuple[list[int], list[int]]:
+            watched = ui.tab.watched
+            return [each.number for each in watched.points], [each.number for each in watched.undone]
+
+        async def line(text: str) -> None:
+            await ui.prompt()
+            ui.tab.focus_shell()
+            await ui.until(lambda: ui.app.focused is ui.tab.terminal)
+            ui.tab.terminal.type(text.encode())
+            await ui.press("enter")
+
+        await line("sed -i s/1/2/ a.py")  # one point for each line at the prompt
+        await ui.until(lambda: numbers()[0] == [0, 1])
+        await line("rm gone")
+        await ui.until(lambda: numbers()[0] == [0, 1, 2])
+        await line("cat a.py; sleep 0.6; echo read")
+        await ui.until(lambda: "\nread" in ui.tab.terminal.screen_text())
+        assert numbers()[0] == [0, 1, 2], "a line that only reads makes no point"
+
+        await ui.press("f4", "f4")
+        pane: Any = ui.tab.side_pane("timeline")
+        await ui.until(lambda: ui.app.focused is pane and pane.row_count == 3)
+        await ui.until(lambda: "(on a terminal)" in ui.screen())
+        pane.move_cursor(row=1)
+        await ui.press("enter")
+        await ui.top("PointScreen")
+        await ui.until(lambda: "+    return 2" in ui.screen() and "gone" not in ui.screen())
+        await ui.press("escape")
+
+        await ui.press("u")
+        await ui.changed("a.py")
+        await ui.until(lambda: numbers() == ([0, 1], [2]), str(numbers()))
+        await ui.prompt()
+        await ui.run("ls")  # a new shell is there
+        await ui.press("r")
+        await ui.changed("a.py", "gone")
+        await ui.until(lambda: numbers() == ([0, 1, 2], []), str(numbers()))
+
+        await ui.prompt()
+        pane.move_cursor(row=2)  # the beginning, and forward again
+        await ui.press("g")
+        await ui.changed()
+        await ui.until(lambda: numbers() == ([0], [1, 2]), str(numbers()))
+        await ui.prompt()
+        ui.tab.terminal.type(b"sleep 1000\r")  # a program that would be ended: it asks
+        await ui.until(ui.tab.has_running)
+        pane.move_cursor(row=1)
+        await ui.press("g")
+        await ui.top("ConfirmScreen")
+        await ui.press("y")
+        await ui.changed("a.py")
+        await ui.until(lambda: numbers() == ([0, 1], [2]), str(numbers()))
+        await ui.until(lambda: not ui.tab.has_running())
+
+        await ui.prompt()
+        await line("echo new > other")  # drops what was undone
+        await ui.until(lambda: numbers() == ([0, 1, 3], []), str(numbers()))
+        await ui.press("f2")  # commands of the list have their names
+        await ui.until(lambda: ui.tab.is_list)
+        await ui.write("touch listed")
+        await ui.press("enter")
+        await ui.until(lambda: ui.tab.watched.points[-1].command == "touch listed")
+        await ui.press("f4")
+        await ui.until(lambda: ui.tab.pane == "snapshots")
+
+    drive(steps, work)
+
+
+def test_without_layers_the_timeline_says_why_it_is_empty(work: Path) -> None:
+    def opened(feed: Any, _: bool) -> Sandbox:
+        return Sandbox(work, mode="bind", audit=feed.record)
+
+    async def steps(ui: Driven) -> None:
+        await ui.prompt()
+        await ui.press("f4", "f4")
+        await ui.until(lambda: "no history without layers" in ui.screen())
+        await ui.press("enter", "g", "u")
+        assert len(ui.app.screen_stack) == 1
+        assert not any(kind == "error" for kind, _ in ui.log())
+
+    drive(steps, work, open_it=opened)
 
 
 @pytest.mark.slow
@@ -474,6 +560,15 @@ def test_every_action_of_the_palette(work: Path) -> None:
         await ui.changed()
         await ui.until(lambda: ui.tab.watched.before_discard is not None)
         await choose(ui, "Undo discard")
+        await ui.changed("made")
+        await choose(ui, "Timeline")
+        await ui.until(lambda: ui.tab.pane == "timeline" and len(ui.tab.watched.points) > 1)
+        await ui.prompt()
+        await choose(ui, "Undo a command")
+        await ui.until(lambda: ui.tab.watched.undone)
+        await ui.prompt()
+        await choose(ui, "Redo a command")
+        await ui.until(lambda: not ui.tab.watched.undone)
         await ui.changed("made")
         await choose(ui, "Commit")
         await ui.top("ReviewScreen")

@@ -105,7 +105,8 @@ def drive(
 
     def opened(feed: EventFeed, first: bool) -> Sandbox:
         on_connect = feed.on_connect if asks else None
-        return Sandbox(directory, policy, audit=feed.record, on_connect=on_connect, on_connect_timeout=60.0)
+        hooks: dict[str, Any] = {"on_connect": on_connect, "on_connect_timeout": 60.0, "history": True}
+        return Sandbox(directory, policy, audit=feed.record, **hooks)
 
     feed = EventFeed(asks=asks)
     opening = SandboxOpening(open_it or opened, feed, directory=str(directory), label="work", **options)

@@ -95,6 +95,16 @@ RECORDS = [
 ]
 
 
+#: Of the timeline: number, cause, command, changes, exit code. The last one was undone.
+POINTS = (
+    (0, "start", "", 0, 0),
+    (1, "command", "pip install numpy", None, 0),
+    (2, "background", "", 2, 0),
+    (3, "command", "make test", 1, 2),
+    (4, "command", "rm -r tests", 14, 0),
+)
+
+
 class SceneSandbox:
     """What the panes ask of a sandbox."""
 
@@ -133,6 +143,8 @@ async def _shown(app: TuiApp, pilot: Any) -> None:
         _snapshot("with numpy", now - 121, first, "copy"),
     )
     watched.snapshots = [first, second, other]  # type: ignore[list-item]
+    steps = [_point(*row) for row in POINTS]
+    watched.points, watched.undone = steps[:-1], steps[-1:]  # type: ignore[assignment]
     for number in range(40):
         wave = abs(number % 14 - 7) / 7
         watched.samples.append(UsageSample(2 * wave, int(wave * 7e8 + 1e8), 9 + number // 4, number * 10**7))
@@ -163,6 +175,11 @@ def _snapshot(label: str, created: float, parent: object = None, method: str = "
     return SimpleNamespace(label=label, created=created, method=method, closed=False, parent=parent)
 
 
+def _point(number: int, cause: str, command: str, changed: int | None, exit_code: int) -> SimpleNamespace:
+    facts = {"cause": cause, "command": command, "changed": changed, "exit_code": exit_code}
+    return SimpleNamespace(number=number, time=NOON + 60 * number, **facts)
+
+
 def _diff(app: TuiApp) -> object:
     from staddle.tui.changes_pane import DiffScreen
 
@@ -173,6 +190,7 @@ def _diff(app: TuiApp) -> object:
 SCENES: dict[str, tuple[Callable[[TuiApp], Any], str]] = {
     "changes": (lambda app: app.action_pane("changes"), "4 changes"),
     "snapshots": (lambda app: app.action_pane("snapshots"), "with numpy"),
+    "timeline": (lambda app: app.action_pane("timeline"), "pip install"),
     "network": (lambda app: app.action_pane("network"), "telemetry.example:443"),
     "processes": (lambda app: app.action_pane("processes"), "node server"),
     "policy": (lambda app: app.action_pane("policy"), "who"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import threading
@@ -121,10 +122,17 @@ class AgentSession:
             self.home.enter(sandbox, signing=self.ssh is not None)
             if self.name:
                 make_repository(sandbox, self.project)
+                sandbox.history()  # a point of the preparation, so that the agent's has only its own work
         except BaseException:
             sandbox.close()
             raise
         return sandbox
+
+    def ended(self, sandbox: Sandbox, status: int) -> None:
+        """Take a point of everything that the agent has changed, under its command line."""
+        if sandbox._history is not None:
+            command = shlex.join([self.agent.name, *self.parsed.words])
+            sandbox._history.program_ended(command, status)
 
     def _kept(self, options: dict[str, Any]) -> Sandbox:
         """Open the project's kept sandbox for this agent; the next one if that is in use."""
@@ -134,7 +142,7 @@ class AgentSession:
             if not asked and is_claimed(self.name):
                 continue
             try:
-                return Sandbox(self.project, self.policy, keep=self.name, **options)
+                return Sandbox(self.project, self.policy, keep=self.name, history=True, **options)
             except (PolicyNotEnforceable, LayerError) as error:
                 if not asked and is_claimed(self.name):
                     continue  # another program was faster
@@ -229,6 +237,7 @@ def run(agent: Agent, parsed: Parsed) -> int:
             for line in session.introduction(sandbox):
                 say(line)
             status = _attended(sandbox, session)
+            session.ended(sandbox, status)
             say_violations((*sandbox.violations(), *sandbox.refusals()))
     except NoLayers as error:
         return _on_a_worktree(session, error.args[0])

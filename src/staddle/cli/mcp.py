@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LEFT_OUT = ("json", "output-cap", "audit", "workdir")
 _OPTIONS = (
     Option("http", "PORT", "serve HTTP on 127.0.0.1:PORT instead of standard input; 0 is any free port"),
-    Option("tools", "NAMES", "default (8 tools), all, or names with commas between them"),
+    Option("tools", "NAMES", "default (10 tools), all, or names with commas between them"),
     Option(
         "yes", "TOOL", "offer this, and do it without asking: commit or allow_host (repeatable)", many=True
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import ExtraMissing, UsageError
+from ..errors import ExtraMissing, LayerError, UsageError
 from ..launch.foreground import TerminalGuard
 from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded, working_directory
 
@@ -184,6 +184,7 @@ class _AgentInUi:
                 workspace_at=session.project,
                 backend=self._parsed.one("backend") or "auto",  # type: ignore[arg-type]
                 best_effort=self._parsed.on("best-effort"),
+                history=True,
                 **hooks,
             )
         sandbox = session.opened(**hooks)
@@ -237,13 +238,21 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
     from ..sandbox.sandbox import Sandbox
 
     policy, workspace, mode = sandbox_from(parsed)
-    return Sandbox(
-        workspace,
-        policy,
-        backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
-        mode=mode,  # type: ignore[arg-type]
-        best_effort=parsed.on("best-effort"),
-        audit=feed.record,
-        on_connect=on_connect,
-        on_connect_timeout=60.0,
-    )
+
+    def opened(*, history: bool) -> Sandbox:
+        return Sandbox(
+            workspace,
+            policy,
+            backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
+            best_effort=parsed.on("best-effort"),
+            audit=feed.record,
+            on_connect=on_connect,
+            on_connect_timeout=60.0,
+            history=history,
+        )
+
+    try:
+        return opened(history=mode == "overlay")
+    except LayerError:
+        return opened(history=False)  # a host without layers

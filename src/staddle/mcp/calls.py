@@ -41,6 +41,8 @@ ADDS = _hints(destroys=False, repeatable=True, leaves=False)
 REPLACES = _hints(destroys=True, repeatable=True, leaves=False)
 #: As REPLACES, but a second call has another effect.
 CHANGES = _hints(destroys=True, repeatable=False, leaves=False)
+#: Runs anything in a fork; reaches hosts that are allowed.
+TESTS = _hints(destroys=False, repeatable=True, leaves=True)
 #: Runs anything; reaches hosts that the policy or a person has allowed.
 RUNS = _hints(destroys=True, repeatable=False, leaves=True)
 #: Affects the host's files or the network.
@@ -245,6 +247,8 @@ def accepted(schema: dict[str, Any]) -> str:
     kind = schema.get("type", "")
     if kind == "array":
         return "a list of texts"
+    if choices := schema.get("enum"):
+        return f"one of {', '.join(choices)}"
     words = [_TYPES.get(kind, "a value")]
     bounds = (
         ("minimum", "from {}"),

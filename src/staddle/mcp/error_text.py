@@ -28,6 +28,16 @@ _INSTEAD = (
     ("stdin=", "write such bytes with printf '\\0'"),
     ("sb.session(", "use another `session`"),
     ("session, and open another", "use another `session`"),
+    ("as good=, a newer one as bad=", "name an older point in `good`, and a newer one in `bad`"),
+    (
+        "as bad=, or repeat=",
+        "name in `bad` a point at which it fails; `repeat` is for one that fails sometimes",
+    ),
+    ("as good=, or correct", "name in `good` a point at which it passes, or correct the test"),
+    ("points with sb.history()", "`history` lists the points; the first is the beginning"),
+    ("that sb.history() lists", "`history` lists the points"),
+    ("redo() follows undo()", "redo only what undo took back, before the next change"),
+    ("sb.merge(a, b)", "name sandboxes that `fork` made, each of them once"),
 )
 #: Options and variables of the user, in the spelling of the command line.
 _SPELLINGS = (

@@ -15,6 +15,7 @@ from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
 
 from staddle import AsyncSandbox, Network, Policy
+from staddle.errors import LayerError
 
 from .error_text import tool_error
 
@@ -30,7 +31,10 @@ LOG_LINES = 500
 ANSWERS = 64
 #: The default tools of a server: few, because a model reads the list with every task.
 DEFAULT_TOOLS = frozenset(
-    ("bash", "read_file", "write_file", "edit_file", "snapshot", "restore", "diff", "commit")
+    (
+        *("bash", "read_file", "write_file", "edit_file", "diff", "commit"),
+        *("snapshot", "restore", "history", "undo"),
+    )
 )
 #: Seconds for an idle shell to report its directory.
 _SHELL_ANSWERS = 0.5
@@ -58,6 +62,8 @@ class ServedSandbox:
     def __init__(self, name: str, sandbox: AsyncSandbox | None = None, parent: str = "") -> None:
         self.id, self.parent, self.opened = name, parent, time.time()
         self._sandbox = sandbox
+        #: Reason why it has no history; empty if it has one.
+        self.no_history = ""
         self.processes: dict[int, Any] = {}
         self._cwd = ""
         self._typing: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -194,23 +200,39 @@ class SandboxRegistry:
             self._room_for(1)
             settings = self.settings
             handle = ServedSandbox(name or f"sb-{secrets.token_hex(4)}")
+            await self._enter(handle, None if empty else settings.workspace)
+            self._handles[handle.id] = handle
+            return handle
+
+    async def _enter(self, handle: ServedSandbox, workspace: str | None) -> None:
+        """Open the sandbox of `handle`: with a history, if its changes are in layers."""
+        settings = self.settings
+        mode = "overlay" if workspace is None else settings.mode
+        if mode != "overlay":
+            handle.no_history = f"its mode is {mode}: its changes are in no layer"
+        while True:
             handle.sandbox = AsyncSandbox(
-                None if empty else settings.workspace,
+                workspace,
                 settings.policy,
-                mode="overlay" if empty else settings.mode,  # type: ignore[arg-type]
+                mode=mode,  # type: ignore[arg-type]
                 backend=settings.backend,  # type: ignore[arg-type]
                 best_effort=settings.best_effort,
                 keep=settings.keep if handle.id == DEFAULT else None,
                 on_connect=handle.may_connect if settings.policy.network != Network.open() else None,
                 on_result=handle.note,
+                history=not handle.no_history,
             )
             try:
                 await handle.sandbox.__aenter__()
+                return
+            except LayerError as error:
+                await handle.sandbox.close()
+                if handle.no_history:
+                    raise
+                handle.no_history = error.why  # a host without layers: it works without a history
             except BaseException:
                 await handle.sandbox.close()
                 raise
-            self._handles[handle.id] = handle
-            return handle
 
     async def fork(self, handle: ServedSandbox, names: list[str]) -> list[ServedSandbox]:
         """Sandboxes of these ids that continue from here; existing ones are returned."""
@@ -222,7 +244,7 @@ class SandboxRegistry:
                 for name, sandbox in zip(new, made, strict=True):
                     forked = ServedSandbox(name, sandbox, handle.id)
                     forked.allowed, forked.log = handle.allowed, handle.log  # one `on_connect` serves both
-                    forked.snapshots = dict(handle.snapshots)
+                    forked.snapshots, forked.no_history = dict(handle.snapshots), handle.no_history
                     self._handles[name] = forked
         return [self._handles[name] for name in names]
 

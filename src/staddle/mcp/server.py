@@ -13,8 +13,20 @@ from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
 from .. import StaddleError, __version__
 from ..errors import UsageError
-from . import command_tools, file_tools, layer_tools
-from .calls import ADDS, CHANGES, LEAVES, READS, REPLACES, RUNS, ServedTool, handle_of, sendable, served
+from . import command_tools, file_tools, history_tools, layer_tools
+from .calls import (
+    ADDS,
+    CHANGES,
+    LEAVES,
+    READS,
+    REPLACES,
+    RUNS,
+    TESTS,
+    ServedTool,
+    handle_of,
+    sendable,
+    served,
+)
 from .command_tools import MOST_OUTPUT
 from .error_text import ALLOW_IT, for_model, tool_error
 from .file_tools import MOST_READ, media_type
@@ -40,7 +52,9 @@ _INSTRUCTIONS: tuple[tuple[str, frozenset[str]], ...] = (
     ("A Linux computer of your own, confined by the kernel.", frozenset()),
     ("`bash` is a shell that remembers; the file tools see the same files.", frozenset(("bash",))),
     ("`snapshot` and `restore` take you back.", frozenset(("snapshot", "restore"))),
+    ("`undo` takes back the last command that changed files.", frozenset(("undo",))),
     ("`fork` lets you try several ways: name one of its sandboxes in `sandbox`.", frozenset(("fork",))),
+    ("`merge` brings the work of forks together.", frozenset(("fork", "merge"))),
     ("There is no network unless the user allows a host.", frozenset()),
 )
 #: For bash: a tool, the sentence if it is offered, the sentence if it is not.
@@ -72,7 +86,11 @@ TOOLS: dict[str, tuple[Any, str, ToolAnnotations]] = {
     "list_directory": (file_tools.list_directory, "List a directory", READS),
     "snapshot": (layer_tools.snapshot, "Save this moment", ADDS),
     "restore": (layer_tools.restore, "Go back to a snapshot", REPLACES),
+    "history": (history_tools.history, "List what was done", READS),
+    "undo": (history_tools.undo, "Take back a command", CHANGES),
+    "bisect": (history_tools.bisect, "Find the command that broke a test", TESTS),
     "fork": (layer_tools.fork, "Fork the sandbox", ADDS),
+    "merge": (history_tools.merge, "Merge the work of forks", RUNS),
     "diff": (layer_tools.diff, "Show the changes", READS),
     "commit": (layer_tools.commit, "Write the changes to the host", LEAVES),
     "discard": (layer_tools.discard, "Drop changes", REPLACES),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from textual.app import App
 
-    from staddle import Sandbox, Snapshot
+    from staddle import HistoryPoint, Sandbox, Snapshot
 
     from .log_pane import EventFeed
     from .opening import SandboxOpening
@@ -70,6 +70,7 @@ class SandboxActions(_Base):
             if then is not None:
                 self._from_thread(then, result)
             for tab in list(self.tabs):
+                tab.watched.wants_point |= not tab.terminal.is_busy()
                 tab.watched.look()
 
         self.run_worker(done, thread=True, exit_on_error=False)
@@ -210,29 +211,93 @@ class SandboxActions(_Base):
         )
 
     def _restore(self, tab: SandboxTab, snapshot: Snapshot) -> None:
+        self._exchange(
+            tab,
+            "restore",
+            lambda sandbox: sandbox.restore(snapshot),
+            lambda _: self.notify(f"restored {shown(snapshot.label)}", markup=False),
+        )
+
+    def _exchange(
+        self, tab: SandboxTab, what: str, job: Callable[[Sandbox], Any], then: Callable[[Any], object]
+    ) -> None:
+        """Do `job`, which replaces the files and ends the shells; start new ones."""
         sandbox = tab.watched.sandbox
         if sandbox is None:
             return
         shells = [each for each in self.tabs if each.watched is tab.watched]
-        for each in shells:  # the restore ends them; what is typed meanwhile is for the next ones
+        for each in shells:  # they are ended; what is typed meanwhile is for the next ones
             each.terminal.hold()
 
-        def restore() -> Any:
+        def exchanged() -> Any:
             try:
-                return sandbox.restore(snapshot)
+                return job(sandbox)
             except BaseException:
                 for each in shells:
                     self._from_thread(each.terminal.release)
                 raise
 
-        def told(restored: Any) -> None:
+        def told(done: Any) -> None:
             for each in shells:
                 self.start_shell(each)
-            for process in restored.ended:
+            for process in done.ended:
                 self.note("sandbox", f"killed: {process.command}")
-            self.notify(f"restored {shown(snapshot.label)}", markup=False)
+            then(done)
 
-        self.work("restore", restore, told)
+        self.work(what, exchanged, told)
+
+    # ------------------------------------------------------------ timeline
+
+    def action_step(self, count: int) -> None:
+        """Undo `-count` points, or redo `count`. Asks if that ends a program."""
+        here = self._here()
+        if here is None or not count:
+            return
+        tab, _ = here
+        if tab.watched.no_history:
+            self.notify(tab.watched.no_history, severity="warning", markup=False)
+            return
+
+        def step(sandbox: Sandbox) -> Any:
+            return sandbox.undo(-count) if count < 0 else sandbox.redo(count)
+
+        def told(done: Any) -> None:
+            tab.watched.stepped(done.points, count)
+            self.notify(
+                f"{'undid' if count < 0 else 'redid'} {counted(len(done.points), 'point')}", markup=False
+            )
+
+        def go() -> None:
+            self._exchange(tab, "undo" if count < 0 else "redo", step, told)
+
+        if any(each.has_running() for each in self.tabs if each.watched is tab.watched):
+            self._confirm("This ends the programs that run.", "Go on", go)
+        else:
+            go()
+
+    def action_go_to_point(self) -> None:
+        tab, chosen = self._chosen_point()
+        if tab is None or chosen is None:
+            return
+        watched = tab.watched
+        if chosen in watched.undone:
+            self.action_step(watched.undone.index(chosen) + 1)
+        elif chosen in watched.points:
+            self.action_step(watched.points.index(chosen) + 1 - len(watched.points))
+
+    def action_show_point(self) -> None:
+        from .timeline_pane import PointScreen
+
+        tab, chosen = self._chosen_point()
+        if tab is None or chosen is None:
+            return
+        pane: Any = tab.side_pane("timeline")
+        before = pane.before(chosen)
+        self.push_screen(PointScreen(chosen, lambda: [] if before is None else chosen.diff(before)))
+
+    def _chosen_point(self) -> tuple[SandboxTab | None, HistoryPoint | None]:
+        pane: Any = self.tab.side_pane("timeline") if self.tab is not None else None
+        return self.tab, None if pane is None else pane.chosen()
 
     def action_forget_snapshot(self) -> None:
         pane = self._snapshot_pane()

@@ -333,8 +333,10 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
             self.tab.focus_shell()
 
     async def action_pane(self, name: str) -> None:
-        if self.tab is not None:
-            await self.tab.show_pane(name, self.feed)
+        tab = self.tab
+        if tab is not None:
+            is_again = tab.pane == name == "snapshots" and tab.is_in_side
+            await tab.show_pane("timeline" if is_again else name, self.feed)
 
     def show_pane(self, name: str) -> None:
         """Show a side pane."""
@@ -491,6 +493,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     @on(CommandPane.Done)
     def _command_done(self) -> None:
         if self.tab is not None:
+            self.tab.watched.wants_point = True
             self.tab.watched.look()
 
     @on(CommandPane.Leave)
@@ -535,6 +538,9 @@ PALETTE = (
     ("Shell", "terminal, or the list of commands", "shell"),
     ("Changes", "what differs from the host", "pane('changes')"),
     ("Snapshots", "the tree of snapshots", "pane('snapshots')"),
+    ("Timeline", "the commands that changed files, with undo and redo", "pane('timeline')"),
+    ("Undo a command", "take back the last command that changed files", "step(-1)"),
+    ("Redo a command", "do again what was undone", "step(1)"),
     ("Network", "attempts, and connections that wait", "pane('network')"),
     ("Processes", "what runs, and what it uses", "pane('processes')"),
     ("Policy", "what is allowed, and why", "pane('policy')"),

@@ -42,6 +42,7 @@ Other panes
   q           leave; asks if there is uncommitted work, which k keeps under a name
 Changes       Enter diff · c commit · d discard one · D discard all · u undo · r look again
 Snapshots     s take · Enter restore · f fork · m mark · x compare with the marked one · Del delete
+Timeline      (F4 again) u undo · r redo · g go to this point · Enter its changes
 Network       a allow for this session · n refuse · w write to the policy file
 Processes     k end · K kill
 Tabs          t another shell · T another sandbox · W close the tab"""

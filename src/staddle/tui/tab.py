@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from textual.containers import Container, Vertical
 from textual.widgets import ContentSwitcher, Static
 
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from .log_pane import EventFeed
     from .watched import WatchedSandbox
 
-#: The side panes by name, with their keys.
+#: The side panes by name, with their keys. F4 again shows the timeline.
 PANES = {"changes": "F3", "snapshots": "F4", "network": "F5", "processes": "F6", "policy": "F7"}
+#: Seconds after a line at the prompt in which its changes become a point: bash begins with it a bit later.
+_LOOKS = 1.2
 #: Their labels, and shorter ones: with the numbers of the F keys they must fit into 40 of 100 columns.
 _LABELS = (
     ("changes", "snapshots", "network", "usage", "policy"),
@@ -81,7 +85,8 @@ class PaneNames(Static):
         text, self._ends = Text(no_wrap=True), []
         for label, (name, key) in zip(labels, PANES.items(), strict=True):
             text.append(f"{key[1:]} ", style="dim")
-            text.append(label, style="bold reverse" if name == current else "")
+            is_current = name == current or (name, current) == ("snapshots", "timeline")
+            text.append(label, style="bold reverse" if is_current else "")
             text.append(" " * gap)
             self._ends.append((len(text), name))
         self.update(text)
@@ -125,6 +130,7 @@ class SandboxTab(Container):
         self.argv: Sequence[str] | None = None
         self.pane = "changes"
         self.was_busy = False
+        self._entered, self._looks_until = 0, 0.0
         #: The user went to the side last. Textual moves the focus later: the next key may come before.
         self.is_in_side = False
 
@@ -172,11 +178,15 @@ class SandboxTab(Container):
 
     def count_commands(self) -> int:
         """Number of commands in this tab: in the list, and lines entered at the prompt."""
-        busy = self.terminal.is_busy()
+        busy, entered = self.terminal.is_busy(), self.terminal.entered
+        if entered != self._entered or self.was_busy:
+            self._entered, self._looks_until = entered, time.monotonic() + _LOOKS
         if self.was_busy and not busy:
             self.watched.look()
+        if not busy and time.monotonic() < self._looks_until:
+            self.watched.wants_point = True
         self.was_busy = busy
-        return self.commands.count + self.terminal.entered
+        return self.commands.count + entered
 
     # ------------------------------------------------------------ the side
 
@@ -190,7 +200,8 @@ class SandboxTab(Container):
         self.remove_class("log-large")
         self.query_one(PaneNames).show(name)
         self.watched.wants_processes = name == "processes"
-        if name == "processes":
+        self.watched.wants_point |= name == "timeline"
+        if name in ("processes", "timeline"):
             self.watched.look()
         self.refresh_pane(name, feed)
         if focus:
@@ -210,6 +221,8 @@ class SandboxTab(Container):
             pane.show_changes(watched.changes, watched.change_error, watched.marks)  # type: ignore[attr-defined]
         elif name == "snapshots":
             pane.show_snapshots(watched.snapshots)  # type: ignore[attr-defined]
+        elif name == "timeline":
+            pane.show_points(watched)  # type: ignore[attr-defined]
         elif name == "network":
             pane.show_events(watched.events, feed.questions())  # type: ignore[attr-defined]
         elif name == "processes":
@@ -233,6 +246,10 @@ def _made(name: str) -> Widget:
         from .process_pane import SnapshotPane
 
         return SnapshotPane(id=name)
+    if name == "timeline":
+        from .timeline_pane import TimelinePane
+
+        return TimelinePane(id=name)
     if name == "network":
         from .process_pane import NetworkPane
 

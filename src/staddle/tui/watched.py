@@ -10,19 +10,21 @@ import threading
 import time
 from collections import deque
 
-from staddle.errors import SandboxClosed, StaddleError
+from staddle.errors import InvalidCall, SandboxClosed, StaddleError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from staddle import Change, Event, Review, Sandbox, Snapshot
+    from staddle import Change, Event, HistoryPoint, Review, Sandbox, Snapshot
 
 #: Minimum seconds between two polls; and the pause after a poll, as a multiple of its duration.
 _CHANGES, _NETWORK, _PROCESSES, _REST = 1.0, 0.5, 2.0, 10
 #: The same for reviews, during which all processes of the sandbox are stopped; and the most changes of one.
 _MARKS, _REST_OF_MARKS, MOST_MARKED = 1.0, 50, 2000
+#: Pause after a point was taken, as a multiple of its duration: programs are stopped meanwhile.
+_REST_OF_POINTS = 20
 #: Events and samples to keep.
 _EVENTS, SAMPLES = 1000, 60
 
@@ -54,6 +56,13 @@ class WatchedSandbox:
         #: References that keep the snapshots: an unreferenced snapshot is deleted.
         self.snapshots: list[Snapshot] = []
         self.before_discard: Snapshot | None = None
+        #: The points up to the present, and those that were undone, both oldest first.
+        self.points: list[HistoryPoint] = []
+        self.undone: list[HistoryPoint] = []
+        self.no_history = ""  # the reason why there are no points
+        #: Whether to take a point of the present: a line at the prompt has ended, or the user looks at them.
+        self.wants_point = True
+        self._no_point_before = 0.0
         self.users = 0  # tabs that show it
         self.is_kept = False  # its changes outlive it
         #: A directory of the workspace whose changes are neither shown nor committed.
@@ -119,8 +128,9 @@ class WatchedSandbox:
 
     def _watch(self) -> None:
         looks = {"changes": self._changes, "marks": self._marks, "network": self._network}
-        looks["processes"] = self._usage
+        looks |= {"processes": self._usage, "timeline": self._timeline}
         pauses = {"changes": _CHANGES, "marks": _MARKS, "network": _NETWORK, "processes": _PROCESSES}
+        pauses["timeline"] = _NETWORK
         due = dict.fromkeys(looks, 0.0)
         while not self._ending.is_set():
             is_asked = self._look_now.is_set()
@@ -173,6 +183,29 @@ class WatchedSandbox:
         before = self.marks
         self.marks = {changes[identity].path: why for identity, why in self._reviewed.items() if why}
         return self.marks != before
+
+    def _timeline(self) -> bool:
+        """Take a point of the present, and list all."""
+        sandbox, began = self.sandbox, time.monotonic()
+        if sandbox is None or not self.wants_point or self.is_busy() or began < self._no_point_before:
+            return False
+        self.wants_point = False
+        try:
+            found = sandbox.history()
+        except InvalidCall:
+            self.no_history = "no history without layers"
+            return True
+        self._no_point_before = time.monotonic() + _REST_OF_POINTS * (time.monotonic() - began)
+        before, self.points = self.points, found
+        if self.undone and found[-1].number > self.undone[-1].number:
+            self.undone = []  # something else has changed since the undo
+        return found != before
+
+    def stepped(self, points: Sequence[HistoryPoint], count: int) -> None:
+        """Note the points that a step took back (`count` below 0) or did again."""
+        self.undone = [*reversed(points), *self.undone] if count < 0 else self.undone[len(points) :]
+        self.wants_point = True
+        self.look()
 
     def _network(self) -> bool:
         sandbox = self.sandbox

@@ -18,6 +18,8 @@ from staddle.tui.log_pane import lines_of
 from staddle.tui.process_pane import SnapshotPane
 from staddle.tui.tab import labels_within
 from staddle.tui.terminal_pane import TerminalPane
+from staddle.tui.timeline_pane import TimelinePane
+from staddle.tui.watched import WatchedSandbox
 
 
 def shown_in_an_app(widget: Widget, steps: Callable[[Any], Awaitable[None]]) -> None:
@@ -45,6 +47,52 @@ def test_snapshots_are_counted_and_how_they_were_taken_is_not_said(count: int, s
         assert all("swap" not in str(node.label) for node in pane.root.children)
 
     shown_in_an_app(pane, steps)
+
+
+def test_the_timeline_has_undone_points_above_the_present_and_nothing_that_acts_on_a_terminal() -> None:
+    def point(number: int, **more: Any) -> Any:
+        facts = {"cause": "command", "command": f"c{number}", "exit_code": 0, "changed": 1, "time": 0.0}
+        return SimpleNamespace(number=number, **{**facts, **more})
+
+    points = [point(0, cause="start", command="", changed=0), point(1, command="echo \x1b]0;x\x07\nrm")]
+    undone = [point(2, changed=None), point(3, cause="files", command="")]
+    pane = TimelinePane()
+
+    async def steps(pilot: Any) -> None:
+        pane.show_points(cast("Any", SimpleNamespace(points=points, undone=undone, no_history="")))
+        await pilot.pause()
+        rows = [[str(cell) for cell in pane.get_row_at(index)] for index in range(4)]
+        assert [(row[0], row[1], row[3]) for row in rows] == [
+            ("○", "3", "1"),
+            ("○", "2", "many"),
+            ("●", "1", "1"),
+            ("○", "0", ""),
+        ]
+        assert [row[4] for row in rows[::3]] == ["(files)", "(the beginning)"]
+        assert "\x1b" not in rows[2][4]
+        assert "\n" not in rows[2][4]
+        assert pane.before(undone[0]) is points[1]
+        assert pane.before(points[0]) is None
+        pane.show_points(cast("Any", SimpleNamespace(points=[], undone=[], no_history="none here")))
+        assert str(pane.get_row_at(0)[4]) == "none here"
+        assert pane.chosen() is None
+
+    shown_in_an_app(pane, steps)
+
+
+def test_a_step_moves_points_between_the_past_and_what_was_undone() -> None:
+    watched = WatchedSandbox("work", lambda *_: None)
+    first, second, third = (cast("Any", SimpleNamespace(number=number)) for number in (1, 2, 3))
+    watched.stepped([third, second], -2)
+    assert watched.undone == [second, third]
+    watched.stepped([first], -1)
+    assert watched.undone == [first, second, third]
+    watched.stepped([first, second], 2)
+    assert watched.undone == [third]
+    later = cast("Any", SimpleNamespace(number=4))
+    watched.sandbox = cast("Any", SimpleNamespace(history=lambda: [later]))
+    assert watched._timeline()
+    assert watched.undone == []
 
 
 def test_a_commit_is_not_logged_as_an_addition() -> None:
