@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from staddle import AsyncSandbox, Policy, Result, Sandbox
 from staddle.errors import InvalidCall, LayerError
 from staddle.sandbox.history import bisect, blame, point, recorder
+from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.support.in_a_child import ROOT, python
 from tests.support.waiting import until
 
@@ -666,11 +668,24 @@ def test_old_kept_points_are_dropped_with_their_files(
             sb.run(f"echo {number} > n")
         assert len(sb.history()) == 10
     home = Path(os.environ["XDG_STATE_HOME"], "staddle/sessions", kept)
-    assert len(list((home / "history").iterdir())) == 11  # and the number of the present one
+    assert len(list((home / "history").iterdir())) == 11  # and the file for the next
     with Sandbox(project, keep=kept, history=True) as sb:
-        assert len(sb.history()) == 10
+        points = sb.history()
+        assert len(points) == 10
+        assert sum(1 + point.merged for point in points) == 31
         sb.undo(5)
         assert sb.run("cat n").stdout == "24\n"
+    assert (home / "history/at").read_text() == str(points[4].number)
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert sb.history()[-1].number == points[4].number
+        sb.run("echo new > n")  # drops the points that were undone
+        assert not (home / "history/at").exists()
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert [point.command for point in sb.history()][-2:] == ["echo 24 > n", "echo new > n"]
+    assert not any(b"echo 29" in file.read_bytes() for file in (home / "history").glob("[0-9]*"))
+    with closing(PersistentWorkspace(kept)) as workspace:
+        workspace.forget_history()
+    assert not any((home / "history").iterdir())
 
 
 def test_a_damaged_point_is_left_out(project: Path, kept: str) -> None:

@@ -268,15 +268,11 @@ class Recorder:
         )
         self._numbers += 1
         self._at = len(self._points) - 1
-        self._keep(self._points[-1])
+        if self._kept is not None:
+            point = self._points[-1]
+            self._kept.keep_point(point.number, point.facts, snapshot, self._inside._environment)
         self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
         self._bound()
-
-    def _keep(self, point: HistoryPoint) -> None:
-        """Write a point where the next process finds it."""
-        if self._kept is not None:
-            self._kept.keep_point(point.number, point.facts, point.snapshot, self._inside._environment)
-            self._kept.kept_points.go(self._points[self._at].number)
 
     # ------------------------------------------------------------ bounds
 
@@ -301,8 +297,10 @@ class Recorder:
         self._close(point)
         self._at -= index <= self._at
         if index < len(self._points):
-            self._points[index].merged += point.merged + 1
-            self._keep(self._points[index])
+            following = self._points[index]
+            following.merged += point.merged + 1
+            if self._kept is not None:
+                self._kept.kept_points.merge(following.number, following.merged)
 
     # ------------------------------------------------------------ steps
 
