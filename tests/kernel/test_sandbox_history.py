@@ -15,6 +15,7 @@ import pytest
 
 from staddle import AsyncSandbox, Policy, Result, Sandbox
 from staddle.errors import InvalidCall, LayerError
+from staddle.observe.audit import KINDS, AuditLine, read
 from staddle.sandbox.history import bisect, blame, point, recorder
 from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.support.in_a_child import ROOT, python
@@ -620,6 +621,32 @@ def test_the_awaited_face_has_the_same_history(project: Path) -> None:
             assert (await sb.bisect("grep 1 a || test ! -e a")).point.number == 3
 
     asyncio.run(main())
+
+
+def test_points_and_blame_are_in_the_audit_log(project: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Sandbox(project, history=True, audit=log) as sb:
+        sb.run(":")
+        sb.run("printf 'one\\ntwo\\nthree\\n' > a")
+        sb.exec(["sed", "-i", "s/two/2/", "a"])
+        sb.files.write("/workspace/b", "")
+        sb.blame("/workspace/a")
+        sb.blame("/workspace/a", audit=True)
+        sb.undo()
+    found = [each for each in read(log.read_bytes().splitlines()) if isinstance(each, AuditLine)]
+    assert len(found) == len(log.read_bytes().splitlines()), "a whole chain"
+    points = [each.facts for each in found if each.what == "point"]
+    assert [(point["point"], point.get("id"), point["cause"]) for point in points] == [
+        (0, None, "start"),
+        (1, 2, "command"),
+        (2, 3, "command"),
+        (3, None, "files"),
+    ]
+    (blamed,) = (each.facts for each in found if each.what == "blame")
+    assert blamed == {"path": "/workspace/a", "points": {"1": "1 3", "2": "2"}}
+    assert {each.what for each in found} <= set(KINDS)
+    with Sandbox(project, history=True) as sb, pytest.raises(InvalidCall, match="no audit log"):
+        sb.blame("/workspace/a", audit=True)
 
 
 # ---------------------------------------------------------------- kept sandboxes

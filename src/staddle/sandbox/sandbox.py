@@ -263,7 +263,7 @@ class Sandbox:
             raise
         result = spec.result(outcome)
         if recorder is not None and not ours:
-            recorder.ended(result)
+            recorder.ended(result, spec.number)
         elif recorder is not None:
             recorder.wrote(result.changes, "background")
         if hooks is not None:
@@ -770,19 +770,30 @@ class Sandbox:
         with self._fork_at(points[-1]) as fork:
             return Bisection(points, test, repeat, fork).run()
 
-    def blame(self, path: AnyPath) -> list[BlamedLine]:
+    def blame(self, path: AnyPath, *, audit: bool = False) -> list[BlamedLine]:
         """Return the lines of a text file, each with the point that last wrote it.
 
-        A renamed file begins at its new name. Lines from before the history belong to its first point.
+        A renamed file begins at its new name. Lines from before the history belong to its first point. With
+        `audit` the audit log gets the numbers of the lines by point.
         """
-        from .history.blame import blame
+        from .history.blame import blame, by_point
 
         recorder = self._recorder()
+        hooks = self._now().hooks
+        if audit and (hooks is None or not hooks.audits):
+            raise InvalidCall(
+                "there is no audit log to write to",
+                why="the sandbox was opened without audit=",
+                fix="open it with Sandbox(..., audit=FILE)",
+            )
         self.files.open(path).close()  # with the rights of the sandbox's user
         place = os.fsdecode(self.files.realpath(path))
         points = recorder.listed()
         ((root, (below,)),) = changes.workspace_of(self._now()).by_tree([place], "/").items()
-        return blame(points, root, below)
+        found = blame(points, root, below)
+        if audit:
+            self._now().record("blame", path=place, points=by_point(found))
+        return found
 
     def _recorder(self) -> Recorder:
         self._now()

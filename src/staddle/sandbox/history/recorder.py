@@ -65,6 +65,8 @@ class _Pending(Value):
     exit_code: int | None
     changes: list[Change] | None
     merged: int = 0
+    #: Number of the command in the audit log.
+    id: int | None = None
 
     def and_then(self, later: _Pending) -> _Pending:
         """Return both as one; the newest command names the point."""
@@ -147,12 +149,15 @@ class Recorder:
         """Whether the end of a command is the time to take a point."""
         return result.changes != () or bool(self.pending)
 
-    def ended(self, result: Result) -> None:
-        """Take a point if the command changed something. Never raises because of a missing point."""
+    def ended(self, result: Result, number: int = 0) -> None:
+        """Take a point if the command changed something. Never raises because of a missing point.
+
+        `number` is that of the command in the audit log, if there is one.
+        """
         if result.changes != ():
             found = None if result.changes is None else list(result.changes)
             command = command_text(result.command)
-            self.pending.append(_Pending("command", command, result.exit_code, found))
+            self.pending.append(_Pending("command", command, result.exit_code, found, id=number or None))
         self.begin()
 
     def wrote(self, found: tuple[Change, ...] | None, cause: Cause = "files") -> None:
@@ -234,6 +239,7 @@ class Recorder:
             found.changes,
             snapshot=snapshot,
             merged=found.merged,
+            id=found.id,
         )
 
     def _forget(self, count: int) -> None:
@@ -260,6 +266,7 @@ class Recorder:
         *,
         snapshot: Snapshot,
         merged: int = 0,
+        id: int | None = None,
     ) -> None:
         while len(self._points) > self._at + 1:  # the branch that was undone
             self._close(self._points.pop())
@@ -273,6 +280,8 @@ class Recorder:
             self._kept.keep_point(point.number, point.facts, snapshot, self._inside._environment)
         self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
         self._bound()
+        changed = self._points[-1].changed
+        self._inside.record("point", point=self._numbers - 1, id=id, cause=cause, changed=changed)
 
     # ------------------------------------------------------------ bounds
 
