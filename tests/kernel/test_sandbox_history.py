@@ -623,6 +623,50 @@ def test_the_awaited_face_has_the_same_history(project: Path) -> None:
     asyncio.run(main())
 
 
+def test_undo_and_redo_continue_the_interpreter_of_a_point(project: Path) -> None:
+    with Sandbox(project, history="interpreter") as sb:
+        sb.python("x = 1; open('a', 'w').write('1')")
+        sb.python("x = 2; open('a', 'w').write('2')")
+        sb.run("echo 3 > a")
+        sb.python("x = 3")  # changes no file: no point
+        assert [each.cause for each in sb.history()] == ["start", *["command"] * 3]
+        assert {each.snapshot.method for each in sb.history()} == {"swap"}, (
+            "an idle interpreter copies nothing"
+        )
+        step = sb.undo()
+        assert (step.continued, step.lost, step.ended) == (("main",), {}, ())
+        result = sb.python("(x, open('a').read())")
+        assert (result.text, result.lost) == ("(2, '2')", False)
+        assert sb.undo().continued == ("main",)
+        assert sb.python("(x, open('a').read())").text == "(1, '1')"
+        assert sb.redo(2).continued == ("main",)
+        assert sb.python("(x, open('a').read())").text == "(2, '3\\n')"
+        step = sb.undo(3)  # before there was an interpreter
+        assert step.continued == ()
+        result = sb.python("'x' in globals()")
+        assert (result.text, result.lost) == ("False", True)
+
+
+def test_only_the_newest_points_continue_an_interpreter(project: Path) -> None:
+    with Sandbox(project, history="interpreter") as sb:
+        for number in range(11):
+            sb.python(f"x = {number}; open('a', 'w').write('{number}')")
+        step = sb.undo(9)
+        assert step.continued == ()
+        assert "a sandbox keeps 8 at most" in step.lost["main"]
+        result = sb.python("open('a').read()")
+        assert (result.text, result.lost) == ("'1'", True)
+        with sb.fork()[0] as fork:
+            assert fork.python("1").lost
+    with Sandbox(project, history=True) as sb:
+        sb.python("x = 1; open('a', 'w').write('1')")
+        sb.run("echo 2 > a")
+        assert sb.undo().continued == ()
+        assert sb.python("'x' in globals()").lost
+    with pytest.raises(InvalidCall, match="neither True, False nor 'interpreter'"):
+        Sandbox(project, history="all")  # type: ignore[arg-type]
+
+
 def test_points_and_blame_are_in_the_audit_log(project: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Sandbox(project, history=True, audit=log) as sb:

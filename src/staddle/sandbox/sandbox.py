@@ -93,15 +93,15 @@ class Sandbox:
     hides later edits on the host, as "copy" always does. "bind" writes to the directory, "readonly" forbids
     writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
     call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
-    `enforced`. With `history` there is a point to `undo` to after each command that changed files. `keep`
-    names the changes, so that they stay after `close()` for the next sandbox of that name
-    and `staddle diff`. `on_connect` decides about destinations that the policy's network leaves open; any
-    answer but True within `on_connect_timeout` seconds refuses them. `on_command` is called before each
-    command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
-    propagate from the call. `audit` is a file, a stream or a function that receives a record of each of these
-    and of every state change; see `staddle audit`. `identity`, `environment` and `base` replace the policy's
-    fields. `workspace_at` is another path inside at which the workspace is also mounted; commands start
-    there. `name`, `labels` and `id` identify it.
+    `enforced`. With `history` there is a point to `undo` to after each command that changed files; with
+    "interpreter" the points keep idle interpreters of `python` too. `keep` names the changes, so that they
+    stay after `close()` for the next sandbox of that name and `staddle diff`. `on_connect` decides about
+    destinations that the policy's network leaves open; any answer but True within `on_connect_timeout`
+    seconds refuses them. `on_command` is called before each command starts, `on_violation` for each refusal
+    during a command, `on_result` after it; their errors propagate from the call. `audit` is a file, a stream
+    or a function that receives a record of each of these and of every state change; see `staddle audit`.
+    `identity`, `environment` and `base` replace the policy's fields. `workspace_at` is another path inside at
+    which the workspace is also mounted; commands start there. `name`, `labels` and `id` identify it.
 
     All methods are thread-safe. After `close()` they raise SandboxClosed. A command that was running then
     returns a result with `Reason.closed`.
@@ -134,7 +134,7 @@ class Sandbox:
         base: str | PathLike[str] | None = None,
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
-        history: bool = False,
+        history: bool | Literal["interpreter"] = False,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
@@ -164,7 +164,8 @@ class Sandbox:
         from .history.recorder import Recorder
 
         try:
-            recorder = inside.recorder = Recorder(inside)
+            keeps = self._settings.history == "interpreter"
+            recorder = inside.recorder = Recorder(inside, interpreters=keeps)
         except BaseException:
             inside.close()
             raise

@@ -22,11 +22,10 @@ from ...interrupts import owned
 from ...layers.changes import diff
 from ...paths import WORKSPACE_PATH
 from .. import changes
-from ..processes import EndedProcess
 from ..workspace.kept_points import MOST_KEPT
 from ..workspace.overlay import OverlayWorkspace
 from ..workspace.persistent import PersistentWorkspace
-from ..workspace.snapshot import restore, take
+from ..workspace.snapshot import take
 from ..workspace.trees import path_of
 from .layer_bytes import LayerBytes
 from .point import MOST_LETTERS, HistoryPoint, HistoryStep, command_text, found_in
@@ -80,15 +79,18 @@ class _Pending(Value):
 class Recorder:
     """History of one open sandbox."""
 
-    def __init__(self, inside: OpenSandbox) -> None:
-        """Take the first point. Raises LayerError if the sandbox has no layers."""
+    def __init__(self, inside: OpenSandbox, *, interpreters: bool = False) -> None:
+        """Take the first point. Raises LayerError if the sandbox has no layers.
+
+        With `interpreters`, points keep idle interpreters.
+        """
         if not isinstance(inside.workspace, OverlayWorkspace):
             raise LayerError(
                 "this sandbox cannot have a history",
                 why="it has no layers: each point would copy the whole workspace",
                 fix="use mode='overlay' on the namespaces backend, or leave history=True out",
             )
-        self._inside, self._workspace = inside, inside.workspace
+        self._inside, self._workspace, self._interpreters = inside, inside.workspace, interpreters
         self._lock = threading.RLock()
         self._numbers = 0
         self._points: list[HistoryPoint] = []
@@ -250,6 +252,10 @@ class Recorder:
         return changes.at_rest(self._inside, self._taken)
 
     def _taken(self, workspace: SandboxWorkspace, sessions: list[Session]) -> Snapshot:
+        if self._interpreters and self._inside.interpreters:
+            from ..interpreter_twins import snapshot_with
+
+            return snapshot_with(self._inside, "", workspace, sessions, automatic=True)
         return take(workspace, sessions, "", automatic=True)
 
     def _mark(self, cause: Cause, command: str = "") -> None:
@@ -374,17 +380,16 @@ class Recorder:
     def _go(self, index: int, points: tuple[HistoryPoint, ...]) -> HistoryStep:
         target = self._points[index]
 
-        def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> tuple[EndedProcess, ...]:
-            known = self._inside.processes.commands(sessions)
-            ended, _ = restore(workspace, sessions, target.snapshot, "end", looks=False)
+        def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> changes.Restored:
+            done = changes.restored(self._inside, target.snapshot, "end", workspace, sessions, looks=False)
             self._at = index
-            return tuple(EndedProcess.of(pid, name, known) for pid, name in ended)
+            return done
 
-        ended = changes.at_rest(self._inside, restored, exchanges=True)
+        done = changes.at_rest(self._inside, restored, exchanges=True)
         if self._kept is not None:
             self._kept.kept_points.go(target.number)
-        self._inside.record("stepped", point=target.number, ended=[each.command for each in ended])
-        return HistoryStep(target, points, ended)
+        self._inside.record("stepped", point=target.number, ended=[each.command for each in done.ended])
+        return HistoryStep(target, points, done.ended, done.continued, done.lost)
 
     def around(self, cause: Cause, command: str, work: Callable[[], T]) -> T:
         """Do `work`, which replaces the files, between two points."""
