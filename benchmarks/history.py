@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from itertools import count
 
 from measure import Claim, interleaved, ms, timed
 from staddle import Sandbox
@@ -14,9 +15,13 @@ FAR = 500
 
 def commands() -> list[Claim]:
     """Commands that change nothing, and one file, in a sandbox with a history and in one without."""
+    numbers = count()
+
+    def change(sb: Sandbox) -> None:
+        sb.run(f"echo {next(numbers)} > f")  # equal content would be no change
 
     def with_snapshot() -> None:
-        by_hand.run("echo 1 > f")
+        change(by_hand)
         by_hand.snapshot()
 
     with Sandbox(history=True) as on, Sandbox() as off, Sandbox() as by_hand:
@@ -24,8 +29,8 @@ def commands() -> list[Claim]:
             {
                 "nothing, on": lambda: on.run(":"),
                 "nothing, off": lambda: off.run(":"),
-                "changed, on": lambda: on.run("echo 1 > f"),
-                "changed, off": lambda: off.run("echo 1 > f"),
+                "changed, on": lambda: change(on),
+                "changed, off": lambda: change(off),
                 "by hand": with_snapshot,
             },
             rounds=300,

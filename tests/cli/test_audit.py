@@ -66,6 +66,20 @@ def test_a_line_that_is_missing_shows(log: str) -> None:
     assert "no end after number 6" in done.stderr
 
 
+def test_a_hash_that_was_kept_shows_a_log_that_was_written_anew(log: str, tmp_path: Path) -> None:
+    done = audit(log, "--last")
+    kept, name, number = done.stdout.split()
+    assert (done.returncode, number, name in Path(log).read_text()) == (0, "7", True)
+    assert audit(log, "--check", "--expect", kept).returncode == 0
+    Path(log).unlink()
+    made = AuditLog.open(log)
+    made.close()
+    assert audit(log, "--check").returncode == 0
+    done = audit(log, "--check", "--expect", kept)
+    assert done.returncode == 1
+    assert done.stderr == f"staddle: {log}: no line has the hash {kept}\n"
+
+
 @pytest.mark.slow
 def test_what_it_cannot_do_is_said() -> None:
     assert "staddle audit FILE" in audit().stderr

@@ -8,13 +8,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from staddle import AsyncSandbox, Policy, Result, Sandbox
 from staddle.errors import InvalidCall, LayerError
+from staddle.observe.audit import KINDS, AuditLine, read
 from staddle.sandbox.history import bisect, blame, point, recorder
+from staddle.sandbox.workspace.persistent import PersistentWorkspace
 from tests.support.in_a_child import ROOT, python
 from tests.support.waiting import until
 
@@ -620,6 +623,76 @@ def test_the_awaited_face_has_the_same_history(project: Path) -> None:
     asyncio.run(main())
 
 
+def test_undo_and_redo_continue_the_interpreter_of_a_point(project: Path) -> None:
+    with Sandbox(project, history="interpreter") as sb:
+        sb.python("x = 1; open('a', 'w').write('1')")
+        sb.python("x = 2; open('a', 'w').write('2')")
+        sb.run("echo 3 > a")
+        sb.python("x = 3")  # changes no file: no point
+        assert [each.cause for each in sb.history()] == ["start", *["command"] * 3]
+        assert {each.snapshot.method for each in sb.history()} == {"swap"}, (
+            "an idle interpreter copies nothing"
+        )
+        step = sb.undo()
+        assert (step.continued, step.lost, step.ended) == (("main",), {}, ())
+        result = sb.python("(x, open('a').read())")
+        assert (result.text, result.lost) == ("(2, '2')", False)
+        assert sb.undo().continued == ("main",)
+        assert sb.python("(x, open('a').read())").text == "(1, '1')"
+        assert sb.redo(2).continued == ("main",)
+        assert sb.python("(x, open('a').read())").text == "(2, '3\\n')"
+        step = sb.undo(3)  # before there was an interpreter
+        assert step.continued == ()
+        result = sb.python("'x' in globals()")
+        assert (result.text, result.lost) == ("False", True)
+
+
+def test_only_the_newest_points_continue_an_interpreter(project: Path) -> None:
+    with Sandbox(project, history="interpreter") as sb:
+        for number in range(11):
+            sb.python(f"x = {number}; open('a', 'w').write('{number}')")
+        step = sb.undo(9)
+        assert step.continued == ()
+        assert "a sandbox keeps 8 at most" in step.lost["main"]
+        result = sb.python("open('a').read()")
+        assert (result.text, result.lost) == ("'1'", True)
+        with sb.fork()[0] as fork:
+            assert fork.python("1").lost
+    with Sandbox(project, history=True) as sb:
+        sb.python("x = 1; open('a', 'w').write('1')")
+        sb.run("echo 2 > a")
+        assert sb.undo().continued == ()
+        assert sb.python("'x' in globals()").lost
+    with pytest.raises(InvalidCall, match="neither True, False nor 'interpreter'"):
+        Sandbox(project, history="all")  # type: ignore[arg-type]
+
+
+def test_points_and_blame_are_in_the_audit_log(project: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Sandbox(project, history=True, audit=log) as sb:
+        sb.run(":")
+        sb.run("printf 'one\\ntwo\\nthree\\n' > a")
+        sb.exec(["sed", "-i", "s/two/2/", "a"])
+        sb.files.write("/workspace/b", "")
+        sb.blame("/workspace/a")
+        sb.blame("/workspace/a", audit=True)
+        sb.undo()
+    found = [each for each in read(log.read_bytes().splitlines()) if isinstance(each, AuditLine)]
+    assert len(found) == len(log.read_bytes().splitlines()), "a whole chain"
+    points = [each.facts for each in found if each.what == "point"]
+    assert [(point["point"], point.get("id"), point["cause"]) for point in points] == [
+        (0, None, "start"),
+        (1, 2, "command"),
+        (2, 3, "command"),
+        (3, None, "files"),
+    ]
+    (blamed,) = (each.facts for each in found if each.what == "blame")
+    assert blamed == {"path": "/workspace/a", "points": {"1": "1 3", "2": "2"}}
+    assert {each.what for each in found} <= set(KINDS)
+    with Sandbox(project, history=True) as sb, pytest.raises(InvalidCall, match="no audit log"):
+        sb.blame("/workspace/a", audit=True)
+
+
 # ---------------------------------------------------------------- kept sandboxes
 
 
@@ -666,11 +739,24 @@ def test_old_kept_points_are_dropped_with_their_files(
             sb.run(f"echo {number} > n")
         assert len(sb.history()) == 10
     home = Path(os.environ["XDG_STATE_HOME"], "staddle/sessions", kept)
-    assert len(list((home / "history").iterdir())) == 11  # and the number of the present one
+    assert len(list((home / "history").iterdir())) == 11  # and the file for the next
     with Sandbox(project, keep=kept, history=True) as sb:
-        assert len(sb.history()) == 10
+        points = sb.history()
+        assert len(points) == 10
+        assert sum(1 + point.merged for point in points) == 31
         sb.undo(5)
         assert sb.run("cat n").stdout == "24\n"
+    assert (home / "history/at").read_text() == str(points[4].number)
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert sb.history()[-1].number == points[4].number
+        sb.run("echo new > n")  # drops the points that were undone
+        assert not (home / "history/at").exists()
+    with Sandbox(project, keep=kept, history=True) as sb:
+        assert [point.command for point in sb.history()][-2:] == ["echo 24 > n", "echo new > n"]
+    assert not any(b"echo 29" in file.read_bytes() for file in (home / "history").glob("[0-9]*"))
+    with closing(PersistentWorkspace(kept)) as workspace:
+        workspace.forget_history()
+    assert not any((home / "history").iterdir())
 
 
 def test_a_damaged_point_is_left_out(project: Path, kept: str) -> None:

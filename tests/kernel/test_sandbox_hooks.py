@@ -164,6 +164,8 @@ def test_a_file_and_a_function_are_told_the_same(tmp_path: Path) -> None:
     told(records.append)
     told(tmp_path / "log")
     found = lines_of(tmp_path / "log")
+    for line in found:
+        line.pop("after")  # a record has no spelling to hash
     varying = ("log", "at", "duration", "user_time", "memory")
     at_times = ("user_time", "memory")  # where something was measured
     fields = [[[name for name in one if name not in at_times] for one in each] for each in (found, records)]

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,7 @@ from staddle import Sandbox, Snapshot
 from staddle.errors import InvalidCall
 from staddle.files.remove_tree import remove
 from staddle.layers import trash
+from staddle.sandbox.history.point import HistoryStep
 from tests.property.test_sandbox_model import OPERATIONS, START, script
 from tests.property.test_sandbox_model import _inside as inside
 from tests.support.layers_overlay import Picture, naive_changes, picture
@@ -31,6 +33,8 @@ pytestmark = pytest.mark.timeout(0 if STORIES else 120)
 
 class HistoryStory(RuleBasedStateMachine):
     """What may happen to a sandbox with a history, in any order."""
+
+    history: bool | Literal["interpreter"] = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +48,7 @@ class HistoryStory(RuleBasedStateMachine):
         for path, content in START:
             (self.host / path).parent.mkdir(parents=True, exist_ok=True)
             (self.host / path).write_text(content)
-        self.sandbox = Sandbox(self.host, history=True)
+        self.sandbox = Sandbox(self.host, history=self.history)
         self.points = [self._copy(self.host)]
         self.at = 0
 
@@ -92,6 +96,7 @@ class HistoryStory(RuleBasedStateMachine):
         step = self.sandbox.undo(n)
         assert len(step.points) == n
         self.at -= n
+        self._stepped(step)
 
     @rule(n=st.integers(1, 3))
     def redo(self, n: int) -> None:
@@ -99,8 +104,10 @@ class HistoryStory(RuleBasedStateMachine):
             with pytest.raises(InvalidCall):
                 self.sandbox.redo(n)
             return
-        assert len(self.sandbox.redo(n).points) == n
+        step = self.sandbox.redo(n)
+        assert len(step.points) == n
         self.at += n
+        self._stepped(step)
 
     @rule()
     def snapshot(self) -> None:
@@ -111,6 +118,7 @@ class HistoryStory(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         taken, saved = data.draw(st.sampled_from(self.snapshots))
         self.sandbox.restore(taken)
+        self._begin_anew()
         self._add(self._copy(saved))
 
     @rule()
@@ -132,6 +140,7 @@ class HistoryStory(RuleBasedStateMachine):
         leaves.close()
         self.sandbox = stays
         if goes_on:
+            self._begin_anew()
             self.points, self.at = [self.points[self.at], following], 0
 
     @rule()
@@ -139,6 +148,7 @@ class HistoryStory(RuleBasedStateMachine):
         done = self.sandbox.commit(allow_protected=True)
         if done.changes:
             self.points, self.at = [self.points[self.at]], 0
+            self._has_point()
             for taken, _ in self.snapshots:  # they show what the host has now
                 taken.close()
             self.snapshots.clear()
@@ -176,6 +186,15 @@ class HistoryStory(RuleBasedStateMachine):
             assert inside(self.sandbox) == picture(self.points[self.at])
             assert len(self.sandbox.history()) == self.at + 1
 
+    def _stepped(self, step: HistoryStep) -> None:
+        """Check what else an undo or a redo returned."""
+
+    def _has_point(self) -> None:
+        """Note that the present has a point."""
+
+    def _begin_anew(self) -> None:
+        """Note that the sandbox has new programs."""
+
     def _picture(self, index: int) -> Picture:
         return picture(self.points[index])
 
@@ -192,8 +211,50 @@ class HistoryStory(RuleBasedStateMachine):
         return made
 
 
-TestHistoryStory = HistoryStory.TestCase
-TestHistoryStory.settings = settings(
+class InterpreterStory(HistoryStory):
+    """The same, with an interpreter that points keep: its variable is that of the point, or it is lost."""
+
+    history: Literal["interpreter"] = "interpreter"
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The value in the present interpreter, and in that of each point; None: there is none.
+        self.value: int | None = None
+        self.values: dict[Path, int | None] = {}
+
+    @rule()
+    def run_cell(self) -> None:
+        following = self._copy(self.points[self.at])
+        self.value = self.serial
+        result = self.sandbox.python(f"x = {self.value}; open('/workspace/cell', 'w').write(str(x))")
+        assert result.ok
+        (following / "cell").write_text(str(self.value))
+        self._add(following)
+
+    @rule()
+    def look_at_the_variable(self) -> None:
+        if self.value is not None:
+            result = self.sandbox.python("x")
+            assert (result.text, result.lost) == (str(self.value), False)
+
+    def _stepped(self, step: HistoryStep) -> None:
+        kept = self.values.get(self.points[self.at])
+        assert bool(step.continued) == (kept is not None and not step.lost)
+        assert all("8 at most" in why for why in step.lost.values())
+        self.value = kept if step.continued else None
+
+    def _add(self, following: Path) -> None:
+        super()._add(following)
+        self._has_point()
+
+    def _has_point(self) -> None:
+        self.values[self.points[self.at]] = self.value
+
+    def _begin_anew(self) -> None:
+        self.value = None
+
+
+STORY_SETTINGS = settings(
     max_examples=STORIES or 3,
     stateful_step_count=40 if STORIES else 12,
     derandomize=not STORIES,
@@ -201,3 +262,6 @@ TestHistoryStory.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TestHistoryStory = HistoryStory.TestCase
+TestInterpreterStory = InterpreterStory.TestCase
+TestHistoryStory.settings = TestInterpreterStory.settings = STORY_SETTINGS

@@ -25,7 +25,9 @@ _OPTIONS = (
     Option("failed", "", "only results of commands that did not succeed"),
     Option("grep", "TEXT", "only lines in which this text stands, whatever its case"),
     Option("since", "TIME", "only lines of the last TIME, as 10m or 2h"),
-    Option("check", "", "print no lines, only what is missing or broken"),
+    Option("check", "", "print no lines, only what is missing, changed or broken"),
+    Option("last", "", "print only the hash of each log's last line, to keep it elsewhere"),
+    Option("expect", "HASH", "a line with this hash, kept from --last, must be there", many=True),
     Option("follow", "", "continue with lines as they are written, until Ctrl-C", short="f"),
     JSON,
     HELP,
@@ -37,13 +39,16 @@ usage: staddle audit FILE [options]
 
 A log is written by Sandbox(audit=FILE), by `staddle run --audit FILE`, and by jails and
 environments: one JSON line for each command, result, refusal and change of state. Every line has a
-number, so a line that is missing shows. The exit status is 1 when something is missing or broken.
+number and the hash of the line before it, so a missing or changed line shows. The exit status is 1
+when something is missing, changed or broken. Whoever can write the file can also write new lines
+with right hashes. That shows only with --expect, and a hash that was kept where they cannot write.
 
 {options}
 
   staddle audit audit.jsonl --failed            the commands that did not succeed
   staddle audit audit.jsonl --what refused      what was refused
-  staddle audit audit.jsonl --check             whether every line is there
+  staddle audit audit.jsonl --check             whether every line is there, and as it was written
+  staddle audit audit.jsonl --last              the hashes to keep elsewhere
 """
 #: Seconds between two checks of a followed file.
 _POLL = 0.2
@@ -73,18 +78,32 @@ def main(words: Sequence[str]) -> int:
         ) from error
     whole = True
     kept: list[object] = []
+    last: dict[str, AuditLine] = {}
+    expected = set(parsed.many("expect"))
+    is_quiet = parsed.on("check") or parsed.on("last")
     for found in read(_followed(file) if parsed.on("follow") else file):
         if isinstance(found, AuditProblem):
             whole = False
             print(f"staddle: {shown(path)}:{found.line}: {shown(found.why)}", file=sys.stderr)
-        elif not parsed.on("check") and wanted(found):
+            continue
+        last[found.log] = found
+        expected.discard(found.hash)
+        if not is_quiet and wanted(found):
             if parsed.on("json"):
                 kept.append(found.as_dict())
             else:
                 print(_shown_line(found), flush=parsed.on("follow"))
+    for missing in sorted(expected):
+        print(f"staddle: {shown(path)}: no line has the hash {shown(missing)}", file=sys.stderr)
+    if parsed.on("last"):
+        kept = [{"log": each.log, "n": each.number, "hash": each.hash} for each in last.values()]
+        if not parsed.on("json"):
+            print(
+                "".join(f"{each.hash}  {shown(each.log)} {each.number}\n" for each in last.values()), end=""
+            )
     if parsed.on("json"):
         print_json(kept)
-    return 0 if whole else 1
+    return 0 if whole and not expected else 1
 
 
 def _filter(parsed: Parsed) -> Callable[[AuditLine], bool]:

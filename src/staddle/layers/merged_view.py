@@ -102,28 +102,41 @@ _NOTHING = Merged(None, (), False)
 
 
 class Side:
-    """The open directories that make up one side of a pair, topmost first."""
+    """The directories that make up one side of a pair, topmost first. Each is opened when it is needed."""
 
     def __init__(self, trees: list[Tree], which: tuple[int, ...], path: str, marks: bool) -> None:
-        self.trees = trees
+        self.trees, self._path, self._marks = trees, path, marks
         #: (index of the tree, descriptor, descriptor if it has whiteouts by attribute, else -1)
-        self.directories: list[tuple[int, int, int]] = []
-        self.opaque = False
-        self._marks = marks
+        self._opened: list[tuple[int, int, int]] = []
+        self._rest = [*reversed(which)]
+        self._is_opaque = False
+
+    @property
+    def directories(self) -> list[tuple[int, int, int]]:
+        """All the directories: index of the tree, descriptor, and descriptor for whiteouts or -1."""
+        while self._rest:
+            self._open_next()
+        return self._opened
+
+    @property
+    def opaque(self) -> bool:
+        """Whether one of them hides everything below."""
+        return bool(self.directories) and self._is_opaque
+
+    def _open_next(self) -> None:
+        index = self._rest.pop()
         try:
-            for index in which:
-                try:
-                    fd = trees[index].directory(path)
-                except OSError:
-                    break  # deleted or replaced meanwhile; or the host does not let us look
-                mark = opacity(fd) if marks else b""
-                self.directories.append((index, fd, fd if mark == b"x" else -1))
-                if mark == b"y":
-                    self.opaque = True
-                    break
-        except BaseException:
-            self.close()
-            raise
+            fd = self.trees[index].directory(self._path)
+        except OSError:
+            self._rest.clear()  # deleted or replaced meanwhile; or the host does not let us look
+            return
+        self._opened.append((index, fd, -1))
+        mark = opacity(fd) if self._marks else b""
+        if mark == b"x":
+            self._opened[-1] = (index, fd, fd)
+        elif mark == b"y":
+            self._is_opaque = True
+            self._rest.clear()
 
     def names(self) -> dict[str, None]:
         """Return every name in any of the directories, including whiteouts."""
@@ -134,11 +147,17 @@ class Side:
 
     def resolve(self, name: str) -> Merged:
         """Resolve `name` in these directories together."""
-        if not self.directories:
-            return _NOTHING
         status: os.stat_result | None = None
         trees: tuple[int, ...] = ()
-        for index, fd, marked in self.directories:
+        at = 0
+        while True:
+            if at == len(self._opened):
+                if not self._rest:
+                    break
+                self._open_next()
+                continue
+            index, fd, marked = self._opened[at]
+            at += 1
             try:
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError:
@@ -149,13 +168,14 @@ class Side:
                 return Merged(status, trees, True) if status else Merged(found, (index,), True)
             status = status or found
             trees = (*trees, index)
-        return Merged(status, trees, False)
+        return Merged(status, trees, False) if self._opened else _NOTHING
 
     def descriptor(self, tree: int) -> int:
         """Return the directory of this side in that tree."""
-        return next(fd for index, fd, _ in self.directories if index == tree)
+        return next(fd for index, fd, _ in self._opened if index == tree)
 
     def close(self) -> None:
-        for _, fd, _ in self.directories:
+        for _, fd, _ in self._opened:
             os.close(fd)
-        self.directories.clear()
+        self._opened.clear()
+        self._rest.clear()

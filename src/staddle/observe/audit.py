@@ -4,12 +4,12 @@
     log.write("command", command="make", cwd="/workspace")
     log.close()
 
-    {"log":"9f2c61d07a4be1c3","n":2,"at":1794795120410000000e-9,"what":"command","command":"make",…}
+    {"log":"9f2c61d07a4be1c3","n":2,"at":1794795120410000000e-9,"after":"5d1c…","what":"command",…}
 
-Every line has the random name of its log and a consecutive number, so that a missing line is noticed. The
-first line is "opened", the last one "closed". Each line is one write to the kernel, so it survives if the
-program is killed right afterwards. Several programs may append to one file. Known secrets are removed from
-every text.
+Every line has the random name of its log, a consecutive number, and the hash of the line of its log before
+it. So a missing line is noticed, and so is a changed one. The first line is "opened", the last one "closed".
+Each line is one write to the kernel, so it survives if the program is killed right afterwards. Several
+programs may append to one file: each log is a chain of its own. Known secrets are removed from every text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 #: The kinds of lines.
 KINDS = (
     *("opened", "command", "result", "failed", "refused", "network", "started", "terminal", "ended"),
-    *("snapshot", "restored", "forked", "committed", "discarded", "paused", "resumed", "violation", "closed"),
+    *("snapshot", "restored", "forked", "merged", "committed", "discarded", "paused", "resumed", "violation"),
+    *("point", "stepped", "blame", "closed"),
 )
 #: Longer texts are cut, because a prompt or a script can be very long.
 MOST_LETTERS = 10_000
@@ -63,9 +64,11 @@ class AuditLog:
         self._spell = _speller(self._plain, is_simple=self._texts is None)
         self._lock = threading.RLock()  # reentrant: a signal handler may write a line
         self._number = 0  # of the last line, even if writing it failed
-        #: The beginning of a line: its number, and nanoseconds since 1970. As integers, because formatting a
-        #: float takes as long as writing the line.
-        self._head = f'{{"log":"{self.name}","n":%d,"at":%de-9,"what":'
+        #: Hash of the last line that was written.
+        self._last = b""
+        #: The beginning of a line: its number, nanoseconds since 1970, the hash. Integers, because formatting
+        #: a float takes as long as writing the line.
+        self._head = f'{{"log":"{self.name}","n":%d,"at":%de-9,"after":"%b","what":'
         self._line = f'{self._head}"%b"%b}}\n'.encode()
         self._is_closed = False
 
@@ -81,7 +84,8 @@ class AuditLog:
         if isinstance(target, str | os.PathLike):
             made._path = os.fspath(target)
             made._fd = _opened(made._path, outside)
-            made._put = partial(os.write, made._fd)
+            is_torn = _ends_within_a_line(made._path, made._fd)
+            made._put = made._write_after_half_a_line if is_torn else partial(os.write, made._fd)
         elif callable(target):
             made._function = target
         elif hasattr(target, "write"):
@@ -107,10 +111,11 @@ class AuditLog:
         fields = self._fields(facts)
         with self._lock:
             self._number = number = self._number + 1
-            line = self._line % (number, time_ns(), what.encode(), fields)
+            line = self._line % (number, time_ns(), self._last, what.encode(), fields)
             try:
                 if self._put(line) != len(line):
                     self._tear()
+                self._last = line_hash(line)
             except OSError as error:
                 raise self._failure(error) from error
 
@@ -207,6 +212,32 @@ def _opened(path: str, outside: Iterable[str]) -> int:
             why=error.strerror or str(error),
             fix="name a file in a directory that is there and can be written",
         ) from error
+
+
+def _ends_within_a_line(path: str, fd: int) -> bool:
+    """Whether a program that was killed has left a part of a line at the end of the file.
+
+    `fd` may only write. A file that we may not read counts as whole.
+    """
+    if not (size := os.fstat(fd).st_size):
+        return False
+    try:
+        other = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return os.pread(other, 1, size - 1) not in (b"\n", b"")
+    except OSError:  # a device
+        return False
+    finally:
+        os.close(other)
+
+
+def line_hash(line: bytes) -> bytes:
+    """Return the hash of a line with its newline: what `b2sum -l 256` prints for it."""
+    from _blake2 import blake2b  # hashlib's, without importing the rest
+
+    return blake2b(line, digest_size=32).hexdigest().encode()
 
 
 def _speller(plain: Callable[[object], object], *, is_simple: bool) -> Callable[[object], str]:
@@ -339,13 +370,14 @@ class AuditedCommand:
 
 
 class AuditLine(Value):
-    """One parsed line of a log: the log, its number, time, kind and facts."""
+    """One parsed line of a log: the log, its number, time, kind and facts, and its hash."""
 
     log: str
     number: int
     at: float
     what: str
     facts: dict[str, Any]
+    hash: str = ""
 
 
 class AuditProblem(Value):
@@ -358,11 +390,13 @@ class AuditProblem(Value):
 def read(file: Iterable[bytes]) -> Iterator[AuditLine | AuditProblem]:
     """Yield the lines of an audit file in order, and a problem where one is noticed.
 
-    Missing numbers are noticed at the next line of that log, a missing last line at the end of the file.
+    Missing numbers and changed lines are noticed at the next line of that log, a missing last line at the end
+    of the file. A log whose first line has no hash of a line before is of an older version: it has numbers
+    only.
     """
     import json
 
-    last: dict[str, tuple[int, bool]] = {}
+    last: dict[str, tuple[int, bool, str | None]] = {}
     at = 0
     for at, raw in enumerate(file, 1):
         if not raw.strip():
@@ -377,19 +411,26 @@ def read(file: Iterable[bytes]) -> Iterator[AuditLine | AuditProblem]:
                 float(facts.pop("at")),
                 str(facts.pop("what")),
                 facts,
+                line_hash(raw.rstrip(b"\n") + b"\n").decode(),
             )
+            after = facts.pop("after", None)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             yield AuditProblem(at, "this is not a line of an audit log, or only a part of one")
             continue
-        before, is_closed = last.get(line.log, (0, False))
+        before, is_closed, expected = last.get(line.log, (0, False, None if after is None else ""))
         if line.number > before + 1:
             missing = f"{before + 1}" if line.number == before + 2 else f"{before + 1} to {line.number - 1}"
             yield AuditProblem(at, f"log {line.log}: missing before this line: {missing}")
         elif line.number <= before or is_closed:
             yield AuditProblem(at, f"log {line.log}: number {line.number} comes after {before}")
-        last[line.log] = max(before, line.number), is_closed or line.what == "closed"
+        elif after != expected:
+            changed = f"{before} or {line.number}" if before else f"{line.number}"
+            yield AuditProblem(at, f"log {line.log}: number {changed} was changed: the hash is another")
+        if line.number > before:
+            expected = None if expected is None else line.hash
+        last[line.log] = max(before, line.number), is_closed or line.what == "closed", expected
         yield line
-    for log, (number, is_closed) in last.items():
+    for log, (number, is_closed, _) in last.items():
         if not is_closed:
             yield AuditProblem(
                 at, f"log {log}: no end after number {number}: it is still open, or was killed"

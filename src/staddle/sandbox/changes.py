@@ -153,24 +153,35 @@ def discard(inside: OpenSandbox, paths: Collection[str] | None) -> None:
 def go_back(inside: OpenSandbox, point: Snapshot, processes: Literal["end", "keep"]) -> Restored:
     """Restore a snapshot; see `Sandbox.restore`."""
 
-    def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> Restored:
-        known = inside.processes.commands(sessions)
-        before = {inside.interpreters[name].pid: name for name in point.twins if name in inside.interpreters}
-        if inside.twins:
-            from .interpreter_twins import spare
-
-            spare(inside)
-        named, drift = restore(workspace, sessions, point, processes)
-        ended = tuple(EndedProcess.of(pid, name, known) for pid, name in named if pid not in before)
-        if processes == "keep" or not (point.twins or point.without_twin):
-            return Restored(ended, drift)
-        from .interpreter_twins import continued
-
-        return Restored(ended, drift, *continued(inside, point))
-
-    done = at_rest(inside, restored, exchanges=True)
+    work = partial(restored, inside, point, processes)
+    done = at_rest(inside, work, exchanges=True)
     inside.record("restored", label=point.label, ended=[each.command for each in done.ended])
     return done
+
+
+def restored(
+    inside: OpenSandbox,
+    point: Snapshot,
+    processes: Literal["end", "keep"],
+    workspace: SandboxWorkspace,
+    sessions: list[Session],
+    *,
+    looks: bool = True,
+) -> Restored:
+    """Restore a snapshot, with its interpreters. For `at_rest`. `looks`: for the host's changes."""
+    known = inside.processes.commands(sessions)
+    before = {inside.interpreters[name].pid: name for name in point.twins if name in inside.interpreters}
+    if inside.twins:
+        from .interpreter_twins import spare
+
+        spare(inside)
+    named, drift = restore(workspace, sessions, point, processes, looks=looks)
+    ended = tuple(EndedProcess.of(pid, name, known) for pid, name in named if pid not in before)
+    if processes == "keep" or not (point.twins or point.without_twin):
+        return Restored(ended, drift)
+    from .interpreter_twins import continued
+
+    return Restored(ended, drift, *continued(inside, point))
 
 
 def workspace_of(inside: OpenSandbox) -> SandboxWorkspace:

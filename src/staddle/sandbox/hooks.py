@@ -18,7 +18,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from time import time_ns
 
 from ..interrupts import interruptible, original
-from ..observe.audit import MOST_LETTERS, AuditLog
+from ..observe.audit import MOST_LETTERS, AuditLog, line_hash
 from .open.settings import CommandStart
 from .result import Reason
 
@@ -254,9 +254,10 @@ class CommandLog(AuditLog):
         self._acquire()
         try:
             self._number = line = self._number + 1
-            data = self._command % (line, time_ns(), number, named, text)
+            data = self._command % (line, time_ns(), self._last, number, named, text)
             if self._put(data) != len(data):
                 self._tear()
+            self._last = line_hash(data)
         except OSError as error:
             raise self._failure(error) from error
         finally:
@@ -312,9 +313,10 @@ class CommandLog(AuditLog):
         self._acquire()
         try:
             self._number = line = self._number + 1
-            data = self._result % (line, time_ns(), spec.number, ended, time, out, err, used)
+            data = self._result % (line, time_ns(), self._last, spec.number, ended, time, out, err, used)
             if self._put(data) != len(data):
                 self._tear()
+            self._last = line_hash(data)
         except OSError as error:
             raise self._failure(error) from error
         finally:

@@ -32,9 +32,17 @@ def spare(inside: OpenSandbox, *more: int) -> None:
 
 
 def snapshot_with(
-    inside: OpenSandbox, label: str, workspace: SandboxWorkspace, sessions: list[Session]
+    inside: OpenSandbox,
+    label: str,
+    workspace: SandboxWorkspace,
+    sessions: list[Session],
+    *,
+    automatic: bool = False,
 ) -> Snapshot:
-    """Take a snapshot with a twin of each idle interpreter. For `changes.at_rest`."""
+    """Take a snapshot with a twin of each idle interpreter. For `changes.at_rest`.
+
+    `automatic`: for the history.
+    """
     twins: dict[str, Twin] = {}
     why: dict[str, str] = {}
     with ExitStack() as held:
@@ -57,7 +65,7 @@ def snapshot_with(
                     twins[name] = made
                     inside.twins.append(made)
             spare(inside, *(idle[name].pid for name in twins))
-            taken = take(workspace, sessions, label)
+            taken = take(workspace, sessions, label, automatic=automatic)
         except BaseException:
             for twin in twins.values():
                 twin.close("no snapshot was taken")

@@ -93,15 +93,15 @@ class Sandbox:
     hides later edits on the host, as "copy" always does. "bind" writes to the directory, "readonly" forbids
     writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
     call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
-    `enforced`. With `history` there is a point to `undo` to after each command that changed files. `keep`
-    names the changes, so that they stay after `close()` for the next sandbox of that name
-    and `staddle diff`. `on_connect` decides about destinations that the policy's network leaves open; any
-    answer but True within `on_connect_timeout` seconds refuses them. `on_command` is called before each
-    command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
-    propagate from the call. `audit` is a file, a stream or a function that receives a record of each of these
-    and of every state change; see `staddle audit`. `identity`, `environment` and `base` replace the policy's
-    fields. `workspace_at` is another path inside at which the workspace is also mounted; commands start
-    there. `name`, `labels` and `id` identify it.
+    `enforced`. With `history` there is a point to `undo` to after each command that changed files; with
+    "interpreter" the points keep idle interpreters of `python` too. `keep` names the changes, so that they
+    stay after `close()` for the next sandbox of that name and `staddle diff`. `on_connect` decides about
+    destinations that the policy's network leaves open; any answer but True within `on_connect_timeout`
+    seconds refuses them. `on_command` is called before each command starts, `on_violation` for each refusal
+    during a command, `on_result` after it; their errors propagate from the call. `audit` is a file, a stream
+    or a function that receives a record of each of these and of every state change; see `staddle audit`.
+    `identity`, `environment` and `base` replace the policy's fields. `workspace_at` is another path inside at
+    which the workspace is also mounted; commands start there. `name`, `labels` and `id` identify it.
 
     All methods are thread-safe. After `close()` they raise SandboxClosed. A command that was running then
     returns a result with `Reason.closed`.
@@ -134,7 +134,7 @@ class Sandbox:
         base: str | PathLike[str] | None = None,
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
-        history: bool = False,
+        history: bool | Literal["interpreter"] = False,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
@@ -164,7 +164,8 @@ class Sandbox:
         from .history.recorder import Recorder
 
         try:
-            recorder = inside.recorder = Recorder(inside)
+            keeps = self._settings.history == "interpreter"
+            recorder = inside.recorder = Recorder(inside, interpreters=keeps)
         except BaseException:
             inside.close()
             raise
@@ -263,7 +264,7 @@ class Sandbox:
             raise
         result = spec.result(outcome)
         if recorder is not None and not ours:
-            recorder.ended(result)
+            recorder.ended(result, spec.number)
         elif recorder is not None:
             recorder.wrote(result.changes, "background")
         if hooks is not None:
@@ -770,19 +771,30 @@ class Sandbox:
         with self._fork_at(points[-1]) as fork:
             return Bisection(points, test, repeat, fork).run()
 
-    def blame(self, path: AnyPath) -> list[BlamedLine]:
+    def blame(self, path: AnyPath, *, audit: bool = False) -> list[BlamedLine]:
         """Return the lines of a text file, each with the point that last wrote it.
 
-        A renamed file begins at its new name. Lines from before the history belong to its first point.
+        A renamed file begins at its new name. Lines from before the history belong to its first point. With
+        `audit` the audit log gets the numbers of the lines by point.
         """
-        from .history.blame import blame
+        from .history.blame import blame, by_point
 
         recorder = self._recorder()
+        hooks = self._now().hooks
+        if audit and (hooks is None or not hooks.audits):
+            raise InvalidCall(
+                "there is no audit log to write to",
+                why="the sandbox was opened without audit=",
+                fix="open it with Sandbox(..., audit=FILE)",
+            )
         self.files.open(path).close()  # with the rights of the sandbox's user
         place = os.fsdecode(self.files.realpath(path))
         points = recorder.listed()
         ((root, (below,)),) = changes.workspace_of(self._now()).by_tree([place], "/").items()
-        return blame(points, root, below)
+        found = blame(points, root, below)
+        if audit:
+            self._now().record("blame", path=place, points=by_point(found))
+        return found
 
     def _recorder(self) -> Recorder:
         self._now()

@@ -153,7 +153,7 @@ class Session:
             self._busy.discard(me)
         result = self._result(spec, outcome)
         if recorder is not None:
-            recorder.ended(result)
+            recorder.ended(result, spec.number)
         if hooks is not None:
             hooks.end(spec, result)
         return result.check() if check else result

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         def pending(self) -> Sized: ...
         def begin(self) -> None: ...
         def is_due(self, result: Result) -> bool: ...
-        def ended(self, result: Result) -> None: ...
+        def ended(self, result: Result, number: int = 0) -> None: ...
 
 
 class Chunk(Value):
@@ -160,7 +160,7 @@ class Stream:
             if shell.step():
                 uninterrupted(self._finish)
                 if self._recorder is not None and self._result is not None:
-                    self._recorder.ended(self._result)
+                    self._recorder.ended(self._result, self._spec.number)
                 if self._hooks is not None and self._result is not None:
                     self._hooks.end(self._spec, self._result)
             elif self._chunks.empty:

@@ -7,15 +7,18 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from staddle.errors import AuditFailed, InvalidCall
-from staddle.observe.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, read
+from staddle.observe.audit import MOST_ITEMS, MOST_LETTERS, AuditLine, AuditLog, AuditProblem, line_hash, read
 from staddle.observe.redaction import Secrets
 from tests.support.threads import at_once
+from tests.support.waiting import until
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -154,6 +157,132 @@ def problems(*raw: bytes) -> list[str]:
 
 def line(n: int, what: str = "command", log: str = "a") -> bytes:
     return json.dumps({"log": log, "n": n, "at": 1.0, "what": what}).encode() + b"\n"
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> list[bytes]:
+    """The five lines of a log."""
+    log = AuditLog.open(tmp_path / "chain")
+    log.write("opened")
+    for command in ("make", "ls", "id"):
+        log.write("command", command=command)
+    log.close()
+    return (tmp_path / "chain").read_bytes().splitlines(keepends=True)
+
+
+def test_a_line_that_was_changed_removed_inserted_or_moved_shows(chain: list[bytes]) -> None:
+    name = json.loads(chain[0])["log"]
+    assert problems(*chain) == []
+    was_changed = f"log {name}: number {{}} was changed: the hash is another"
+    one, two, three, four, five = chain
+    assert problems(one, two.replace(b"make", b"true"), three, four, five) == [was_changed.format("2 or 3")]
+    assert problems(one.replace(b"opened", b"failed"), *chain[1:]) == [was_changed.format("1 or 2")]
+    assert problems(one, two, four, five) == [f"log {name}: missing before this line: 3"]
+    for missing in range(1, 4):
+        assert len(problems(*chain[:missing], *chain[missing + 1 :])) == 1
+    assert problems(one, two, two, three, four, five) == [f"log {name}: number 2 comes after 2"]
+    # A line in the place of another: nothing before or after it is changed.
+    forged = two.replace(b'"n":2', b'"n":3')
+    assert problems(one, two, forged, four, five) == [
+        was_changed.format("2 or 3"),
+        was_changed.format("3 or 4"),
+    ]
+    # A line between two: the numbers that follow must change, and with them the lines.
+    moved = [line.replace(b'"n":%d' % n, b'"n":%d' % (n + 1)) for n, line in enumerate(chain, 1)]
+    assert problems(one, two, forged, *moved[2:]) != []
+    assert problems(one, three, two, four, five) == [
+        f"log {name}: missing before this line: 2",
+        f"log {name}: number 2 comes after 3",
+    ]
+    assert problems(*chain[:4]) == [f"log {name}: no end after number 4: it is still open, or was killed"]
+    assert problems(*chain[:4], five[:20]) == [
+        "this is not a line of an audit log, or only a part of one",
+        f"log {name}: no end after number 4: it is still open, or was killed",
+    ]
+    without = [line.replace(json.loads(line)["after"].encode(), b"") for line in chain]
+    assert problems(one, *without[1:])[0] == was_changed.format("1 or 2")
+    assert problems(one, json.dumps(json.loads(two)).encode(), three, four, five) == [
+        was_changed.format("2 or 3")
+    ]
+
+
+def test_the_hash_of_a_line_is_that_of_a_usual_program(chain: list[bytes], tmp_path: Path) -> None:
+    (tmp_path / "line").write_bytes(chain[1])
+    printed = subprocess.run(
+        ["b2sum", "-l", "256", tmp_path / "line"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout.split()[0] == json.loads(chain[2])["after"]
+
+
+def test_a_log_that_was_written_anew_from_some_line_on_has_another_last_hash(chain: list[bytes]) -> None:
+    def hashes(lines: list[bytes]) -> list[str]:
+        return [each.hash for each in read(lines) if isinstance(each, AuditLine)]
+
+    forged = [chain[0], *chain[1:]]
+    forged[1] = chain[1].replace(b"make", b"true")
+    for at in range(2, 5):
+        after = json.loads(forged[at])["after"].encode()
+        forged[at] = forged[at].replace(after, line_hash(forged[at - 1]))
+    assert problems(*forged) == [], "the chain alone cannot show it"
+    assert hashes(forged)[0] == hashes(chain)[0]
+    assert not set(hashes(forged)[1:]) & set(hashes(chain)), "a hash that was kept shows it"
+
+
+def test_two_programs_that_append_have_a_chain_each(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    code = (
+        "import sys; from staddle.observe.audit import AuditLog\n"
+        "log = AuditLog.open(sys.argv[1])\n"
+        "for n in range(200): log.write('command', command='x' * (n * 50))\n"
+        "log.close()"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(2)]
+    assert [each.wait() for each in both] == [0, 0]
+    raw = path.read_bytes().splitlines(keepends=True)
+    assert len(raw) == 402
+    assert problems(*raw) == []
+    raw[100] = raw[100].replace(b'"command",', b'"failed",', 1)
+    assert len(problems(*raw)) == 1
+
+
+def test_a_kill_within_a_line_spoils_no_other_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    killed = AuditLog.open(path)
+    killed.write("opened")
+    killed.write("command", command="make")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])  # what a kill can leave of a long line
+    after = AuditLog.open(path)
+    after.write("opened")
+    after.close()
+    raw = path.read_bytes().splitlines(keepends=True)
+    assert problems(*raw) == [
+        "this is not a line of an audit log, or only a part of one",
+        f"log {killed.name}: no end after number 1: it is still open, or was killed",
+    ]
+    assert [each.log for each in read(raw) if isinstance(each, AuditLine)] == [killed.name, *[after.name] * 2]
+
+
+def test_a_killed_program_leaves_whole_lines_of_a_chain(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    code = (
+        "import sys; from staddle.observe.audit import AuditLog\n"
+        "log = AuditLog.open(sys.argv[1])\n"
+        "while True: log.write('command', command='x' * 9000)"
+    )
+    for _ in range(3):
+        child = subprocess.Popen([sys.executable, "-c", code, path])
+        size = path.stat().st_size if path.exists() else 0
+        until(lambda size=size: path.exists() and path.stat().st_size > size + 50_000)
+        child.kill()
+        child.wait()
+    told = problems(*path.read_bytes().splitlines(keepends=True))
+    assert [why for why in told if "no end after" not in why and "only a part" not in why] == []
+    assert len([why for why in told if "no end after" in why]) == 3
+
+
+def test_a_log_of_an_older_version_has_numbers_only() -> None:
+    assert problems(line(1), line(2), line(3, "closed")) == []
 
 
 def test_what_is_missing_shows() -> None:

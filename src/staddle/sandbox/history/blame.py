@@ -58,6 +58,21 @@ def blame(points: Sequence[HistoryPoint], root: str, path: str) -> list[BlamedLi
     ]
 
 
+def by_point(lines: Sequence[BlamedLine]) -> dict[str, str]:
+    """Return the numbers of the lines by the number of their point, as in `{"2": "1-3 7"}`."""
+    runs: dict[int, list[list[int]]] = {}
+    for each in lines:
+        found = runs.setdefault(each.point.number, [])
+        if found and found[-1][1] == each.line - 1:
+            found[-1][1] = each.line
+        else:
+            found.append([each.line, each.line])
+    return {
+        str(number): " ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+        for number, found in runs.items()
+    }
+
+
 def _version(tree: LayerSnapshot, path: str, known: tuple[int, ...]) -> tuple[tuple[int, ...], bytes] | None:
     """Return the identity and content of a file in these layers; None if it is not a file."""
     parent, _, name = path.rpartition("/")

@@ -13,7 +13,7 @@ from ..workspace.trees import path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Literal
 
     from ...layers.differences import Kind
@@ -117,12 +117,15 @@ class HistoryStep(Value):
     """Result of an undo or a redo: the point whose files are there now, and the points between.
 
     `points` are the points taken back or done again, in that order. `ended` are the processes that were
-    ended for it.
+    ended for it. With `history="interpreter"`, `continued` are the sessions whose interpreters went on from
+    the point, and `lost` has the reason for each other one.
     """
 
     point: HistoryPoint
     points: tuple[HistoryPoint, ...]
     ended: tuple[EndedProcess, ...] = ()
+    continued: tuple[str, ...] = ()
+    lost: Mapping[str, str] = {}
 
 
 def command_text(command: str | tuple[str, ...]) -> str:

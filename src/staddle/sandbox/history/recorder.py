@@ -22,11 +22,10 @@ from ...interrupts import owned
 from ...layers.changes import diff
 from ...paths import WORKSPACE_PATH
 from .. import changes
-from ..processes import EndedProcess
 from ..workspace.kept_points import MOST_KEPT
 from ..workspace.overlay import OverlayWorkspace
 from ..workspace.persistent import PersistentWorkspace
-from ..workspace.snapshot import restore, take
+from ..workspace.snapshot import take
 from ..workspace.trees import path_of
 from .layer_bytes import LayerBytes
 from .point import MOST_LETTERS, HistoryPoint, HistoryStep, command_text, found_in
@@ -65,6 +64,8 @@ class _Pending(Value):
     exit_code: int | None
     changes: list[Change] | None
     merged: int = 0
+    #: Number of the command in the audit log.
+    id: int | None = None
 
     def and_then(self, later: _Pending) -> _Pending:
         """Return both as one; the newest command names the point."""
@@ -78,15 +79,18 @@ class _Pending(Value):
 class Recorder:
     """History of one open sandbox."""
 
-    def __init__(self, inside: OpenSandbox) -> None:
-        """Take the first point. Raises LayerError if the sandbox has no layers."""
+    def __init__(self, inside: OpenSandbox, *, interpreters: bool = False) -> None:
+        """Take the first point. Raises LayerError if the sandbox has no layers.
+
+        With `interpreters`, points keep idle interpreters.
+        """
         if not isinstance(inside.workspace, OverlayWorkspace):
             raise LayerError(
                 "this sandbox cannot have a history",
                 why="it has no layers: each point would copy the whole workspace",
                 fix="use mode='overlay' on the namespaces backend, or leave history=True out",
             )
-        self._inside, self._workspace = inside, inside.workspace
+        self._inside, self._workspace, self._interpreters = inside, inside.workspace, interpreters
         self._lock = threading.RLock()
         self._numbers = 0
         self._points: list[HistoryPoint] = []
@@ -147,12 +151,15 @@ class Recorder:
         """Whether the end of a command is the time to take a point."""
         return result.changes != () or bool(self.pending)
 
-    def ended(self, result: Result) -> None:
-        """Take a point if the command changed something. Never raises because of a missing point."""
+    def ended(self, result: Result, number: int = 0) -> None:
+        """Take a point if the command changed something. Never raises because of a missing point.
+
+        `number` is that of the command in the audit log, if there is one.
+        """
         if result.changes != ():
             found = None if result.changes is None else list(result.changes)
             command = command_text(result.command)
-            self.pending.append(_Pending("command", command, result.exit_code, found))
+            self.pending.append(_Pending("command", command, result.exit_code, found, id=number or None))
         self.begin()
 
     def wrote(self, found: tuple[Change, ...] | None, cause: Cause = "files") -> None:
@@ -234,6 +241,7 @@ class Recorder:
             found.changes,
             snapshot=snapshot,
             merged=found.merged,
+            id=found.id,
         )
 
     def _forget(self, count: int) -> None:
@@ -244,6 +252,10 @@ class Recorder:
         return changes.at_rest(self._inside, self._taken)
 
     def _taken(self, workspace: SandboxWorkspace, sessions: list[Session]) -> Snapshot:
+        if self._interpreters and self._inside.interpreters:
+            from ..interpreter_twins import snapshot_with
+
+            return snapshot_with(self._inside, "", workspace, sessions, automatic=True)
         return take(workspace, sessions, "", automatic=True)
 
     def _mark(self, cause: Cause, command: str = "") -> None:
@@ -260,6 +272,7 @@ class Recorder:
         *,
         snapshot: Snapshot,
         merged: int = 0,
+        id: int | None = None,
     ) -> None:
         while len(self._points) > self._at + 1:  # the branch that was undone
             self._close(self._points.pop())
@@ -268,15 +281,13 @@ class Recorder:
         )
         self._numbers += 1
         self._at = len(self._points) - 1
-        self._keep(self._points[-1])
+        if self._kept is not None:
+            point = self._points[-1]
+            self._kept.keep_point(point.number, point.facts, snapshot, self._inside._environment)
         self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
         self._bound()
-
-    def _keep(self, point: HistoryPoint) -> None:
-        """Write a point where the next process finds it."""
-        if self._kept is not None:
-            self._kept.keep_point(point.number, point.facts, point.snapshot, self._inside._environment)
-            self._kept.kept_points.go(self._points[self._at].number)
+        changed = self._points[-1].changed
+        self._inside.record("point", point=self._numbers - 1, id=id, cause=cause, changed=changed)
 
     # ------------------------------------------------------------ bounds
 
@@ -301,8 +312,10 @@ class Recorder:
         self._close(point)
         self._at -= index <= self._at
         if index < len(self._points):
-            self._points[index].merged += point.merged + 1
-            self._keep(self._points[index])
+            following = self._points[index]
+            following.merged += point.merged + 1
+            if self._kept is not None:
+                self._kept.kept_points.merge(following.number, following.merged)
 
     # ------------------------------------------------------------ steps
 
@@ -367,17 +380,16 @@ class Recorder:
     def _go(self, index: int, points: tuple[HistoryPoint, ...]) -> HistoryStep:
         target = self._points[index]
 
-        def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> tuple[EndedProcess, ...]:
-            known = self._inside.processes.commands(sessions)
-            ended, _ = restore(workspace, sessions, target.snapshot, "end", looks=False)
+        def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> changes.Restored:
+            done = changes.restored(self._inside, target.snapshot, "end", workspace, sessions, looks=False)
             self._at = index
-            return tuple(EndedProcess.of(pid, name, known) for pid, name in ended)
+            return done
 
-        ended = changes.at_rest(self._inside, restored, exchanges=True)
+        done = changes.at_rest(self._inside, restored, exchanges=True)
         if self._kept is not None:
             self._kept.kept_points.go(target.number)
-        self._inside.record("stepped", point=target.number, ended=[each.command for each in ended])
-        return HistoryStep(target, points, ended)
+        self._inside.record("stepped", point=target.number, ended=[each.command for each in done.ended])
+        return HistoryStep(target, points, done.ended, done.continued, done.lost)
 
     def around(self, cause: Cause, command: str, work: Callable[[], T]) -> T:
         """Do `work`, which replaces the files, between two points."""

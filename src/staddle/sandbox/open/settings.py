@@ -18,11 +18,14 @@ from ...policy.network import PATIENCE, whole_seconds
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, Literal
 
     from ...events import Event
     from ...network.host.approval_calls import OnConnect
     from ...observe.audit import AuditTarget
+
+    #: Whether a sandbox has a history, and whether its points keep idle interpreters.
+    History = bool | Literal["interpreter"]
 
 MODES = ("overlay", "copy", "bind", "readonly")
 #: Modes in which changes stay in the sandbox until a commit.
@@ -52,7 +55,7 @@ class SandboxSettings(Value):
     workdir: str | None = None
     #: Whether a copy of the workspace is below its layers; None: if it is small.
     freeze: bool | None = False
-    history: bool = False
+    history: History = False
 
 
 def settings(  # noqa: PLR0917 - Sandbox's parameters
@@ -357,15 +360,22 @@ def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | Non
     )
 
 
-def checked_history(history: object, mode: str) -> bool:
+def checked_history(history: object, mode: str) -> History:
     """Check `history`. Raises InvalidCall if changes are not in layers."""
-    if check.flag("history", history) and mode != "overlay":
+    if history != "interpreter" and not isinstance(history, bool):
         raise InvalidCall(
-            f"history=True contradicts mode={mode!r}",
+            f"history is {history!r}",
+            why="it is neither True, False nor 'interpreter'",
+            fix="use True for files and shells, 'interpreter' for the interpreters of sb.python too",
+        )
+    asked: History = history if isinstance(history, bool) else "interpreter"
+    if asked and mode != "overlay":
+        raise InvalidCall(
+            f"history={history!r} contradicts mode={mode!r}",
             why="a point keeps the layers of a command, and only mode='overlay' has layers",
             fix="leave one of them out",
         )
-    return bool(history)
+    return asked
 
 
 def checked_title(name: object) -> str:

@@ -1,11 +1,16 @@
 """`KeptPoints`: the points of a kept sandbox's history, one file for each, beside the record.
 
-    <state>/staddle/sessions/NAME/history/<number>    one point: its command, changes, layers, shells
-                                         /at          the number of the present point
+    <state>/staddle/sessions/NAME/history/<number>[+<merged>]  a point: its command, changes, layers, shells
+                                         /at    the number of the present point, if it is not the newest
+                                         /free  a file to write the next point into
 
 A point's file appears whole, after the record names its layers, and goes before they do. So a kill at any
 moment loses no point of a command that has returned. The layers and bases that these files name are never
 deleted. The text of shells is the sandbox's: only a shell inside reads it again.
+
+A command waits for its point, so no file that is on the disk is freed for one. That takes milliseconds on
+ext4, as does a rename onto such a file. A dropped point's file becomes the next point's, and a rename
+changes the number of merged points. Nothing waits for the disk: the record beside this directory does.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ DIRECTORY, FORMAT = "history", 1
 #: The most points of a kept sandbox: each is read when it is opened.
 MOST_KEPT = 100
 _MOST_BYTES = 64 << 20
-_AT = "at"
+_AT, _FREE = "at", "free"
 
 
 class PointRecord(Value):
@@ -58,13 +63,15 @@ class KeptPoints:
         self._path = f"{home}/{DIRECTORY}"
         self._layers: Counter[str] = Counter()
         self._points: dict[int, PointRecord] = {}
+        self._names: dict[int, str] = {}
         try:
             names = os.listdir(self._path)
         except FileNotFoundError:
             names = []
-        for number in sorted(int(name) for name in names if name.isascii() and name.isdigit()):
-            if (found := self._read(number)) is not None:
-                self._hold(found)
+        for name in names:
+            number, _, merged = name.partition("+")
+            if number.isascii() and number.isdigit() and (found := self._read(name, int(number), merged)):
+                self._hold(found, name)
 
     def __contains__(self, layer: object) -> bool:
         """Whether a point needs the layer of that name."""
@@ -84,81 +91,91 @@ class KeptPoints:
     @property
     def records(self) -> list[PointRecord]:
         """Points, oldest first."""
-        return list(self._points.values())
+        return [self._points[number] for number in sorted(self._points)]
 
     @property
     def at(self) -> int:
-        """Number of the present point; -1 if it is not known."""
+        """Number of the present point, as noted; -1 if there is none."""
         try:
             with open(f"{self._path}/{_AT}", encoding="ascii") as file:
                 return int(file.read(20))
         except (OSError, ValueError):
-            return -1
+            return max(self._points, default=-1)
 
     def write(self, point: PointRecord) -> None:
-        """Write a point, or replace it, and make it the present one."""
+        """Write a new point, and make it the present one."""
         import json
 
-        record = point.snapshot
         facts = {
             "format": FORMAT,
             "number": point.number,
             "facts": dict(point.facts),
-            "snapshot": session_record.point_facts(record),
+            "snapshot": session_record.point_facts(point.snapshot),
             "shells": dict(point.shells),
         }
         os.makedirs(self._path, 0o700, exist_ok=True)
-        self._put(str(point.number), json.dumps(facts))
-        before = self._points.pop(point.number, None)
-        self._hold(point)
-        if before is not None:
-            self._let_go(before)
+        name = str(point.number)
+        self._put(name, json.dumps(facts))
+        self._hold(point, name)
+        try:
+            os.unlink(f"{self._path}/{_AT}")  # it names the point that an undo has led to
+        except FileNotFoundError:
+            pass
 
     def go(self, number: int) -> None:
         """Make a point the present one."""
         self._put(_AT, str(number))
+
+    def merge(self, number: int, merged: int) -> None:
+        """Set the number of earlier points that a point replaces."""
+        name = f"{number}+{merged}"
+        os.rename(f"{self._path}/{self._names[number]}", f"{self._path}/{name}")
+        self._names[number] = name
 
     def forget(self, number: int) -> None:
         """Delete a point; its layers may be deleted afterwards."""
         found = self._points.pop(number, None)
         if found is not None:
             try:
-                os.unlink(f"{self._path}/{number}")
+                os.rename(f"{self._path}/{self._names.pop(number)}", f"{self._path}/{_FREE}")
             except FileNotFoundError:
                 pass
-            self._let_go(found)
+            for layer in found.snapshot.every_layer:
+                self._layers[layer] -= 1
+                if not self._layers[layer]:
+                    del self._layers[layer]
 
     def clear(self) -> None:
         """Delete every point."""
         for number in list(self._points):
             self.forget(number)
+        try:
+            os.unlink(f"{self._path}/{_FREE}")
+        except FileNotFoundError:
+            pass
 
-    def _hold(self, point: PointRecord) -> None:
-        self._points[point.number] = point
-        self._points = dict(sorted(self._points.items()))
+    def _hold(self, point: PointRecord, name: str) -> None:
+        self._points[point.number], self._names[point.number] = point, name
         self._layers.update(point.snapshot.every_layer)
 
-    def _let_go(self, point: PointRecord) -> None:
-        for layer in point.snapshot.every_layer:
-            self._layers[layer] -= 1
-            if not self._layers[layer]:
-                del self._layers[layer]
-
     def _put(self, name: str, text: str) -> None:
-        temporary = f"{self._path}/{name}.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o600), "w", encoding="ascii") as file:
+        free = f"{self._path}/{_FREE}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(free, flags, 0o600), "w", encoding="ascii") as file:
             file.write(text)
-        os.replace(temporary, f"{self._path}/{name}")
+            file.truncate()  # only now: it is slow to free what is written again
+        os.replace(free, f"{self._path}/{name}")
 
-    def _read(self, number: int) -> PointRecord | None:
+    def _read(self, name: str, number: int, merged: str) -> PointRecord | None:
         import json
 
         try:
-            with open(f"{self._path}/{number}", "rb") as file:
+            with open(f"{self._path}/{name}", "rb") as file:
                 found = json.loads(file.read(_MOST_BYTES))
             if found["format"] != FORMAT or found["number"] != number or not isinstance(found["facts"], dict):
                 return None
+            if merged:
+                found["facts"]["merged"] = int(merged)
             record = session_record.point_of(found["snapshot"])
             return PointRecord(number, found["facts"], record, dict(found["shells"]))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):

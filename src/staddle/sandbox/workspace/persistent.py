@@ -258,11 +258,8 @@ class PersistentWorkspace(OverlayWorkspace):
         self, number: int, facts: Mapping[str, Any], taken: Snapshot, environment: Mapping[str, str]
     ) -> None:
         """Save a point of the history, taken in a sandbox opened with `environment`."""
-        if isinstance(taken, PastSnapshot):
-            shells = taken.record.shells  # unchanged
-        else:
-            here = {name: _moved(one, self._also_at, WORKSPACE_PATH) for name, one in taken._shells.items()}
-            shells = {name: shell_facts(KeptShell.of(one, environment).shell) for name, one in here.items()}
+        here = {name: _moved(one, self._also_at, WORKSPACE_PATH) for name, one in taken._shells.items()}
+        shells = {name: shell_facts(KeptShell.of(one, environment).shell) for name, one in here.items()}
         record = snapshot_record(taken).replace(label=str(number))
         self.kept_points.write(PointRecord(number, facts, record, shells))
         self.past[number] = taken
@@ -289,7 +286,7 @@ class PersistentWorkspace(OverlayWorkspace):
                 for name, shell in point.read_shells().items()
             }
 
-        taken = self.past[point.number] = PastSnapshot(point, before, read)
+        taken = self.past[point.number] = PastSnapshot(before, tuple(point.shells), read)
         return taken
 
     def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
@@ -452,11 +449,11 @@ class PastSnapshot(Snapshot):
     _known: dict[str, SavedShell] | None = None
 
     def __init__(
-        self, record: PointRecord, other: Snapshot, read: Callable[[], dict[str, SavedShell]]
+        self, other: Snapshot, sessions: tuple[str, ...], read: Callable[[], dict[str, SavedShell]]
     ) -> None:
-        self.record, self._read = record, read
+        self._read = read
         super().__init__("", "swap", other._trees, other._baseline, {}, created=other.created)
-        self.sessions, other.closed = tuple(record.shells), True
+        self.sessions, other.closed = sessions, True
 
     @property
     def _shells(self) -> dict[str, SavedShell]:
