@@ -39,6 +39,7 @@ _COMMANDS = {
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
+    "serve": "hold sandboxes for other programs, which list, attach and steer them",
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
     "agent": "start a coding agent in another way, or change its settings",
     "jail": "let a coding agent work on a git worktree, and review what it did",

@@ -1,0 +1,176 @@
+"""The table of routes: method and path to a handler, with the description of its parameters.
+
+    @route("GET", "/v1/sandboxes/{sandbox}/usage", "Resources used so far.", returns="Usage")
+    def usage(call): ...
+
+The same rows check requests, and are the OpenAPI description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .http import HttpRequest, Refused, Response
+
+#: JSON types of parameters, and how to read them from a query.
+_JSON: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+class Field(NamedTuple):
+    """A parameter: its JSON type ("string|null"), and what it means."""
+
+    type: str
+    text: str
+    required: bool = False
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value of JSON has this type."""
+        kinds = self.type.split("|")
+        if value is None or isinstance(value, bool):
+            return ("null" if value is None else "boolean") in kinds
+        return any(isinstance(value, _JSON[kind]) for kind in kinds if kind not in ("null", "boolean"))
+
+
+class Route(NamedTuple):
+    """One row."""
+
+    method: str
+    path: str
+    text: str
+    handler: Callable[[Any], Response]
+    query: dict[str, Field]
+    body: dict[str, Field] | str | None
+    returns: str
+    status: int
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """The parts of the path; "{name}" matches any."""
+        return tuple(self.path[1:].split("/"))
+
+
+ROUTES: list[Route] = []
+
+
+def route(
+    method: str,
+    path: str,
+    text: str,
+    *,
+    query: dict[str, Field] | None = None,
+    body: dict[str, Field] | str | None = None,
+    returns: str = "object",
+    status: int = 200,
+) -> Callable[[Callable[[Any], Response]], Callable[[Any], Response]]:
+    """Add a row. `body` has the fields of a JSON object, or the media type of bytes; `returns` a type."""
+
+    def added(handler: Callable[[Any], Response]) -> Callable[[Any], Response]:
+        ROUTES.append(Route(method, path, text, handler, query or {}, body, returns, status))
+        return handler
+
+    return added
+
+
+class RouteTable:
+    """Finds the row of a request."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self._rows: dict[tuple[str, int], list[Route]] = {}
+        for row in routes:
+            self._rows.setdefault((row.method, len(row.segments)), []).append(row)
+
+    def find(self, method: str, segments: tuple[str, ...]) -> tuple[Route, dict[str, str]]:
+        """Return the row, and the named parts of the path. A literal part wins over a named one."""
+        for row in self._rows.get((method, len(segments)), ()):
+            found: dict[str, str] = {}
+            for pattern, given in zip(row.segments, segments, strict=True):
+                if pattern[:1] == "{":
+                    found[pattern[1:-1]] = given
+                elif pattern != given:
+                    break
+            else:
+                return row, found
+        others = {
+            name for (name, size), rows in self._rows.items() if size == len(segments) and name != method
+        }
+        for other in sorted(others):
+            try:
+                self.find_exactly(other, segments)
+            except LookupError:
+                continue
+            raise Refused(405, f"{method} is not possible here", fix=f"use {other}")
+        raise Refused(404, "there is no such path", fix="see /v1/openapi.json")
+
+    def find_exactly(self, method: str, segments: tuple[str, ...]) -> Route:
+        """Return the row of this method. LookupError if there is none."""
+        for row in self._rows.get((method, len(segments)), ()):
+            if all(
+                part[:1] == "{" or part == given for part, given in zip(row.segments, segments, strict=True)
+            ):
+                return row
+        raise LookupError(segments)
+
+
+def checked_query(row: Route, request: HttpRequest) -> dict[str, Any]:
+    """Return the parameters of a query, as their types. An unknown one is refused."""
+    found: dict[str, Any] = {}
+    for name, text in request.query.items():
+        field = row.query.get(name)
+        if field is None:
+            known = ", ".join(row.query) or "none"
+            raise Refused(400, f"there is no parameter {name!r}", fix=f"known are: {known}")
+        found[name] = _read(name, field.type, text)
+    _required(row.query, found, "parameter")
+    return found
+
+
+def _read(name: str, kind: str, text: str) -> Any:
+    try:
+        if kind == "integer" and text.isascii() and text.isdigit() and len(text) < 19:
+            return int(text)
+        if kind == "number":
+            value = float(text)
+            if 0 <= value < 1e9:
+                return value
+        if kind == "boolean" and text in ("0", "1", "true", "false"):
+            return text in ("1", "true")
+        if kind == "string":
+            return text
+        if kind == "array":
+            return text.split(",")
+    except ValueError:
+        pass
+    raise Refused(400, f"the parameter {name} is {text[:80]!r}", fix=f"give a {kind} that is not negative")
+
+
+def checked_body(row: Route, request: HttpRequest) -> dict[str, Any]:
+    """Return the fields of a JSON body. An unknown one, or one of another type, is refused."""
+    fields = row.body
+    if not isinstance(fields, dict):
+        return {}
+    data = request.json()
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise Refused(400, "the body is not an object", fix="send {…}")
+    for name, value in data.items():
+        field = fields.get(name)
+        if field is None:
+            raise Refused(400, f"there is no field {name!r}", fix=f"known are: {', '.join(fields) or 'none'}")
+        if not field.accepts(value):
+            raise Refused(400, f"the field {name} is {str(value)[:80]!r}", fix=f"give {field.type}")
+    _required(fields, data, "field")
+    return data
+
+
+def _required(fields: dict[str, Field], found: dict[str, Any], what: str) -> None:
+    for name, field in fields.items():
+        if field.required and name not in found:
+            raise Refused(400, f"the {what} {name} is missing", fix=f"send it: {field.text}")
