@@ -40,6 +40,10 @@ _COMMANDS = {
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "serve": "hold sandboxes for other programs, which list, attach and steer them",
+    "ps": "list the sandboxes of a server",
+    "attach": "work in a sandbox of a server, on this terminal; leave it and come back",
+    "logs": "print the output of a sandbox of a server",
+    "stop": "close sandboxes of a server, or the server",
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
     "agent": "start a coding agent in another way, or change its settings",
     "jail": "let a coding agent work on a git worktree, and review what it did",
@@ -48,7 +52,7 @@ _COMMANDS = {
 }
 
 #: Commands that are functions in the file of another command.
-_FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls"}
+_FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls", "logs": "ps", "stop": "ps"}
 
 _HELP = """\
 staddle runs an AI agent's commands with access only to what you allow.

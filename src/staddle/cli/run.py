@@ -76,11 +76,21 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
   staddle run --mode overlay -c 'make clean && make test'
   staddle run --keep fix -c 'sed -i s/teh/the/ README'; staddle diff fix; staddle commit fix
   staddle run --timeout 5m --output-cap 1M -- ./train.sh
+  staddle run --in ID -- make                    in a sandbox of a server: `staddle run --in ID --help`
 """
+
+
+def own_words(words: Sequence[str]) -> Sequence[str]:
+    """Return the words before `--`, and before the first word that no option can begin with."""
+    return words[: words.index("--")] if "--" in words else words[:1]
 
 
 def main(words: Sequence[str]) -> int:
     """Parse the options, compile the plan, check the rules, and run."""
+    if any(word == "--in" or word.startswith("--in=") for word in own_words(words)):
+        from .attach import run_in
+
+        return run_in(words)
     parsed = parse(words, _OPTIONS, "run")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")

@@ -382,6 +382,20 @@ class _Command:
         self._transport.request("POST", f"{self._path}/interrupt")
 
 
+def _chunks(transport: Transport, path: str, offset: int = 0, *, follow: bool = True) -> Iterator[Any]:
+    """Yield the output of a command from an offset on; with `follow` to its end."""
+    kind = type_named("Chunk")
+    while True:
+        query = {"offset": offset, "wait": _WAIT if follow else 0, "frames": 1}
+        reply = transport.request("GET", f"{path}/output", query=query)
+        for stream, data in parse_frames(reply.body):
+            if stream != DROPPED:
+                yield kind("stdout" if stream == STDOUT else "stderr", data)
+        offset = int(reply.headers["staddle-next"])
+        if reply.headers["staddle-end"] == "1" or not (follow or reply.body):
+            return
+
+
 class ServerProcess(ServerPart, RemoteProcessNames):
     """A background process of a sandbox; `pid` is its process number inside."""
 
@@ -401,16 +415,7 @@ class ServerProcess(ServerPart, RemoteProcessNames):
 
     def stream(self, offset: int = 0) -> Iterator[Any]:
         """Iterate over its output from `offset` on, to its end."""
-        kind = type_named("Chunk")
-        while True:
-            query = {"offset": offset, "wait": _WAIT, "frames": 1}
-            reply = self._transport.request("GET", f"{self._path}/commands/{self.id}/output", query=query)
-            for stream, data in parse_frames(reply.body):
-                if stream != DROPPED:
-                    yield kind("stdout" if stream == STDOUT else "stderr", data)
-            offset = int(reply.headers["staddle-next"])
-            if reply.headers["staddle-end"] == "1":
-                return
+        return _chunks(self._transport, f"{self._path}/commands/{self.id}", offset)
 
     def output(self) -> str:
         """Return its output so far, as text."""
@@ -560,6 +565,10 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """List the commands of all clients, oldest first."""
         found: list[dict[str, Any]] = self._request("GET", "/commands")
         return found
+
+    def output_of(self, command: str, offset: int = 0, *, follow: bool = True) -> Iterator[Any]:
+        """Iterate over the output of a command of any client; with `follow` to its end."""
+        return _chunks(self._transport, f"{self._path}/commands/{command}", offset, follow=follow)
 
     def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> ServerTerminal:
         """Open a terminal with an interactive shell, or with the program `argv`; see `Sandbox.terminal`."""
