@@ -65,6 +65,7 @@ FRAMES = "application/vnd.staddle.frames"
 _ONE = "/v1/sandboxes/{sandbox}"
 _STRING, _BOOLEAN = Field("string", "text"), Field("boolean", "true or false")
 _WAIT = Field("number", f"seconds to wait for something new (default: 0; at most {MOST_WAIT:g})")
+_TEXT = Field("boolean", "add stdout and stderr as text, beside the bytes in the result (default: true)")
 _OFFSET = Field("integer", "position of the first byte (default: 0)")
 _PATH = Field("string", "path inside, relative to /workspace", required=True)
 _PATHS = Field("array|null", "only these files and directories (default: all)")
@@ -373,7 +374,7 @@ def _check_kind(body: dict[str, Any]) -> None:
     "POST",
     f"{_ONE}/commands",
     "Run a command. A repeated request with the same id gets the same command; it never runs twice.",
-    query={"wait": Field("number", "seconds to wait for its end (default: until its end)")},
+    query={"wait": Field("number", "seconds to wait for its end (default: until its end)"), "text": _TEXT},
     body={
         "id": Field("string", "an id of your choice, unique in the sandbox (default: the server's choice)"),
         "kind": Field(
@@ -407,14 +408,19 @@ def run(call: ApiCall) -> Response:
     )
     if command.kind == "start" and command.error is not None:
         raise command.error
-    return Response.json(command.describe(), 201)
+    return Response.json(command.describe(text=call.query.get("text", True)), 201)
 
 
-@route("GET", f"{_ONE}/commands/{{command}}", "State of a command, and its result.", query={"wait": _WAIT})
+@route(
+    "GET",
+    f"{_ONE}/commands/{{command}}",
+    "State of a command, and its result.",
+    query={"wait": _WAIT, "text": _TEXT},
+)
 def get_command(call: ApiCall) -> Response:
     command = call.command
     command.ended.wait(call.seconds)
-    return Response.json(command.describe())
+    return Response.json(command.describe(text=call.query.get("text", True)))
 
 
 @route(

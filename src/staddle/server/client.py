@@ -347,7 +347,7 @@ class _Command:
         self.id = os.urandom(8).hex()
         self._transport, self._path = transport, f"{path}/commands/{self.id}"
         self._offset = 0
-        query = None if wait is None else {"wait": wait}
+        query = {"text": 0} if wait is None else {"text": 0, "wait": wait}
         try:
             self.facts = transport.request(
                 "POST", f"{path}/commands", {"id": self.id, **body}, query=query, is_known=True
@@ -368,7 +368,9 @@ class _Command:
         """Wait for its end, and return its result."""
         try:
             while self.facts["state"] != "ended":
-                self.facts = self._transport.request("GET", self._path, query={"wait": _WAIT}).json()
+                self.facts = self._transport.request(
+                    "GET", self._path, query={"wait": _WAIT, "text": 0}
+                ).json()
         except KeyboardInterrupt:
             self.interrupt()
             raise

@@ -166,8 +166,8 @@ class ServedCommand:
             self.sent += len(data)
             return self.sent
 
-    def describe(self) -> dict[str, Any]:
-        """Return its state, as data for JSON."""
+    def describe(self, *, text: bool = True) -> dict[str, Any]:
+        """Return its state, as data for JSON; with `text` its output as text as well."""
         found: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
@@ -185,7 +185,8 @@ class ServedCommand:
             found["error"] = encode_error(self.error)
         if self.result is not None:
             found["result"] = encode(self.result)
-            found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
+            if text:
+                found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
         return found
 
 
