@@ -180,7 +180,7 @@ def test_a_question_waits_for_an_answer(client: Client) -> None:
         stream = sb.stream(
             "timeout 20 bash -c 'exec 3<>/dev/tcp/127.0.0.53/53'; curl -sm 10 http://host.invalid/"
         )
-        assert until(lambda: sb.questions()), "nobody was asked"
+        assert until(sb.questions), "nobody was asked"
         (question,) = sb.questions()
         assert question["event"].what.startswith("host.invalid")
         sb.answer(question["id"], False)
@@ -254,6 +254,7 @@ def test_cut_connections_lose_and_repeat_nothing(server: ServerProcess, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_thousand_cut_connections_lose_and_repeat_nothing(server: ServerProcess, tmp_path: Path) -> None:
     cut(server, tmp_path, 1000)
 
@@ -278,7 +279,7 @@ def test_a_slow_reader_slows_only_its_own_command(client: Client) -> None:
 def test_a_killed_client_harms_nothing(server: ServerProcess, client: Client) -> None:
     seconds = unique_seconds()
     code = (
-        f"import staddle; c = staddle.connect({server.path!r}); sb = c.create(name='left'); print(1, flush=True);"
+        f"import staddle; c = staddle.connect({server.path!r}); sb = c.create(name='left');"
         f"sb.run('echo begun > state; sleep {seconds}; echo done >> state')"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

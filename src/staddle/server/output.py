@@ -63,16 +63,17 @@ class OutputLog:
     def _forget(self) -> None:
         """Drop pieces that were read, of a held output, or that are too many."""
         count = 0
-        while count < len(self._pieces) - 1:
+        while count < len(self._pieces):
             data = self._pieces[count][1]
             is_read = self.hold and self._starts[count] + len(data) <= self._read
-            if not is_read and (self.hold or self._size <= self.most):
+            is_last = count == len(self._pieces) - 1
+            if not is_read and (self.hold or is_last or self._size <= self.most):
                 break
             self._size -= len(data) + _OVERHEAD
             count += 1
         if count:
             del self._starts[:count], self._pieces[:count]
-            self.start = self._starts[0]
+            self.start = self._starts[0] if self._starts else self.end
 
     def close(self) -> None:
         """No more bytes will come."""
