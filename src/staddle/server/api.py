@@ -359,14 +359,16 @@ _KINDS = {
 def _check_kind(body: dict[str, Any]) -> None:
     kind = body.get("kind", "run")
     if kind not in _KINDS:
-        raise InvalidCall(f"there is no kind {kind!r} of command", fix=f"choose {', '.join(_KINDS)}")
+        raise InvalidCall(
+            f"there is no kind {kind!r} of command", why="it is unknown", fix=f"choose {', '.join(_KINDS)}"
+        )
     given, refused = _KINDS[kind]
     unused = [name for name in refused if name in body]
-    if unused:
-        raise InvalidCall(f"a command of the kind {kind} takes no {', '.join(unused)}", fix="leave it out")
-    if sum(name in body for name in given) != 1:
+    if unused or sum(name in body for name in given) != 1:
         raise InvalidCall(
-            f"a command of the kind {kind} needs one {' or '.join(given)}", fix="give exactly that"
+            f"a command of the kind {kind} cannot be given so",
+            why=f"it does not take {', '.join(refused)}",
+            fix=f"give one {' or '.join(given)}, and none of these",
         )
 
 
@@ -461,11 +463,12 @@ def _output(call: ApiCall, source: OutputLog) -> Response:
     is_closed = source.closed  # before reading: what comes later is for the next request
     begin, pieces = source.read(offset, _PIECE)
     end = begin + sum(len(data) for _, data in pieces)
-    body = frames(begin, offset, pieces) if framed else b"".join(data for _, data in pieces)
+    body = frames(begin, offset, pieces) if framed else [data for _, data in pieces]
     is_end = is_closed and end >= source.end
     return Response(
         body=body,
         kind=kind,
+        length=sum(map(len, body)),
         more={"Staddle-Offset": str(begin), "Staddle-Next": str(end), "Staddle-End": str(int(is_end))},
     )
 
@@ -483,7 +486,7 @@ def _followed(source: OutputLog, offset: int, framed: bool) -> Iterator[bytes]:
             raise Disconnected(
                 "it read too slowly, and bytes are gone"
             )  # ends without the last chunk: an error
-        yield frames(begin, offset, pieces) if framed else b"".join(data for _, data in pieces)
+        yield b"".join(frames(begin, offset, pieces)) if framed else b"".join(data for _, data in pieces)
         offset = begin + sum(len(data) for _, data in pieces)
         is_first = False
 

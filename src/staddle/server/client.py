@@ -333,6 +333,8 @@ class _Whole:
         self._decoder, self.rest = codecs.getincrementaldecoder("utf-8")("replace"), b""
 
     def feed(self, data: bytes) -> bytes:
+        if not self.rest and data and data[-1] < 0x80:
+            return data  # no character goes on
         self._decoder.decode(data)
         data = self.rest + data
         half = len(self._decoder.getstate()[0])
@@ -445,7 +447,7 @@ class ServerTerminal(ServerPart, RemoteTerminalNames):
             self._offset = int(reply.headers["staddle-next"])
             self.at_end = reply.headers["staddle-end"] == "1"
             if reply.body or timeout is not None:
-                return reply.body
+                return bytes(reply.body)
         return b""
 
     def write(self, data: bytes | str) -> None:

@@ -30,6 +30,8 @@ MOST_HEADERS = 64
 #: a piece.
 HEAD_TIME, PIECE_TIME = 10.0, 60.0
 _PIECE = 256 << 10
+#: A body of so many bytes is sent together with its head.
+_TOGETHER = 64 << 10
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
@@ -226,6 +228,9 @@ class HttpConnection:
             self._send_pieces(head, response.body, response.length)
 
     def _send_pieces(self, head: bytes, pieces: Iterable[bytes], left: int | None) -> None:
+        if left is not None and isinstance(pieces, list) and left <= _TOGETHER:
+            self.send(head + b"".join(pieces))
+            return
         self.send(head)
         for piece in pieces:
             if left is not None:

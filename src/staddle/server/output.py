@@ -10,6 +10,8 @@ from bisect import bisect_right
 DROPPED, STDOUT, STDERR = 0, 1, 2
 #: The most bytes of a piece, and the memory that a piece takes beside its bytes.
 _PIECE, _OVERHEAD = 64 << 10, 200
+#: Larger pieces are not copied into one another.
+_SMALL = 4096
 #: Seconds that a held command waits for a reader that does not come back.
 PATIENCE = 60.0
 
@@ -27,7 +29,7 @@ class OutputLog:
         self.start = self.end = 0
         self.closed = False
         self._starts: list[int] = []
-        self._pieces: list[tuple[int, bytearray]] = []
+        self._pieces: list[tuple[int, bytes | bytearray]] = []
         self._size = 0
         self._read = 0  # the reader of a held output has all before this
         self._asked = time.monotonic()
@@ -42,11 +44,12 @@ class OutputLog:
                     self.hold = False  # nobody reads: the newest bytes are kept from now on
                     break
                 self._changed.wait(left)
-            if self._pieces and self._pieces[-1][0] == stream and len(self._pieces[-1][1]) < _PIECE:
-                self._pieces[-1][1].extend(data)
+            last = self._pieces[-1] if self._pieces else (0, b"")
+            if last[0] == stream and isinstance(last[1], bytearray) and len(last[1]) < _PIECE:
+                last[1].extend(data)
             else:
                 self._starts.append(self.end)
-                self._pieces.append((stream, bytearray(data)))
+                self._pieces.append((stream, data if len(data) >= _SMALL else bytearray(data)))
                 self._size += _OVERHEAD
             self._size += len(data)
             self.end += len(data)
@@ -116,7 +119,10 @@ class OutputLog:
             for start, (stream, data) in zip(self._starts[at:], self._pieces[at:], strict=True):
                 if limit <= 0:
                     break
-                part = bytes(memoryview(data)[position - start : position - start + limit])
+                if position == start and len(data) <= limit and isinstance(data, bytes):
+                    part = data  # not copied
+                else:
+                    part = bytes(memoryview(data)[position - start : position - start + limit])
                 if part:
                     found.append((stream, part))
                     limit -= len(part)
@@ -124,8 +130,8 @@ class OutputLog:
             return begin, found
 
 
-def frames(begin: int, offset: int, pieces: list[tuple[int, bytes]]) -> bytes:
-    """Return pieces as frames: a byte for the stream, three zeros, four bytes of length, the data."""
+def frames(begin: int, offset: int, pieces: list[tuple[int, bytes]]) -> list[bytes]:
+    """Return the parts of frames: a byte for the stream, three zeros, four bytes of length, the data."""
     found = (
         []
         if begin <= offset
@@ -133,14 +139,14 @@ def frames(begin: int, offset: int, pieces: list[tuple[int, bytes]]) -> bytes:
     )
     for stream, data in pieces:
         found += (stream.to_bytes(4, "little"), len(data).to_bytes(4, "big"), data)
-    return b"".join(found)
+    return found
 
 
-def parse_frames(data: bytes) -> list[tuple[int, bytes]]:
+def parse_frames(data: bytes | bytearray) -> list[tuple[int, bytes]]:
     """Return the (stream, bytes) of these frames; of DROPPED the eight bytes of a count."""
-    found, at = [], 0
+    found, at, view = [], 0, memoryview(data)
     while at < len(data):
         size = int.from_bytes(data[at + 4 : at + 8], "big")
-        found.append((data[at], data[at + 8 : at + 8 + size]))
+        found.append((data[at], bytes(view[at + 8 : at + 8 + size])))
         at += 8 + size
     return found

@@ -134,7 +134,11 @@ class ServeSettings:
         self.names = names
         self.context: ssl.SSLContext | None = None
         if bool(certificate) != bool(key):
-            raise InvalidCall("TLS needs a certificate and its key", fix="give both --cert and --key")
+            raise InvalidCall(
+                "TLS needs a certificate and its key",
+                why="only one is given",
+                fix="give both --cert and --key",
+            )
         if certificate:
             self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             try:

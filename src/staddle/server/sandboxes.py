@@ -344,7 +344,11 @@ class SandboxTable:
         named = [entry for entry in self.listed() if entry.sandbox.name == name]
         named = [entry for entry in named if not entry.parent] or named  # forks have the name of their origin
         if len(named) > 1:
-            raise InvalidCall(f"{len(named)} sandboxes have the name {name!r}", why="", fix="use an id")
+            raise InvalidCall(
+                f"{len(named)} sandboxes have the name {name!r}",
+                why="a name may be given twice",
+                fix="use an id",
+            )
         if not named:
             raise FileNotFoundError(2, f"the server has no sandbox {name!r}")
         return named[0]

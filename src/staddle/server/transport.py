@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
     status: int
     headers: dict[str, str]
-    body: bytes
+    body: bytes | bytearray
 
     def json(self) -> Any:
         """Return the body as data."""
@@ -88,7 +88,7 @@ class HttpChannel:
                 if not count:
                     raise Broken("the answer ends early")
                 at += count
-            body = bytes(whole)
+            return Reply(status, headers, whole)
         return Reply(status, headers, body)
 
     def receive(self, most: int) -> bytes:
@@ -130,7 +130,7 @@ class Transport:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise InvalidCall(
                 f"{url!r} is no address of a server",
-                why="",
+                why="it is no http or https URL of a host",
                 fix="write https://HOST:PORT, or a socket's path",
             )
         if not token or not token.isascii() or not token.isprintable():

@@ -132,7 +132,7 @@ def test_output_is_bounded_and_says_what_is_gone() -> None:
         log.add(STDOUT, b"1")
         log.add(STDERR, b"2")
     assert log.size < 200_000
-    assert parse_frames(frames(5, 2, [(STDOUT, b"a"), (STDERR, b"")])) == [
+    assert parse_frames(b"".join(frames(5, 2, [(STDOUT, b"a"), (STDERR, b"")]))) == [
         (DROPPED, (3).to_bytes(8, "big")),
         (STDOUT, b"a"),
         (STDERR, b""),
