@@ -80,14 +80,22 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
 """
 
 
-def own_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the words before `--`, and before the first word that no option can begin with."""
-    return words[: words.index("--")] if "--" in words else words[:1]
+def is_in_server(words: Sequence[str]) -> bool:
+    """Whether `--in` is among our own options: before `--`, and before the first word that is no option."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        name, equals, _ = words[at].partition("=")
+        if name == "--in":
+            return True
+        option = next((each for each in _OPTIONS if name in (f"--{each.name}", f"-{each.short}")), None)
+        takes_value = name in ("--server", "--session", "--cwd") if option is None else bool(option.value)
+        at += 2 if takes_value and not equals else 1
+    return False
 
 
 def main(words: Sequence[str]) -> int:
     """Parse the options, compile the plan, check the rules, and run."""
-    if any(word == "--in" or word.startswith("--in=") for word in own_words(words)):
+    if is_in_server(words):
         from .attach import run_in
 
         return run_in(words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from staddle import Result, Sandbox
@@ -86,11 +87,12 @@ class ServedCommand:
             where: Any = sandbox
             options["user"] = self.body["user"]
         else:
-            where = sandbox.session(session)
+            where = sandbox if session == "main" else sandbox.session(session)
         stream = where.stream(self.body["command"], **options)
         with self._lock:
             self.state = "running"
-            self._interrupt = stream.close if "user" in self.body else where.interrupt
+            is_ours = "user" in self.body  # a session of its own
+            self._interrupt = stream.close if is_ours else partial(self._interrupt_session, sandbox, session)
             if self._cancelled.is_set():
                 self._interrupt()
         self.started.set()
@@ -100,6 +102,10 @@ class ServedCommand:
             self._interrupt = None  # the next command of the session is another's
         self.result = stream.result
         self.exit_code = None if stream.result is None else stream.result.exit_code
+
+    @staticmethod
+    def _interrupt_session(sandbox: Sandbox, session: str) -> None:
+        sandbox.session(session).interrupt()
 
     def _exec(self, sandbox: Sandbox) -> None:
         options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit", "user")

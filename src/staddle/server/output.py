@@ -64,13 +64,13 @@ class OutputLog:
             self.start = self.end
 
     def _forget(self) -> None:
-        """Drop pieces that were read, of a held output, or that are too many."""
+        """Make room: drop the oldest pieces; of a held output only those that were read."""
         count = 0
         while count < len(self._pieces):
             data = self._pieces[count][1]
             is_read = self.hold and self._starts[count] + len(data) <= self._read
             is_last = count == len(self._pieces) - 1
-            if not is_read and (self.hold or is_last or self._size <= self.most):
+            if self._size < self.most or (not is_read and (self.hold or is_last)):
                 break
             self._size -= len(data) + _OVERHEAD
             count += 1
@@ -83,11 +83,6 @@ class OutputLog:
         with self._changed:
             self.closed = True
             self._changed.notify_all()
-
-    def drop(self) -> None:
-        """Forget all bytes, to make room."""
-        with self._changed:
-            self._starts, self._pieces, self._size, self.start = [], [], 0, self.end
 
     @property
     def size(self) -> int:
