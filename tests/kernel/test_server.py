@@ -21,7 +21,7 @@ import pytest
 import staddle
 from staddle.errors import CommandFailed, InvalidCall, PolicyError, StaddleError
 from staddle.server.client import Client
-from staddle.server.process import connected_or_started
+from staddle.server.process import connected_or_started, default_socket
 from staddle.server.websocket import BINARY, TEXT
 from tests.support.server_process import ROOT, CuttingRelay, ServerProcess
 from tests.support.waiting import unique_seconds, until, with_argument
@@ -343,6 +343,24 @@ def test_two_programs_start_one_server(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ doors
+
+
+def test_no_sandbox_reaches_the_server() -> None:
+    """No policy grants its socket, and none shows it. Another socket can be granted."""
+    path = default_socket()
+    connected_or_started(path, idle=2).close()
+    for policy in (
+        staddle.Policy.agent().with_sockets(path),
+        staddle.Policy.agent().with_write(Path(path).parent),
+    ):
+        with pytest.raises(PolicyError, match="cannot be granted"):
+            staddle.Sandbox(policy=policy)
+    code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 0
+    open_network = staddle.Policy.agent().with_network(staddle.Network.open())
+    for policy in (open_network, open_network.with_read(Path(path).parent)):
+        with staddle.Sandbox(policy=policy) as sb:
+            assert sb.exec(["python3", "-c", code, path]).exit_code == 1
 
 
 @pytest.mark.needs_root

@@ -40,7 +40,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 def default_socket() -> str:
     """Return the path of this user's socket. Its directory is made if it is missing."""
-    return f"{places.make_private(places.runtime(), 'server')}/{_NAME}"
+    top, _, name = places.server().rpartition("/")
+    return f"{places.make_private(top, name)}/{_NAME}"
 
 
 def connected(path: str) -> socket.socket | None:
