@@ -10,6 +10,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import environment
 import foundation
+import history
 import layers
 import limits
 import network
@@ -20,7 +21,7 @@ import tui
 
 def main() -> int:
     missed = 0
-    modules = (foundation, environment, session, layers, limits, network, shim, tui)
+    modules = (foundation, environment, session, layers, history, limits, network, shim, tui)
     for group in (group for module in modules for group in module.CLAIMS):
         print(group.__name__)
         for claim in group():

@@ -181,6 +181,10 @@ RETURNED = (
     ("sandbox.processes", "Process", "`sb.start(...)`"),
     ("sandbox.processes", "Job", "`sb.processes()`"),
     ("sandbox.terminal", "Terminal", "`sb.terminal()`"),
+    ("sandbox.merging", "Merge", "`sb.merge(...)`"),
+    ("sandbox.merging", "MergeConflict", "each conflict of a `Merge`"),
+    ("sandbox.merging", "BestOf", "`sb.best_of(...)`"),
+    ("sandbox.merging", "ForkAttempt", "each attempt of a `BestOf`"),
     ("sandbox.files", "Files", "`sb.files`"),
     ("sandbox.files", "FileInfo", "`sb.files.stat(...)`, `sb.files.list(...)`"),
     ("limits.usage", "Usage", "`result.usage`, `sb.usage`"),
@@ -236,7 +240,7 @@ TOPICS = {
 }
 #: Members that are for staddle itself.
 INTERNAL = {
-    "Snapshot": {"continue_in", "fitted_to", "new_workspace", "shell_state"},
+    "Snapshot": {"continue_in", "fitted_to", "having", "new_workspace", "shell_state", "tree"},
     "Terminal": {"end_fileno"},
     "Review": {"seen", "still"},
     "AsyncReview": {"seen", "still", "of"},

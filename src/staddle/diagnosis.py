@@ -43,6 +43,8 @@ class Diagnosis(Value):
     auto: str | None
     why: str
     network: str
+    #: GPUs that a policy can grant, by name, with their device nodes. No sandbox has one by default.
+    gpus: dict[str, tuple[str, ...]]
 
     @property
     def can_confine(self) -> bool:
@@ -57,6 +59,7 @@ class Diagnosis(Value):
             "auto": self.auto,
             "why": self.why,
             "network": self.network,
+            "gpus": {name: list(nodes) for name, nodes in self.gpus.items()},
             "backends": {
                 found.probe.backend: {
                     **found.probe.as_dict(),
@@ -114,7 +117,13 @@ def doctor(policy: Policy | None = None) -> Diagnosis:
     except StaddleError as error:
         auto, why = None, str(error)
     gateway = any(found.probe.usable and found.probe.backend == "namespaces" for found in findings)
-    return Diagnosis(_host(), tuple(findings), auto, why, _network() if gateway else _NO_GATEWAY)
+    return Diagnosis(_host(), tuple(findings), auto, why, _network() if gateway else _NO_GATEWAY, _gpus())
+
+
+def _gpus() -> dict[str, tuple[str, ...]]:
+    from .hostinfo import devices
+
+    return {grant.gpu.name: grant.nodes for grant in devices.granted(("all",))} if devices.gpus() else {}
 
 
 def _gaps(backend: Backend, plan: Plan) -> tuple[Gap, ...]:

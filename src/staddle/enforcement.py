@@ -27,7 +27,7 @@ PROTECTIONS: dict[str, str] = {
     "processes": "no process of the host can be seen",
     "signals": "no process of the host can be signalled, traced or slowed down",
     "ipc": "no shared memory, semaphore or message queue of the host can be reached",
-    "devices": "only null, zero, full, random, urandom and a private terminal exist",
+    "devices": "only null, zero, full, random, urandom, a private terminal and named devices exist",
     "capabilities": "no capability in any set, and none can be gained",
     "filter": "the system call filter is on",
     "keyring": "no key of the host's keyrings can be read",

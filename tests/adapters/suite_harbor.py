@@ -72,6 +72,20 @@ async def test_a_dockerfile_is_followed(tmp_path):
         await made.stop(delete=True)
 
 
+def test_a_task_gets_as_many_gpus_as_it_asks_for(tmp_path):
+    plain = environment(tmp_path, "FROM host")
+    assert not plain.capabilities.gpus
+    assert plain._opened(plain._recipe).policy.gpu == ()
+    three = ["nvidia:0", "nvidia:1", "nvidia:2"]
+    made = environment(tmp_path, "FROM host", override_gpus=2, gpus=three)
+    assert made.capabilities.gpus
+    assert made._opened(made._recipe).policy.gpu == ("nvidia:0", "nvidia:1")
+    with pytest.raises(SandboxBuildFailedError, match="asks for 2 GPUs, and gpus= names 1"):
+        environment(tmp_path, "FROM host", override_gpus=2, gpus="nvidia:0")
+    with pytest.raises(RuntimeError, match="GPU"):
+        environment(tmp_path, "FROM host", override_gpus=1)
+
+
 COMPILED = """
 FROM host AS tools
 WORKDIR /src

@@ -218,6 +218,7 @@ def test_layers_that_nobody_needs_are_deleted(command: Run, state: Path) -> None
     for number in range(3):
         command("snapshot", "fix", "--delete", str(number))
     command("discard", "fix")
+    command("log", "fix", "--clear")
     directory = state / "staddle/sessions/fix"
     # One of the workspace, and one of the home and the like.
     assert sum(name.isdigit() for name in os.listdir(directory / "layers")) == 2

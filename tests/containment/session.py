@@ -60,8 +60,12 @@ def run(
     parent: bool = False,
     deny_below: str = "work",
     place: str = "/var/tmp",
+    grants: dict[str, list[str]] | None = None,
 ) -> dict[str, Any]:
-    """The report of one run: answers by name, damage by protection, leaks, gaps."""
+    """The report of one run: answers by name, damage by protection, leaks, gaps.
+
+    `grants` are further fields of the policy, such as its devices.
+    """
     if parent:
         return {"survived": orphans.survived(backend, switched_off)}
     if attacks is None:
@@ -80,7 +84,9 @@ def run(
 
             world.facts["rights"] = rights(backend)
         surroundings: _Surroundings = (
-            _Sandbox(world, backend, network, switched_off) if backend else _Open(control == "contained")
+            _Sandbox(world, backend, network, switched_off, grants or {})
+            if backend
+            else _Open(control == "contained")
         )
         with contextlib.ExitStack() as stack:
             if NEIGHBOURS.intersection(attacks):
@@ -135,7 +141,9 @@ _ALLOWED = {"allow": ("allowed.example", "*.wild.example", "192.0.2.0/24:80", "u
 class _Sandbox(_Surroundings):
     """The backend under test, with one policy for everything that is started in it."""
 
-    def __init__(self, world: World, backend: str, network: str, switched_off: str) -> None:
+    def __init__(
+        self, world: World, backend: str, network: str, switched_off: str, grants: dict[str, list[str]]
+    ) -> None:
         from staddle import Network, Policy
 
         self.gaps = []
@@ -148,6 +156,7 @@ class _Sandbox(_Surroundings):
             .with_deny(*world.denies())
             .with_network(getattr(Network, network)(*_ALLOWED.get(network, ())))
             .with_limits(timeout=SECONDS)
+            .replace(**grants)
         )
         if switched_off:
             from .switches import switch_off

@@ -29,7 +29,7 @@ from staddle.errors import (
     StaddleError,
 )
 from staddle.fleet import AsyncFleet, Fleet, FleetLimits
-from tests.fleet.ray_nodes import Nodes, leftovers
+from tests.fleet.ray_nodes import NODE, Nodes, leftovers
 from tests.support.waiting import PATIENCE, unique_seconds, until
 
 
@@ -46,6 +46,23 @@ def fleet(nodes: Nodes) -> Iterator[Fleet]:
     with Fleet(lease=120) as made:
         assert until(lambda: len(made.status()["nodes"]) == 3 and made.status()["capacity"] == 384)
         yield made
+
+
+def test_gpus_on_a_cluster_without_any(nodes: Nodes) -> None:
+    with pytest.raises(FleetError, match="no node of the cluster has a GPU"):
+        Fleet(gpus=1)
+
+
+def test_each_sandbox_asks_for_a_gpu_that_ray_reserved(nodes: Nodes) -> None:
+    node = nodes.cluster.add_node(num_gpus=2, **NODE)
+    try:
+        with Fleet(gpus=8) as made:
+            assert made.status()["capacity"] == 2
+            with pytest.raises(StaddleError, match=r"nvidia:[01]"):
+                made.create()
+            assert made.status()["in_use"] == 0
+    finally:
+        nodes.cluster.remove_node(node)
 
 
 @pytest.fixture

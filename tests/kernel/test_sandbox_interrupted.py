@@ -451,6 +451,8 @@ CALLS = {
     "commit": "(base.files.write('file', os.urandom(4).hex()), base.commit())",
     "snapshot": "base.snapshot().close()",
     "restore": "base.restore(kept)",
+    "snapshot of an interpreter": "(base.python('1'), base.snapshot(processes='interpreter').close())",
+    "restore of an interpreter": "(base.python('1'), base.restore(base.snapshot(processes='interpreter')))",
     "ps": "base.ps()",
     "files": "(base.files.write('other', 'x'), base.files.read('other'), base.files.list())",
     "run": "base.run('true | true')",
@@ -487,7 +489,8 @@ def processes():
 
 def left():
     gc.collect()
-    return processes(), len(os.listdir("/proc/self/fd"))
+    store = base._inside.workspace.stack.store.path
+    return processes(), len(os.listdir("/proc/self/fd")), len(os.listdir(store))
 
 def settled():
     # The fork server makes its spares in the background. One of them takes as long as to open a sandbox.
@@ -532,7 +535,7 @@ assert base.run("echo works").stdout == "works\\n"
 eval(call)
 for _ in range(100):  # what ends, ends in the background
     after = left()
-    if after[0] <= before[0] and after[1] <= before[1] + spare:
+    if after[0] <= before[0] and after[1] <= before[1] + spare and after[2] <= before[2] + 2:
         break
     time.sleep(0.1)
 base.close()
@@ -549,6 +552,7 @@ def interrupted(name: str, tries: int) -> None:
     assert hits > tries // 5
     assert after[0] <= before[0], f"{after[0] - before[0]} processes are left"
     assert after[1] <= before[1] + spare, f"{after[1] - before[1]} descriptors are left"
+    assert after[2] <= before[2] + 2, f"{after[2] - before[2]} layers are left"
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
@@ -36,13 +37,20 @@ _DIRECTORIES = (
 class StaddleHarborEnvironment(BaseEnvironment):
     """One sandbox for a trial. Commands run as root inside (default), or as the task's user.
 
-    `bases` maps images to imported bases; "host" is the host's system. `policy` is a policy file.
+    `bases` maps images to imported bases; "host" is the host's system. `policy` is a policy file. `gpus`
+    names the GPUs that tasks may use, such as "nvidia:0"; a task gets as many as it asks for (default: none).
     """
 
     def __init__(
-        self, *args: Any, bases: dict[str, str] | None = None, policy: str | None = None, **options: Any
+        self,
+        *args: Any,
+        bases: dict[str, str] | None = None,
+        policy: str | None = None,
+        gpus: str | Sequence[str] = (),
+        **options: Any,
     ) -> None:
         self._bases, self._policy = dict(bases or {}), policy
+        self._gpus = [gpus] if isinstance(gpus, str) else list(gpus)
         self._recipe = Recipe(image="host")
         self._sandbox: AsyncSandbox | None = None
         super().__init__(*args, **options)
@@ -56,6 +64,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
     def capabilities(self) -> EnvironmentCapabilities:
         """The network is enforced exactly; it can change between phases unless one of them is public."""
         return EnvironmentCapabilities(
+            gpus=bool(self._gpus),
             dynamic_network_policy=not any(map(_is_public, self._policies())),
             disable_internet=True,
             network_allowlist=True,
@@ -91,6 +100,10 @@ class StaddleHarborEnvironment(BaseEnvironment):
                 raise SandboxBuildFailedError(str(error)) from error
         for recipe in (*self._recipe.stages(), self._recipe):
             self._base(recipe)
+        if 0 < len(self._gpus) < self._effective_gpus:  # with none, Harbor refuses the task
+            raise SandboxBuildFailedError(
+                f"the task asks for {self._effective_gpus} GPUs, and gpus= names {len(self._gpus)}"
+            )
 
     def _base(self, recipe: Recipe) -> str | None:
         """The base for the image of a stage; None for the host's system."""
@@ -121,6 +134,7 @@ class StaddleHarborEnvironment(BaseEnvironment):
     def _opened(self, recipe: Recipe) -> AsyncSandbox:
         """A sandbox with the limits of the task, from the base of this stage."""
         policy = policy_of(self._policy).with_network(_network(self._widest()))
+        policy = policy.with_gpu(*self._gpus[: self._effective_gpus])
         memory, cpus = self._effective_memory_mb, self._effective_cpus
         held = self.resource_capabilities()
         if memory and held.memory_limit:

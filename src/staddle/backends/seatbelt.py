@@ -83,6 +83,8 @@ class Seatbelt:
             for name in ("memory", "cpu", "processes", "disk")
             if getattr(plan.limits, name) is not None
         ]
+        if plan.devices:
+            found.append(Gap("devices", "seatbelt cannot grant a device", "leave gpu and devices out"))
         return (*found, *identity("seatbelt", plan))
 
     def steps(self, plan: Plan) -> tuple[Step, ...]:

@@ -32,6 +32,11 @@ _COMMANDS = {
     "discard": "drop changes of a kept sandbox",
     "snapshot": "take a snapshot of a kept sandbox",
     "restore": "restore a snapshot of a kept sandbox",
+    "log": "list the points of a kept sandbox: its commands that changed files",
+    "show": "show what one of these commands changed",
+    "undo": "take back commands in a kept sandbox",
+    "bisect": "find the command in a kept sandbox after which a test fails",
+    "blame": "show which command wrote each line of a file in a kept sandbox",
     "ls": "list kept sandboxes",
     "rm": "remove kept sandboxes with their changes",
     "base": "import images as root file systems for sandboxes",
@@ -52,7 +57,13 @@ _COMMANDS = {
 }
 
 #: Commands that are functions in the file of another command.
-_FILE_OF = {"discard": "commit", "restore": "snapshot", "rm": "ls", "logs": "ps", "stop": "ps"}
+_FILE_OF = {
+    "discard": "commit",
+    "restore": "snapshot",
+    "rm": "ls",
+    **dict.fromkeys(("logs", "stop"), "ps"),
+    **dict.fromkeys(("log", "show", "undo", "bisect", "blame"), "history"),
+}
 
 _HELP = """\
 staddle runs an AI agent's commands with access only to what you allow.

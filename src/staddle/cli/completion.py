@@ -28,7 +28,7 @@ usage: staddle completion bash|zsh|fish
 {options}
 """
 #: Commands with the name of a kept sandbox as argument.
-_KEPT = ("diff", "commit", "discard", "snapshot", "restore", "rm")
+_KEPT = ("diff", "commit", "discard", "snapshot", "restore", "rm", "log", "show", "undo", "bisect", "blame")
 
 
 def main(words: Sequence[str]) -> int:

@@ -65,6 +65,9 @@ def main(words: Sequence[str]) -> int:
     for finding in found.findings:
         _print_finding(finding, parsed.on("verbose"))
     print(f"network: {found.network}")
+    for name, nodes in found.gpus.items():
+        print(f"GPU {name}: only with --gpu {name}, which lets the command call its driver, at")
+        print(f"       {', '.join(nodes)}")
     if found.auto:
         print(f"`staddle run` uses {found.auto}: {found.why}")
     else:

@@ -24,6 +24,7 @@ _LEFT_OUT = ("output-cap", "audit", "no-redact", "pass-env", "help", "json")
 _RUN_OPTIONS = (
     _ADDRESS,
     Option("concurrency", "N", "run so many at a time (default: two for each CPU of the cluster)"),
+    Option("gpus", "N", "reserve N GPUs of each node with Ray; each command has one for itself (default: 0)"),
     Option("retries", "N", "run a command again, at most N times, when its node is lost (default: 0)"),
     Option("unordered", "", "print results as they come, not in the order of the items"),
     *reworded(
@@ -111,9 +112,11 @@ def _run(words: Sequence[str]) -> int:
     # Ray prints its own messages to standard output. Redirect them, so that only command output is there.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    numbers = {name: _number(parsed.one(name), name) for name in ("concurrency", "retries")}
+    numbers = {name: _number(parsed.one(name), name) for name in ("concurrency", "retries", "gpus")}
     worst = 0
-    with Fleet(parsed.one("address"), policy=policy, workspace=workspace, mode=mode) as fleet:
+    with Fleet(
+        parsed.one("address"), policy=policy, workspace=workspace, mode=mode, gpus=numbers["gpus"] or 0
+    ) as fleet:
         outcomes = fleet.map(
             command,
             items or _lines(),

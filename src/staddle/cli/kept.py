@@ -143,6 +143,7 @@ def open_kept(
         best_effort=parsed.on("best-effort"),
         keep=name,
         workdir=parsed.one("workdir"),
+        history=True,
         **{"audit": parsed.one("audit"), **hooks},
     )
     return sandbox, workspace

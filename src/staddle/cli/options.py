@@ -153,6 +153,8 @@ RUNNING = (
     Option("write", "PATH", "let PATH be read and written (repeatable)", many=True),
     Option("deny", "PATH", "hide PATH, whatever else is granted (repeatable)", many=True),
     Option("socket", "PATH", "let the UNIX socket PATH be connected to (repeatable)", many=True),
+    Option("gpu", "GPU", "let this GPU be used: 0, nvidia:0 or all (repeatable)", many=True),
+    Option("device", "PATH", "let the character device PATH in /dev be used (repeatable)", many=True),
     Option("network", "MODE", "deny (default), open, loopback, loopback=PORT,..., allow or packages"),
     Option("allow", "HOST[:PORT]", "allow this host; implies --network allow (repeatable)", many=True),
     Option(
@@ -258,6 +260,7 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     """Return `policy` with the options applied."""
     policy = policy.with_read(*parsed.many("read")).with_write(*parsed.many("write"))
     policy = policy.with_deny(*parsed.many("deny")).with_sockets(*_sockets(parsed.many("socket")))
+    policy = policy.with_gpu(*parsed.many("gpu")).with_devices(*parsed.many("device"))
     policy = policy.with_pass_env(*_set_variables(parsed.many("pass-env"))).with_env(
         **_variables(parsed.many("env"))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from ..errors import CommitRefused, LayerError, StaddleError, UsageError
 from ..paths import WORKSPACE_PATH
@@ -53,6 +54,8 @@ def run(parsed: Parsed) -> int:
             say(why)
         if status == 124 and seconds is not None:
             say(f"ended after {seconds:g} s; --timeout gives it more")
+        if sandbox._history is not None:
+            sandbox._history.program_ended(parsed.one("command") or shlex.join(asked), status)
         say_violations((*sandbox.violations(), *sandbox.refusals()))
         say_denied_network(sandbox.plan, asked, status)
         if not parsed.on("keep"):

@@ -113,6 +113,10 @@ class Tree:
         self._lends = ours and os.geteuid() != 0
         self._lent: list[tuple[int, int]] = []
 
+    def reopened(self) -> Tree:
+        """The same layer, opened again."""
+        return Tree(self.path, ours=self._lends)
+
     @_told_if_full
     def directory(self, path: str) -> int:
         """The directory at `path`, opened for reading; the caller closes it."""

@@ -66,6 +66,7 @@ class FleetSettings:
     warm: int = 2
     cpus: float = 0.0
     memory: int = 0
+    gpus: int = 0
     lease: float = 30.0
     head_patience: float = 20.0
     runtime_env: Mapping[str, Any] | None = None
@@ -128,6 +129,12 @@ class Cluster:
 
     def wait_for_a_node(self) -> None:
         """Wait until the first keeper is ready."""
+        if self.settings.gpus and not self.ray.cluster_resources().get("GPU"):
+            raise FleetError(
+                "no node of the cluster has a GPU",
+                why="Ray counts none",
+                fix="start nodes with `ray start --num-gpus`, or leave gpus out",
+            )
         end = time.monotonic() + _TO_START
         while not self._first.wait(0.1):
             if self.error is not None:
@@ -271,6 +278,8 @@ class Cluster:
         from .keeper import Keeper
 
         capacity = capacity_of(resources, self.settings.limits.per_node)
+        if self.settings.gpus:  # one for each sandbox
+            capacity = min(capacity, self.settings.gpus, int(resources.get("GPU", 0)))
         if capacity < 1:
             self._not_before[node] = float("inf")
             return
@@ -286,6 +295,8 @@ class Cluster:
         }
         if self.settings.memory:
             options["memory"] = self.settings.memory
+        if self.settings.gpus:
+            options["num_gpus"] = capacity
         if RESOURCE in resources:
             options["resources"] = {RESOURCE: capacity}
         if self.settings.runtime_env is not None:

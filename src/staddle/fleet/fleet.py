@@ -35,6 +35,7 @@ class _FleetFace:
         warm: int = 2,
         cpus: float = 0.0,
         memory: int = 0,
+        gpus: int = 0,
         lease: float = 30.0,
         head_patience: float = 20.0,
         runtime_env: Mapping[str, Any] | None = None,
@@ -53,6 +54,7 @@ class _FleetFace:
             warm=warm,
             cpus=float(cpus),
             memory=int(memory),
+            gpus=check.count("gpus", gpus, 0, fix="give a number of GPUs, 0 for none"),
             lease=float(lease),
             head_patience=float(head_patience),
             runtime_env=runtime_env,
@@ -156,10 +158,12 @@ class Fleet(_FleetFace):
     `RAY_ADDRESS`, or a Ray started for this program on this machine's loopback, which ends with it. If the
     program is already connected to Ray, the fleet uses that connection. `limits` bound nodes, tenants and
     waiting requests. On each node the keeper keeps `warm` sandboxes of the requested kinds ready, and
-    reserves `cpus` and `memory` with Ray. Sandboxes end when the driver ends, or after `lease` seconds
-    without contact to it. `head_patience` is the time for which the head of the cluster may be silent.
-    `runtime_env` is for keepers, `ray_options` for ray.init. `on_event` is called for each event. `logs` is a
-    directory for one log per sandbox. The other options are those of `create`, as defaults for each sandbox.
+    reserves `cpus` and `memory` with Ray. With `gpus`, it reserves at most that many NVIDIA GPUs of each
+    node, and each sandbox has one of them for itself; nodes without a GPU are not used. Sandboxes end when
+    the driver ends, or after `lease` seconds without contact to it. `head_patience` is the time for which the
+    head of the cluster may be silent. `runtime_env` is for keepers, `ray_options` for ray.init. `on_event` is
+    called for each event. `logs` is a directory for one log per sandbox. The other options are those of
+    `create`, as defaults for each sandbox.
     """
 
     def create(

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +45,7 @@ class Keeper:
     def __init__(self, fleet: str, node: str, capacity: int, warm: int, lease: float) -> None:
         self.fleet, self.node, self.capacity, self.lease = fleet, node, capacity, lease
         self.files = NodeFiles()
-        self.warm = WarmSandboxes(capacity, warm)
+        self.warm = WarmSandboxes(capacity, warm, _reserved_gpus())
         self.threads = ThreadPoolExecutor(capacity + 32, thread_name_prefix="staddle-keeper")
         self.enders = ThreadPoolExecutor(16, thread_name_prefix="staddle-keeper-end")
         self.metrics = KeeperMetrics(fleet, node)
@@ -201,6 +202,12 @@ class Keeper:
         for _, _, seconds in done:
             self.metrics.ran(seconds)
         return done
+
+
+def _reserved_gpus() -> list[str]:
+    """The GPUs that Ray has reserved for this actor. Its numbers are those of NVIDIA's driver."""
+    ray = sys.modules.get("ray")  # an actor has it
+    return [f"nvidia:{number}" for number in ray.get_gpu_ids()] if ray and ray.is_initialized() else []
 
 
 class TaskRunner:

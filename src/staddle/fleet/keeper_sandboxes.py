@@ -9,6 +9,7 @@ import io
 import os
 import threading
 import time
+from functools import partial
 from socket import socket
 from typing import Any
 
@@ -92,7 +93,7 @@ class KeptSandboxes:
             return self.warm.take(spec.key, options)
         path = snapshot_file(self.files, spec.snapshot)
         try:
-            return Sandbox.from_snapshot(path, **options)
+            return self.warm.with_gpu(partial(Sandbox.from_snapshot, path), options)
         finally:
             os.unlink(path)
 

@@ -39,9 +39,24 @@ REFUSED = {
     "from_snapshot": ("a sandbox of a fleet is placed by it", "use fleet.create(snapshot=…)"),
     "drift": ("the copy on the node does not change", "commit() refuses what has changed here since"),
     "review": ("the changes are on the node", "use diff and text_diff; commit() refuses before it writes"),
+    "merge": (
+        "forks may be on other nodes",
+        "use fleet.map(function): there it is called with a Sandbox, which has it",
+    ),
+    "best_of": (
+        "forks may be on other nodes",
+        "use fleet.map(function): there it is called with a Sandbox, which has it",
+    ),
     "environment": (
         "its tools would be one call for each file",
         "use fleet.map(function): there it is called with a Sandbox, which has it",
+    ),
+    **dict.fromkeys(
+        ("at", "bisect", "blame", "history", "redo", "undo"),
+        (
+            "the points of a history are on the node",
+            "use snapshot() and restore(), or fleet.map(function) with a Sandbox(history=True)",
+        ),
     ),
 }
 
@@ -161,7 +176,11 @@ class _Face(RemoteSandboxNames):
     drift = refused("drift", *REFUSED["drift"])
     review = refused("review", *REFUSED["review"])
     environment = refused("environment", *REFUSED["environment"])
+    merge = refused("merge", *REFUSED["merge"])
+    best_of = refused("best_of", *REFUSED["best_of"])
     check = refused("check", *REFUSED["check"])
+    at, bisect, blame = (refused(name, *REFUSED[name]) for name in ("at", "bisect", "blame"))
+    history, redo, undo = (refused(name, *REFUSED[name]) for name in ("history", "redo", "undo"))
     from_snapshot = refused("from_snapshot", *REFUSED["from_snapshot"])
 
     @property

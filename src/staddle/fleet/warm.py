@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from staddle import Pool, Sandbox
+from staddle import Pool, Sandbox, default_policy
+from staddle.errors import FleetBusy
 
 #: Kinds of sandboxes to prewarm at a time.
 _KINDS = 4
 
 
 class WarmSandboxes:
-    """Hands out sandboxes, immediately if one of that kind is warm. Thread-safe."""
+    """Hands out sandboxes, immediately if one of that kind is warm. Thread-safe.
 
-    def __init__(self, capacity: int, warm: int) -> None:
+    With `gpus`, each sandbox has one of these GPUs for itself, and none is warm.
+    """
+
+    def __init__(self, capacity: int, warm: int, gpus: Iterable[str] = ()) -> None:
+        self._free = list(gpus)
+        self._has_gpus = bool(self._free)
+        self._gpu_of: dict[Sandbox, str] = {}
         self._capacity, self._warm = capacity, warm
         self._asked: dict[str, int] = {}
         self._pools: dict[str, Pool] = {}
@@ -23,6 +31,8 @@ class WarmSandboxes:
 
     def take(self, kind: str, options: dict[str, Any]) -> Sandbox:
         """A sandbox with these options; `kind` names them."""
+        if self._has_gpus:
+            return self.with_gpu(Sandbox, options)
         pool = self._pool(kind, options)
         if pool is None:
             return Sandbox(**options)
@@ -31,11 +41,38 @@ class WarmSandboxes:
             self._of[sandbox] = pool
         return sandbox
 
+    def with_gpu(self, make: Callable[..., Sandbox], options: dict[str, Any]) -> Sandbox:
+        """A sandbox from `make`, with a GPU that no other sandbox has, if there are any GPUs."""
+        if not self._has_gpus:
+            return make(**options)
+        with self._lock:
+            if not self._free:
+                raise FleetBusy(
+                    "every GPU of this node is in use", why="each sandbox has one", fix="close a sandbox"
+                )
+            gpu = self._free.pop(0)
+        try:
+            policy = options.get("policy") or default_policy()
+            sandbox = make(**{**options, "policy": policy.with_gpu(gpu)})
+        except BaseException:
+            self._free.append(gpu)
+            raise
+        with self._lock:
+            self._gpu_of[sandbox] = gpu
+        return sandbox
+
+    def _ended(self, sandbox: Sandbox) -> None:
+        with self._lock:
+            gpu = self._gpu_of.pop(sandbox, None)
+            if gpu is not None:
+                self._free.append(gpu)
+
     def give_back(self, sandbox: Sandbox) -> None:
         """Close it."""
         with self._lock:
             pool = self._of.pop(sandbox, None)
         sandbox.close()
+        self._ended(sandbox)
         if pool is not None:
             pool.release(sandbox)
 
@@ -47,6 +84,7 @@ class WarmSandboxes:
             pool.release(sandbox)
         else:
             sandbox.close()
+            self._ended(sandbox)
 
     @property
     def count(self) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from .._value import Value
 from ..background import do_later
 from ..errors import LaunchFailed, resource_fix
+from ..files.remove_tree import remove
 from ..interrupts import uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
 from ..ipc.wire import close_all, receive, receive_last, send
@@ -206,7 +207,7 @@ class ForkServerClient:
             close_all(borrowed)
 
     def _resynchronize(self) -> None:
-        """Drop the reply to a request whose caller was interrupted, if there is one."""
+        """Drop the reply to a request whose caller was interrupted, if there is one, and its sandbox."""
         self._serial += 1
         sync = records.SYNC + b"%d" % self._serial
         send(self._socket, sync)
@@ -214,6 +215,9 @@ class ForkServerClient:
             close_all(found[1])
             if not found[0]:
                 raise ConnectionResetError
+            if found[0][:1] in (records.TAKEN, records.MADE) and (layer := found[0][2:]):
+                home = os.path.join(os.path.dirname(self._config.skeleton), layer)
+                do_later(partial(remove, (home,)))
 
     @property
     def ended(self) -> bool:

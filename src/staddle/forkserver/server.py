@@ -289,14 +289,15 @@ class ForkServer:
 
     def _ask(self) -> None:
         """Request a clone from the cloner; `_made` follows."""
-        layer = own_namespaces.new_layer_name(self._config)
         if self._config.cgroup_fds and not self._cgroup_fds:
             raise _NoCgroups
+        layer = own_namespaces.new_layer(self._config)
         cgroup_fds = self._cgroup_fds.pop(0) if self._cgroup_fds else ()
         try:
             self._cloner.ask(layer, cgroup_fds)
         except BaseException:
             close_all(cgroup_fds)
+            own_namespaces.take_back_layer(self._config, layer)
             raise
         self._coming.append((layer, cgroup_fds))
 
@@ -307,6 +308,7 @@ class ForkServer:
             return Spare(self._cloner.made(), layer, cgroup_fds)
         except BaseException:
             close_all(cgroup_fds)
+            own_namespaces.take_back_layer(self._config, layer)
             raise
 
     def _answer(self, message: bytes) -> None:

@@ -129,6 +129,8 @@ def confine(
     if any(held & ~kept for held in process.capabilities()):
         _checked("capabilities cannot be dropped", process.drop_capabilities)
     if ruleset:
+        if spec.names_threads:
+            _checked("its threads cannot have names", _allow_thread_names, ruleset)
         _checked("Landlock does not take the rules", ruleset.restrict)
         ruleset.close()
     if spec.filter:
@@ -139,6 +141,18 @@ def confine(
             raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
     process.default_signals()
     return open_files or _fewer_files()
+
+
+def _allow_thread_names(ruleset: Ruleset) -> None:
+    """Let this process write the names of its threads. CUDA does not start if it cannot.
+
+    A child has other files, and no rule could allow those without the files of all processes of the user.
+    """
+    threads = os.open("/proc/self/task", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        ruleset.allow_beneath(threads, RIGHTS["fs"]["write_file"][0] | RIGHTS["fs"]["truncate"][0])
+    finally:
+        os.close(threads)
 
 
 def _fewer_files() -> tuple[int, int] | None:

@@ -1,18 +1,26 @@
 """The Python interpreter inside a sandbox; interpreter.py passes this text to `python3 -c`.
 
-It reads one line of JSON per cell from its terminal and answers with one. Output of cells, and of programs
-that they start, goes to files in memory. It trusts its client; the client does not trust it. Cells may use
-the notebook's lines `!command` and `%magic`, and `await` outside of functions.
+Its standard input is a socket. It reads one line of JSON per cell from it and answers with one. Output of
+cells, and of programs that they start, goes to files in memory. It trusts its client; the client does not
+trust it. Cells may use the notebook's lines `!command` and `%magic`, and `await` outside of functions.
+
+For a snapshot it forks a twin, which waits on a socket of its own. To restore, the client ends the live
+interpreter and sends the twin another socket. The twin forks again, and the child continues from the moment
+of the snapshot. So the twin stays, and can be used again.
 """
 
+import _socket as socket  # the module `socket` would make every start slower
+import array
 import ast
 import base64
+import fcntl
 import json
 import os
 import re
+import signal
+import stat
 import sys
 import traceback
-import tty
 
 FORMATS = {
     "html": "_repr_html_",
@@ -116,7 +124,6 @@ class Magics:
     def started(self, words, read=False):
         """Run a program to its end. With `read` return its output."""
         import importlib
-        import signal
         import site
         import subprocess
 
@@ -284,12 +291,231 @@ def taken(number, limit):
     return data.decode("utf-8", "replace"), max(0, size - limit)
 
 
+class ClientChannel:
+    """The socket to the client: lines of JSON, some with a descriptor."""
+
+    def __init__(self, number):
+        self.socket = socket.socket(fileno=number)
+        self.unread = b""
+        self.fds = []
+
+    def read(self):
+        """Return the next request, or None at the end."""
+        while b"\n" not in self.unread:
+            data, extra, _, _ = self.socket.recvmsg(65536, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            for _, _, rights in extra:
+                self.fds.extend(array.array("i", rights))
+            if not data:
+                return None
+            self.unread += data
+        line, _, self.unread = self.unread.partition(b"\n")
+        return json.loads(line)
+
+    def write(self, answer):
+        """Send an answer."""
+        self.socket.sendall(json.dumps(answer, default=repr).encode() + b"\n")
+
+
+class OpenFile:
+    """An open file of the process. After a fork, parent and child would share its offset."""
+
+    def __init__(self, number):
+        status = os.fstat(number)
+        self.number, self.path = number, os.readlink(f"/proc/self/fd/{number}")
+        self.flags, self.closes = fcntl.fcntl(number, fcntl.F_GETFL), fcntl.fcntl(number, fcntl.F_GETFD)
+        self.is_file, self.is_directory = stat.S_ISREG(status.st_mode), stat.S_ISDIR(status.st_mode)
+        self.in_memory = self.is_file and self.path.startswith("/memfd:")
+        self.is_writable = self.flags & os.O_ACCMODE != os.O_RDONLY
+        self.is_named = (self.is_file and status.st_nlink > 0 and not self.in_memory) or self.is_directory
+        self.at = os.lseek(number, 0, os.SEEK_CUR) if self.is_file else 0
+
+    def copy(self):
+        """Copy a memory file: the same file would be the same memory."""
+        made, size = os.memfd_create("output"), os.fstat(self.number).st_size
+        while (done := os.lseek(made, 0, os.SEEK_CUR)) < size:
+            os.sendfile(made, self.number, done, size - done)
+        self._becomes(made)
+
+    def release(self):
+        """Close it, and keep its number for `open_again`."""
+        self._becomes(os.open(os.devnull, os.O_RDONLY), at=0)
+
+    def open_again(self):
+        """Open the file that has this path now."""
+        self._becomes(os.open(self.path, self.flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)))
+
+    def _becomes(self, made, at=None):
+        if self.is_file:
+            os.lseek(made, self.at if at is None else at, os.SEEK_SET)
+        os.dup2(made, self.number, inheritable=not self.closes)
+        os.close(made)
+
+
+def open_files(but):
+    """Return the open files, except the descriptors in `but`."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) not in but:
+                found.append(OpenFile(int(name)))
+        except OSError:  # the descriptor of listdir itself
+            continue
+    return found
+
+
+def go_back(directory, files, lost):
+    """Enter the directory and open the files again, by path: what is mounted there now."""
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        lost.append(f"{directory}: {error.strerror}")
+        os.chdir("/")
+    for file in files:
+        try:
+            if file.is_named:
+                file.open_again()
+        except OSError as error:
+            lost.append(f"{file.path}: {error.strerror}")
+
+
+def unkept():
+    """Return why a twin would not be as this process, or an empty text."""
+    threading = sys.modules.get("threading")
+    if threading is not None and threading.active_count() > 1:
+        return f"{threading.active_count() - 1} other threads run"
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        if set(map(int, file.read().split())) - twins:
+            return "programs that it has started run"
+    with open("/proc/self/maps") as file:
+        for line in file:
+            words = line.split(None, 5)
+            if words[1][1] == "w" and words[1][3] == "s":
+                return f"it shares memory that it can write: {words[5].strip() if len(words) > 5 else '?'}"
+    return ""
+
+
+#: Event loops of interpreters that came back. Their selectors are shared with the twin: never close them.
+former_loops = []
+#: Directory and open files before trees were exchanged. Afterwards they have no path.
+before_swap = []
+PR_SET_DUMPABLE = 4
+#: The living twins that this process has forked.
+twins = set()
+
+
+def reap():
+    """Wait for twins that have ended: their snapshots were closed."""
+    for pid in list(twins):
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                twins.discard(pid)
+        except ChildProcessError:  # code of a cell has waited for it
+            twins.discard(pid)
+
+
+def prctl():
+    """Return the C library's function. The first call takes some milliseconds: make it before a fork."""
+    import ctypes
+
+    return ctypes.CDLL(None).prctl
+
+
+def twin(channel, request):
+    """Fork a twin for a snapshot and answer the request. Return None.
+
+    In an interpreter that continues from the snapshot, return its channel.
+    """
+    line = channel.fds.pop()
+    reap()
+    why, pid = unkept(), 0
+    if why:
+        os.close(line)
+        channel.write({"id": request["id"], "why": why})
+        return None
+    files, directory = open_files({line, channel.socket.fileno()}), os.getcwd()
+    before_swap[:] = directory, files
+    chance = sys.modules["random"].getstate() if "random" in sys.modules else None
+    # Until the twin has files of its own. Our own memory files, the output, are empty.
+    written = [file for file in files if file.is_writable and file.number > 2]
+    waits = any(file.is_named or file.in_memory for file in written)
+    set_up = prctl()
+    ready, when_ready = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        why = f"no process can be started: {error.strerror}"
+    if why or pid:
+        os.close(when_ready)
+        os.close(line)
+        if waits and not why and not os.read(ready, 1):
+            why = "its twin has ended"
+        if pid:
+            twins.add(pid)
+        os.close(ready)
+        channel.write({"id": request["id"], **({"why": why} if why else {"pid": pid})})
+        return None
+    try:
+        set_up(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process of the sandbox may read or change its memory
+        twins.clear()
+        os.setsid()
+        channel.socket.close()
+        os.close(ready)
+        for file in files:
+            if file.in_memory:
+                file.copy()
+            elif file.is_named:
+                file.release()
+        os.chdir("/")
+        if waits:
+            os.write(when_ready, b"!")
+        os.close(when_ready)
+        number = waiting(line)
+    except BaseException:
+        os._exit(1)
+    set_up(PR_SET_DUMPABLE, 1, 0, 0, 0)
+    lost = [file.path for file in files if not file.is_named and not file.in_memory and file.number > 2]
+    if loops:
+        former_loops.append(loops.pop())
+    go_back(directory, files, lost)
+    for file in files:
+        if file.in_memory:
+            file.copy()
+    if chance is not None:
+        sys.modules["random"].setstate(chance)
+    made = ClientChannel(number)
+    made.write({"ready": True, "pid": os.getpid(), "lost": lost})
+    return made
+
+
+def waiting(line):
+    """Be the twin: fork for each socket that arrives on `line`. Return in the child, with that socket."""
+    asked = socket.socket(fileno=line)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        message, extra, _, _ = asked.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if not message:
+            os._exit(0)
+        numbers = [number for _, _, rights in extra for number in array.array("i", rights)]
+        if os.fork() == 0:
+            break
+        for number in numbers:
+            os.close(number)
+    os.setsid()
+    asked.close()
+    signal.signal(signal.SIGCHLD, before)
+    signal.signal(signal.SIGINT, interrupted)
+    return numbers[0]
+
+
 def main():
-    """Answer requests until the terminal is closed."""
-    tty.setraw(0)
-    asked, answers = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
+    """Answer requests until the socket is closed."""
+    channel = ClientChannel(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
+    os.close(nothing)
     for number in (1, 2):
         kept = os.memfd_create("output")
         os.dup2(kept, number)
@@ -298,30 +524,33 @@ def main():
     if os.path.dirname(sys.executable) not in os.get_exec_path():
         os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ.get("PATH", os.defpath)
     packages()
-    answers.write(b'{"ready": true}\n')
-    buffered = b""
-    while True:
-        while b"\n" not in buffered:
-            data = asked.read(65536)
-            if not data:
-                return
-            buffered += data
-        line, _, buffered = buffered.partition(b"\n")
-        cell = json.loads(line)
-        answers.write(json.dumps({"id": cell["id"]}).encode() + b"\n")  # the cell has begun
-        before = {name: os.environ.get(name) for name in cell["env"]}
-        try:
-            os.environ.update(cell["env"])
-            error = run(cell["code"], scope)
-            for name, value in before.items():
-                os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        except KeyboardInterrupt:  # between the cell and its answer
-            error = {"name": "KeyboardInterrupt", "value": "", "traceback": "", "given": None}
-        out, out_dropped = taken(1, cell["limit"])
-        err, err_dropped = taken(2, cell["limit"])
-        answer = {"id": cell["id"], "stdout": out, "stderr": err, "dropped": out_dropped + err_dropped}
-        answer.update(results=shown, error=error)
-        answers.write(json.dumps(answer, default=repr).encode() + b"\n")
+    channel.write({"ready": True, "pid": os.getpid()})
+    while (request := channel.read()) is not None:
+        if "code" in request:
+            channel.write(answer(request, channel, scope))
+        elif request.get("twin"):
+            channel = twin(channel, request) or channel
+        else:  # other trees are mounted: enter them
+            go_back(*before_swap, [])
+            reap()
+
+
+def answer(cell, channel, scope):
+    """Run a cell and return the answer."""
+    channel.write({"id": cell["id"]})  # the cell has begun
+    before = {name: os.environ.get(name) for name in cell["env"]}
+    try:
+        os.environ.update(cell["env"])
+        error = run(cell["code"], scope)
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    except KeyboardInterrupt:  # between the cell and its answer
+        error = {"name": "KeyboardInterrupt", "value": "", "traceback": "", "given": None}
+    out, out_dropped = taken(1, cell["limit"])
+    err, err_dropped = taken(2, cell["limit"])
+    made = {"id": cell["id"], "stdout": out, "stderr": err, "dropped": out_dropped + err_dropped}
+    made.update(results=shown, error=error)
+    return made
 
 
 main()

@@ -63,6 +63,8 @@ class AgentClient:
         self._closed = False
         #: Whether everything in the sandbox, including the agent, may be stopped because we asked for it.
         self.is_paused = False
+        #: Processes that a swap and `end_others` treat as idle shells.
+        self.spared: tuple[int, ...] = ()
         #: Whether an answer may come to a request that was given up; and the number of the last ping.
         self._is_out_of_step, self._serial = False, 0
 
@@ -191,11 +193,11 @@ class AgentClient:
             raise refused(message, "the processes in the sandbox could not be killed")
 
     def end_others(self) -> list[NamedProcess]:
-        """Kill everything except the agent, idle shells and the file server; return pid and name of each.
+        """Kill everything except the agent, idle shells, the file server and `spared`.
 
-        Processes that were started by another of these are not listed.
+        Returns pid and name of each. Processes that were started by another of these are not listed.
         """
-        message = self._ask(agent_messages.encode(agent_messages.END_OTHERS))
+        message = self._ask(agent_messages.encode(agent_messages.END_OTHERS, self.spared))
         if message.kind != agent_messages.OTHERS_ENDED:
             raise refused(message, "the processes in the sandbox could not be killed")
         return list(message.fields[0])
@@ -217,7 +219,8 @@ class AgentClient:
         `end_others` ("end"). With "refuse", they prevent the swap, like a file that is open for writing: the
         result is None.
         """
-        request = agent_messages.encode(agent_messages.SWAP, others.encode(), tuple(map(os.fsencode, roots)))
+        names = tuple(map(os.fsencode, roots))
+        request = agent_messages.encode(agent_messages.SWAP, others.encode(), names, self.spared)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             with self._turn:

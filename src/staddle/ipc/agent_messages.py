@@ -35,14 +35,14 @@ SPAWN = b"P"  # argv, environment, directory, rows, columns; three descriptors, 
 EXECUTE = b"X"  # as SPAWN; the host program waits for its end, and the starter may be its parent
 SPAWN_WHOLE = b"T"  # as SPAWN; when the program has ended, its descendants are killed
 SPAWN_AS = b"R"  # as SPAWN, and the user
-SWAP = b"w"  # KEEP, END or REFUSE, the roots of trees; a socket on which the new trees arrive
+SWAP = b"w"  # KEEP, END or REFUSE, the roots of trees, spared pids; a socket on which the new trees arrive
 FILE_SERVER = b"c"  # the socket of a file server, and its code
 FILE_SERVER_AS = b"C"  # as FILE_SERVER, and the user
 NETWORK = b"N"  # request a socket for the sandbox's network, on which its sockets arrive
 SUDO = b"d"  # make the pipe for requests of sudo, if there is none
 LOOK = b"v"  # have an agent that enforces limits sample now, and report
 END_ALL = b"K"  # kill everything in the sandbox except the agent, including shells
-END_OTHERS = b"o"  # kill everything except the agent, idle shells and the file server
+END_OTHERS = b"o"  # kill everything except the agent, idle shells, the file server and spared pids
 PAUSE = b"z"  # stop (1) or continue (0) everything in the sandbox
 COUNT = b"u"  # count processes; with 1, also their usage
 # To the agent, on the socket of a process.
@@ -107,7 +107,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     FILES: (([bytes],), (6,)),
     ENDED: ((int, bytes, int, _SPENT), (0,)),
     PONG: ((int,), (0,)),
-    SWAP: ((bytes, [bytes]), (1,)),
+    SWAP: ((bytes, [bytes], [int]), (1,)),
     SWAPPED: ((_PROCESSES,), (0,)),
     FILE_SERVER: ((int,), (2,)),
     FILE_SERVER_AS: ((int, _WHO), (2,)),
@@ -115,7 +115,7 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     PAUSED: ((int, int), (0,)),
     END_ALL: ((), (0,)),
     ALL_ENDED: ((), (0,)),
-    END_OTHERS: ((), (0,)),
+    END_OTHERS: (([int],), (0,)),
     OTHERS_ENDED: ((_PROCESSES,), (0,)),
     SUDO: ((), (0,)),
     SUDO_READY: ((), (0,)),

@@ -68,6 +68,8 @@ class ExecSpec(Value):
     rules: tuple[tuple[bytes, int, int], ...] = ()
     #: (TCP port, rights)
     ports: tuple[tuple[int, int], ...] = ()
+    #: Whether the command may name its own threads, which Landlock otherwise refuses. Its children may not.
+    names_threads: int = 0
     #: A compiled seccomp program.
     filter: bytes = b""
     #: The filter sends connect() to the supervisor, which makes the allowed connections itself.

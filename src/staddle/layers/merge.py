@@ -40,7 +40,7 @@ def merge(
     `rest`, which is called between steps.
     """
     with OpenLayers(LayerView(tuple(layers), ()), waits=rest is None) as opened:
-        _Merge(destination, opened.layers, link, without, rest=rest).run()
+        _LayerMerge(destination, opened.layers, link, without, rest=rest).run()
 
 
 def prune(
@@ -101,17 +101,17 @@ def copy_of(
     view = LayerView((directory,), (), plain=True) if ours else LayerView((), (directory,), plain=True)
     with OpenLayers(view) as opened:
         trees = opened.layers or opened.bases
-        _Merge(destination, trees, False, without, marks=False, owner=owner).run()
+        _LayerMerge(destination, trees, False, without, marks=False, owner=owner).run()
 
 
 def flatten(layers: Sequence[str], base: str, destination: str, *, without: Selection | None = None) -> None:
     """Fill the empty `destination` with a copy of the view of `layers` (topmost first) over `base`."""
     with OpenLayers(LayerView(tuple(layers), (base,))) as opened:
         trees = [*opened.layers, *opened.bases]
-        _Merge(destination, trees, False, without, plain=True).run()
+        _LayerMerge(destination, trees, False, without, plain=True).run()
 
 
-class _Merge:
+class _LayerMerge:
     def __init__(
         self,
         destination: str,

@@ -18,6 +18,10 @@ from . import trash
 from .session_record import CLAIM, LAYERS, RECORD, directory_of, home, read
 from .store import Layer, Store
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
 #: Attempts to get a claim that `is_claimed` in another process may have for a moment.
 _ATTEMPTS = 5
 #: Seconds to wait for the sandboxes of a killed process.
@@ -47,6 +51,8 @@ class PersistentStore(Store):
         self.path = f"{self.home}/{LAYERS}"
         self.owner = owner
         self.recorded: frozenset[str] = frozenset()
+        #: Layers of its history, which are never deleted either.
+        self.of_history: Container[str] = ()
         self._lock = threading.Lock()
         self._live: set[str] = set()
         self._ending = False
@@ -82,7 +88,7 @@ class PersistentStore(Store):
     def sweep(self) -> None:
         """Delete layers that the record does not name: left by a process that was killed."""
         for name in os.listdir(self.path):
-            if name.isdigit() and name not in self.recorded:
+            if name.isdigit() and name not in self.recorded and name not in self.of_history:
                 trash.move(f"{self.path}/{name}", self.home)
         sweep_trash(self.home)
 
@@ -103,7 +109,8 @@ class PersistentStore(Store):
 
     def _trash(self, layer: Layer) -> None:
         self._live.discard(layer.path)
-        if self._claim >= 0 and os.path.basename(layer.path) not in self.recorded:
+        name = os.path.basename(layer.path)
+        if self._claim >= 0 and name not in self.recorded and name not in self.of_history:
             trash.move(layer.path, self.home)
         self._give_back()
 

@@ -234,10 +234,7 @@ def write(directory: str, record: SessionRecord) -> None:
         "format": FORMAT,
         **record.replace(points=(), baseline=None).as_dict(),
         "baseline": record.baseline.facts(),
-        "points": [
-            {**point.replace(baseline=None).as_dict(), "baseline": point.baseline.facts()}
-            for point in record.points
-        ],
+        "points": [point_facts(point) for point in record.points],
     }
     temporary = f"{directory}/{RECORD}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -261,7 +258,7 @@ def _record(facts: object, name: str) -> SessionRecord:
         raise ValueError("it does not name what it belongs to")
     if type(mounter := facts.get("mounter", -1)) is not int or not -1 <= mounter < 1 << 32:
         raise ValueError(f"the mounter {mounter!r} is not a user id")
-    points = tuple(_point(point) for point in facts["points"])
+    points = tuple(point_of(point) for point in facts["points"])
     if len({point.label for point in points}) != len(points):
         raise ValueError("two of its snapshots have one name")
     layers = _names(facts["layers"])
@@ -284,7 +281,13 @@ def _record(facts: object, name: str) -> SessionRecord:
     )
 
 
-def _point(facts: object) -> SnapshotRecord:
+def point_facts(point: SnapshotRecord) -> dict[str, object]:
+    """Return the record of a snapshot as data for JSON."""
+    return {**point.replace(baseline=None).as_dict(), "baseline": point.baseline.facts()}
+
+
+def point_of(facts: object) -> SnapshotRecord:
+    """Parse the record of a snapshot. Raises ValueError if it is not valid."""
     if not isinstance(facts, dict):
         raise ValueError(f"{facts!r} is not a snapshot")
     baseline = Baseline.from_facts(facts["baseline"])

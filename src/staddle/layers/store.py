@@ -83,15 +83,23 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _FEW_INODES = 32
 
 
-def usage(directory: str) -> int:
-    """Return the bytes that a directory with its contents takes on its file system."""
+def usage(directory: str, *, linked: bool = True) -> int:
+    """Return the bytes that a directory with its contents takes on its file system.
+
+    Without `linked`, files that have more than one name are left out.
+    """
     total, todo = 0, [directory]
     while todo:
         try:
             with os.scandir(todo.pop()) as entries:
                 for entry in entries:
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
+                    found, is_directory = (
+                        entry.stat(follow_symlinks=False),
+                        entry.is_dir(follow_symlinks=False),
+                    )
+                    if linked or is_directory or found.st_nlink == 1:
+                        total += found.st_blocks * 512
+                    if is_directory:
                         todo.append(entry.path)
         except OSError:
             continue  # deleted meanwhile, or unreadable: its entry was counted

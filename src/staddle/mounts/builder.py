@@ -20,9 +20,10 @@ import stat
 from ..linux import mounts
 from ..linux.fileio import write_all
 from ..linux.openat2 import open_beneath
-from .host import not_built, open_named, take
+from .host import not_built, open_device, open_named, take
 from .operations import (
     Bind,
+    DeviceNode,
     Devices,
     Directory,
     Empty,
@@ -200,6 +201,10 @@ class Builder:
             os.symlink(operation.target, name, dir_fd=parent)
         elif isinstance(operation, Devices):
             self._devices(operation.path)
+        elif isinstance(operation, DeviceNode):
+            # Read-only concerns only its mode and times: a device is written as its driver allows.
+            node = self._clone(open_device(operation), _NOSUID | _RDONLY)
+            self._attach(node, operation.path, below=False)
         elif isinstance(operation, ProcMount):
             self._processes(operation.path)
         elif isinstance(operation, Seal):

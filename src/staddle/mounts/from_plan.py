@@ -23,6 +23,7 @@ from .._value import Value
 from ..errors import PolicyNotEnforceable
 from ..policy.plan import (
     Closed,
+    Device,
     Grant,
     Guard,
     Hidden,
@@ -36,7 +37,19 @@ from ..policy.plan import (
 )
 from ..policy.system import TOP
 from .host import Host
-from .operations import Bind, Devices, Directory, Empty, File, Mask, Overlay, ProcMount, Seal, Symlink
+from .operations import (
+    Bind,
+    DeviceNode,
+    Devices,
+    Directory,
+    Empty,
+    File,
+    Mask,
+    Overlay,
+    ProcMount,
+    Seal,
+    Symlink,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,14 +118,14 @@ _ORDER = {
     kind: place
     for place, kind in enumerate(
         (
-            *(Hidden, Closed, Scratch, Devices, ProcMount, Layered, Grant),
+            *(Hidden, Closed, Scratch, Devices, Device, ProcMount, Layered, Grant),
             *(_RetainedItem, _Rebuilt, Guard, Socket, Text, Link),
         )
     )
 }
 if TYPE_CHECKING:
     _Shown: TypeAlias = Layered | Grant | _RetainedItem | _Rebuilt | Guard | Socket | Text | Link
-    _Item: TypeAlias = Hidden | Closed | Scratch | Devices | ProcMount | _Shown
+    _Item: TypeAlias = Hidden | Closed | Scratch | Devices | Device | ProcMount | _Shown
 
 
 def lay_out(plan: Plan, view: View) -> Layout:
@@ -151,6 +164,7 @@ def _items(plan: Plan) -> list[_Item]:
         *plan.texts,
         *plan.links,
         Devices("/dev", _OURS),
+        *plan.devices,
         ProcMount("/proc", _OURS),
     ]
     if all(scratch.path != "/dev/shm" for scratch in plan.scratch):
@@ -320,6 +334,8 @@ class _Writer:
             return Empty(item.path, item.mode, item.size, item.origin, below)
         if isinstance(item, Devices | ProcMount):
             return item
+        if isinstance(item, Device):
+            return DeviceNode(item.path, item.major, item.minor, item.origin) if own else None
         if isinstance(item, Layered):
             # Writable, so that its owner is shown as the sandbox's user.
             return Bind(item.path, True, item.origin, below)
@@ -395,7 +411,10 @@ def _join(directory: str, name: str) -> str:
 
 LAYOUT = "layout"
 #: Parts of a plan that determine its layout, if that does not depend on the host.
-_PARTS = ("grants", "outside", "links", "texts", "scratch", "sockets", "closed", "layers", "identity")
+_PARTS = (
+    *("grants", "outside", "links", "texts", "scratch", "sockets", "closed", "layers", "identity"),
+    "devices",
+)
 
 
 class PlanLayout:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     #: Returns, by owner and group, a user namespace that shows them as the sandbox's user; None without one.
     Translation: TypeAlias = Callable[[int, int], int | None]
 
-    from .operations import Operation
+    from .operations import DeviceNode, Operation
 
     Kind = Literal["directory", "file", "link"]
 
@@ -112,6 +112,20 @@ def open_named(path: str) -> int:
         raise LaunchFailed(
             f"{path!r} is not as it was when the policy was compiled", why=why, fix=_CHANGED
         ) from None
+
+
+def open_device(operation: DeviceNode) -> int:
+    """Open the device to mount or check it, without opening the driver; LaunchFailed if it is another."""
+    descriptor = open_named(operation.path)
+    found = os.fstat(descriptor)
+    if not stat.S_ISCHR(found.st_mode) or found.st_rdev != os.makedev(operation.major, operation.minor):
+        os.close(descriptor)
+        raise LaunchFailed(
+            f"{operation.path!r} is not as it was when the policy was compiled",
+            why=f"it is no longer the device {operation.major}:{operation.minor}",
+            fix=_CHANGED,
+        )
+    return descriptor
 
 
 def check_place(path: str, *, directory: bool) -> None:

@@ -148,6 +148,18 @@ class Devices(Value):
         return f"device directory {shown(self.path)}: null, zero, full, random, urandom, tty, private pts"
 
 
+class DeviceNode(Value):
+    """Show one character device of the host, if it still has these numbers."""
+
+    path: str
+    major: int
+    minor: int
+    origin: str
+
+    def __str__(self) -> str:
+        return f"show the device {shown(self.path)} ({self.major}:{self.minor})"
+
+
 class ProcMount(Value):
     """A /proc that shows only the sandbox's own processes."""
 
@@ -170,7 +182,7 @@ class Seal(Value):
 
 if TYPE_CHECKING:
     Operation: TypeAlias = (
-        Bind | Overlay | Empty | Directory | Mask | File | Symlink | Devices | ProcMount | Seal
+        Bind | Overlay | Empty | Directory | Mask | File | Symlink | Devices | DeviceNode | ProcMount | Seal
     )
 
 # Sizes of file systems in memory, for a sandbox whose memory or disk is limited.
@@ -209,9 +221,9 @@ def sized(limits: Limits, operations: Iterable[Operation]) -> list[Operation]:
     ]
 
 
-BIND, OVERLAY, EMPTY, DIRECTORY, MASK, FILE, LINK, DEVICES, PROCESSES, SEAL = (
+BIND, OVERLAY, EMPTY, DIRECTORY, MASK, FILE, LINK, DEVICES, DEVICE, PROCESSES, SEAL = (
     *(b"bind", b"overlay", b"empty", b"directory", b"mask", b"file"),
-    *(b"link", b"devices", b"processes", b"seal"),
+    *(b"link", b"devices", b"device", b"processes", b"seal"),
 )
 WRITABLE, BELOW, AGAIN, OPTIONAL = 1, 2, 4, 8
 
@@ -254,6 +266,8 @@ def _encoded(item: Operation) -> Row:
         return FILE, path, BELOW if item.below else 0, item.mode, 0, item.content
     if isinstance(item, Symlink):
         return LINK, path, 0, 0, 0, os.fsencode(item.target)
+    if isinstance(item, DeviceNode):
+        return DEVICE, path, 0, item.major, item.minor, b""
     if isinstance(item, Mask):
         return MASK, path, OPTIONAL if item.optional else 0, 0, 0, item.which.encode()
     return _BARE_KINDS[type(item)], path, 0, 0, 0, b""
@@ -284,6 +298,8 @@ def _decoded(row: Row) -> Operation:
         return Symlink(path, os.fsdecode(data), "")
     if kind == MASK:
         return Mask(path, "", bool(flags & OPTIONAL), data.decode("ascii", "replace"))
+    if kind == DEVICE:
+        return DeviceNode(path, mode, size, "")
     if kind not in _BARE:
         raise ValueError(f"there is no operation {kind!r} (at {path!r})")
     return _BARE[kind](path, "")

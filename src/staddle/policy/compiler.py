@@ -19,7 +19,7 @@ from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from . import environment, presets, system
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
 from .own_places import guard_own, own_paths, refuse_server
-from .plan import Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
+from .plan import Device, Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolve_rules import (
     ResolvedRule,
     denied,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .base import BaseView
     from .policy import Policy
 
-    Located = TypeVar("Located", Grant, Guard, Hidden, Link, Scratch, Socket, Text)
+    Located = TypeVar("Located", Device, Grant, Guard, Hidden, Link, Scratch, Socket, Text)
 
 #: The home inside if /home/user would have to be created on the host.
 OTHER_HOME = "/tmp/home"
@@ -66,6 +66,12 @@ def compile(
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
     rules = resolve(policy, context, host)
+    devices = None
+    if policy.gpu or policy.devices:
+        from .devices import granted_devices  # rarely needed
+
+        devices = granted_devices(policy, host, rules)
+        rules += [ResolvedRule("read", host.find(path), origin) for path, origin in devices.reads]
     home = policy.home or policy.identity.home
     root = None
     if policy.base is not None:
@@ -159,6 +165,7 @@ def compile(
         context.env,
         policy.pass_env,
         (toolchains.ORIGIN, own_variables),
+        ("gpu", devices.variables if devices and policy.environment != "empty" else {}),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
         preset=policy.environment,
@@ -188,12 +195,14 @@ def compile(
             link_notes,
             _about(rules, concealed),
             tools.notes,
+            devices.notes if devices else (),
         ),
         unprotect=policy.unprotect,
         base=root or "",
         nested=policy.nested,
         world=policy.world,
         redact=policy.redact is not False,
+        devices=_sorted(devices.devices.values()) if devices else (),
     )
     return plan.replace(cwd=_start(plan, context, host))
 

@@ -4,6 +4,7 @@
     read = ["${WORKSPACE}", "/opt/data"]
     write = ["${WORKSPACE}/out"]
     deny = ["${HOME}/private"]
+    gpu = ["nvidia:0"]                   # or ["all"]; devices = ["/dev/kvm"] for other devices
 
     [network]
     allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports) | "packages"
@@ -68,7 +69,7 @@ _SET = {
     "TMPDIR": "set TMPDIR to an absolute path",
 }
 _PATHS = ("read", "write", "deny", "sockets")
-_LISTS = (*_PATHS, "pass_env", "unprotect")
+_LISTS = (*_PATHS, "pass_env", "unprotect", "gpu", "devices")
 _KEYS: dict[str, type] = {
     **dict.fromkeys(_LISTS, list),
     "preset": str,

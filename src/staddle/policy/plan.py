@@ -121,6 +121,15 @@ class Closed(Value):
     which: str = ""
 
 
+class Device(Value):
+    """A character device of the host, with the numbers that it had when the plan was made."""
+
+    path: str
+    major: int
+    minor: int
+    origin: str
+
+
 class Variable(Value):
     """One environment variable inside. `secret` values are never shown."""
 
@@ -170,6 +179,8 @@ class Plan(Value):
     world: str = "root"
     #: Whether printed output hides the values of secret variables.
     redact: bool = True
+    #: Devices of the host that may be used, besides those of every sandbox.
+    devices: tuple[Device, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the command starts with."""
@@ -193,6 +204,10 @@ class Plan(Value):
         yield (
             "may be read and written",
             [(shown(g.path), g.origin) for g in self.grants if g.access == "write"],
+        )
+        yield (
+            "devices of the host, with the system calls of their drivers",
+            [(f"{shown(d.path)} ({d.major}:{d.minor})", d.origin) for d in self.devices],
         )
         yield "hidden", [(f"{shown(h.path)} ({h.kind})", h.origin) for h in self.hidden]
         yield "protected from change", [(shown(g.path), g.origin) for g in self.guards]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import check
 from .._value import Value
 from ..errors import PolicyError
-from ..paths import declared, declared_all
+from ..paths import covers, declared, declared_all
 from . import presets
 from .environment import Environment, checked, checked_names, checked_preset
 from .identity import Identity
@@ -26,6 +26,8 @@ _DENY = Network.deny()
 _LIMITS = Limits()
 _IDENTITY = Identity()
 WORLDS = ("root", "writable")
+#: Directories and files of /dev that each sandbox makes for itself.
+_OWN_IN_DEV = tuple(f"/dev/{name}" for name in ("pts", "shm", "mqueue", "fd", "console", "ptmx", ".staddle"))
 
 
 class Policy(Value):
@@ -59,6 +61,10 @@ class Policy(Value):
     rules: CommandRules | None
     #: Whether output hides the values of secret variables; or the names of more such variables.
     redact: bool | tuple[str, ...]
+    #: Requested GPUs: "all", or names as in "nvidia:0". Never set by a preset.
+    gpu: tuple[str, ...]
+    #: Character devices in /dev, each by its path.
+    devices: tuple[str, ...]
 
     #: Path of the file that the policy came from, with all links to it. No write grant may cover it. Not part
     #: of the value.
@@ -88,6 +94,8 @@ class Policy(Value):
         world: World = "root",
         rules: CommandRules | None = None,
         redact: bool | Iterable[str] = True,
+        gpu: Iterable[str] = (),
+        devices: Iterable[AnyPath] = (),
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` makes protected names writable.
 
@@ -104,7 +112,7 @@ class Policy(Value):
         decides who may create directories in `/` in a session: only the sandbox's root, or also its user
         ("writable"). `redact` hides the values of secret variables (`Secret`, and names and values that look
         like secrets) in output, events, messages and logs. A list names more such variables; False hides
-        nothing.
+        nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`.
         """
         if rules is not None:
             _check_rules(rules)
@@ -144,6 +152,8 @@ class Policy(Value):
             world=check.one_of("world", world, WORLDS, PolicyError),
             rules=rules,
             redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
+            gpu=_gpus(gpu),
+            devices=tuple(sorted({_device(path) for path in check.several(devices, "devices")})),
         )
 
     @classmethod
@@ -235,6 +245,21 @@ class Policy(Value):
         """Return a copy that hides secrets in output (True), shows them (False), or hides more variables."""
         return self.replace(redact=redact)
 
+    def with_gpu(self, *names: str) -> Policy:
+        """Return a copy in which these GPUs may be used: "nvidia:0", "amd:1", "0" or "all".
+
+        The command can then call the driver of the GPU, which is a part of the host's kernel. staddle cannot
+        limit the memory of a GPU. A part of a divided GPU (MIG) is "nvidia:GPU:INSTANCE:COMPUTE".
+        """
+        return self.replace(gpu=(*self.gpu, *names))
+
+    def with_devices(self, *paths: AnyPath) -> Policy:
+        """Return a copy in which these character devices of the host may be used, each by its path in /dev.
+
+        A block device, memory, a terminal, an input device or a device that controls the host is refused.
+        """
+        return self.replace(devices=(*self.devices, *paths))
+
     @property
     def secret_names(self) -> tuple[str, ...]:
         """The variables that are secrets because the policy names them."""
@@ -265,6 +290,25 @@ def _home(home: AnyPath) -> str:
             fix="choose another directory",
         )
     return path
+
+
+def _gpus(names: object) -> tuple[str, ...]:
+    if isinstance(names, tuple) and not names:
+        return ()
+    from ..hostinfo.devices import checked_gpus  # rarely needed
+
+    return checked_gpus(check.several(names, "gpu"))
+
+
+def _device(path: object) -> str:
+    text = declared(path, "devices")
+    if any(letter in text for letter in "*?["):
+        raise PolicyError(f"devices names {path!r}", why="each device has to be named", fix="write its path")
+    inside = next((place for place in _OWN_IN_DEV if covers(place, text)), None)
+    if not text.startswith("/dev/") or inside is not None:
+        why = f"every sandbox has its own {inside}" if inside else "it is not the path of a device in /dev"
+        raise PolicyError(f"devices names {path!r}", why=why, fix='write a path as in "/dev/kvm"')
+    return text
 
 
 def _base(base: AnyPath, system: bool) -> str:

@@ -17,7 +17,7 @@ from .workspace.snapshot import change, come_back, restore
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _thread import LockType
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from os import PathLike
     from threading import RLock
     from typing import Any, Literal, TypeVar
@@ -33,10 +33,16 @@ if TYPE_CHECKING:
 
 
 class Restored(Value):
-    """Result of a restore: the processes that it ended, and the host's changes since the snapshot."""
+    """Result of a restore: the processes that it ended, and the host's changes since the snapshot.
+
+    `continued` are the sessions whose interpreters went on from the snapshot. `lost` has the reason for each
+    other interpreter that the snapshot was to keep.
+    """
 
     ended: tuple[EndedProcess, ...] = ()
     drift: Drift = Drift()
+    continued: tuple[str, ...] = ()
+    lost: Mapping[str, str] = {}
 
 
 def at_rest(
@@ -149,8 +155,18 @@ def go_back(inside: OpenSandbox, point: Snapshot, processes: Literal["end", "kee
 
     def restored(workspace: SandboxWorkspace, sessions: list[Session]) -> Restored:
         known = inside.processes.commands(sessions)
-        ended, drift = restore(workspace, sessions, point, processes)
-        return Restored(tuple(EndedProcess.of(pid, name, known) for pid, name in ended), drift)
+        before = {inside.interpreters[name].pid: name for name in point.twins if name in inside.interpreters}
+        if inside.twins:
+            from .interpreter_twins import spare
+
+            spare(inside)
+        named, drift = restore(workspace, sessions, point, processes)
+        ended = tuple(EndedProcess.of(pid, name, known) for pid, name in named if pid not in before)
+        if processes == "keep" or not (point.twins or point.without_twin):
+            return Restored(ended, drift)
+        from .interpreter_twins import continued
+
+        return Restored(ended, drift, *continued(inside, point))
 
     done = at_rest(inside, restored, exchanges=True)
     inside.record("restored", label=point.label, ended=[each.command for each in done.ended])

@@ -27,6 +27,7 @@ from .session import Session
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Protocol
 
     from ..ipc.agent_messages import Who
     from ..layers.changes import Change
@@ -34,15 +35,23 @@ if TYPE_CHECKING:
     from ..observe.redaction import Secrets
     from .execution import Execution
     from .hooks import Hooks
-    from .interpreter import Interpreter
+    from .interpreter import Interpreter, Twin
     from .open.as_root import Account
     from .open.handle import SandboxHandle
     from .open.settings import SandboxSettings
     from .result import Result
     from .session import SessionState
+    from .stream import PointTaker
     from .terminal import Terminal
     from .workspace.snapshot import Snapshot
     from .workspace.workspace import SandboxWorkspace
+
+    class FilesRecorder(PointTaker, Protocol):
+        """History of a sandbox, as its open state knows it."""
+
+        def wrote(self, found: tuple[Change, ...] | None) -> None: ...
+        def close(self) -> None: ...
+
 
 #: Name of the session that every sandbox has.
 MAIN = "main"
@@ -74,6 +83,8 @@ class OpenSandbox:
 
     #: False in a forked child of the process that opened it.
     is_ours = True
+    #: Takes the points of its history; None without one.
+    recorder: FilesRecorder | None = None
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules
@@ -145,6 +156,7 @@ class OpenSandbox:
         self.executions: set[Execution] = set()
         self.terminals: list[Terminal] = []
         self.interpreters: dict[str, Interpreter] = {}  # of `Sandbox.python`, by session
+        self.twins: list[Twin] = []  # of interpreters, which open snapshots keep
         self.labelled: dict[str, Snapshot] = {}  # newest snapshot of each label
         self.processes = ProcessList()
         self.file_client = FileClient(self.agent)
@@ -249,7 +261,7 @@ class OpenSandbox:
         )
         self.named[name] = made
         made._allow_sudo = None if other is not None else self.main._allow_sudo
-        made._explain = self.main._explain
+        made._explain, made._recorder = self.main._explain, self.recorder
         made._user, made._rules = "" if other is None else other.name, self.rules
         return made
 
@@ -276,7 +288,9 @@ class OpenSandbox:
         """Exclude the host program's own changes from the next side effects, unless a command runs."""
         workspace = self.workspace
         if workspace and not self.executions and not any(one._shell.busy for one in self.every_session()):
-            workspace.changes()
+            found = workspace.changes()
+            if self.recorder is not None:
+                self.recorder.wrote(found)
 
     @property
     def alive(self) -> bool:
@@ -396,6 +410,8 @@ class OpenSandbox:
         if self.workspace is not None and self.workspace.keeps_shells and not self.agent.is_paused:
             self._keep_shells(self.workspace)
         self.labelled.clear()
+        if self.recorder is not None:
+            self.recorder.close()
         self.agent.is_paused = False  # it will not be resumed
         if not self.in_use:
             # An agent that first sees its shell end would clean up for nothing.
@@ -412,6 +428,10 @@ class OpenSandbox:
         self.processes.close()
         for terminal in self.terminals:
             terminal.close()
+        for interpreter in self.interpreters.values():
+            interpreter.drop()
+        for twin in self.twins:
+            twin.close("its sandbox was closed")
 
 
 # Explanations for commands that failed because the network is denied, or because they need root.

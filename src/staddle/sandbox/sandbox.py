@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..command_rules.rules import CommandRules
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
+    from ..ipc.agent_client import SpawnedProcess
     from ..layers.changes import Change
     from ..layers.drift import Drift
     from ..layers.review import Committed, OnConflict, Review
@@ -58,7 +59,13 @@ if TYPE_CHECKING:
     from .changes import Restored
     from .environment import SandboxEnvironment
     from .files import AnyPath, ByteSource
+    from .history.bisect import Bisected
+    from .history.blame import BlamedLine
+    from .history.past import PastFiles
+    from .history.point import HistoryPoint, HistoryStep
+    from .history.recorder import Recorder
     from .interpreter import CellResult
+    from .merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from .open.as_root import Account
     from .open.settings import CommandStart
     from .processes import Job, ProcessInfo
@@ -70,11 +77,12 @@ if TYPE_CHECKING:
 
 
 @unmistakable(
-    but=("run", "exec", "stream"),
+    but=("run", "exec", "stream", "merge", "best_of"),
     also=("usage", "state"),
     own=(
         *("close", "pause", "processes", "reset", "resume", "session", "start", "terminal", "ps", "kill"),
         *("commit", "diff", "discard", "drift", "fork", "restore", "review", "snapshot"),
+        *("history", "redo", "undo"),
     ),
 )
 class Sandbox:
@@ -85,7 +93,8 @@ class Sandbox:
     hides later edits on the host, as "copy" always does. "bind" writes to the directory, "readonly" forbids
     writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
     call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
-    `enforced`. `keep` names the changes, so that they stay after `close()` for the next sandbox of that name
+    `enforced`. With `history` there is a point to `undo` to after each command that changed files. `keep`
+    names the changes, so that they stay after `close()` for the next sandbox of that name
     and `staddle diff`. `on_connect` decides about destinations that the policy's network leaves open; any
     answer but True within `on_connect_timeout` seconds refuses them. `on_command` is called before each
     command starts, `on_violation` for each refusal during a command, `on_result` after it; their errors
@@ -125,13 +134,14 @@ class Sandbox:
         base: str | PathLike[str] | None = None,
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
+        history: bool = False,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
         rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels}
         rare |= {"identity": identity, "environment": environment, "base": base, "workdir": workdir}
-        rare |= {"freeze": freeze, **unknown}
+        rare |= {"freeze": freeze, "history": history, **unknown}
         unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -142,10 +152,25 @@ class Sandbox:
         open_files.have_standard_streams()
         with REAPING:
             self._inside = OpenSandbox(settings, snapshot)
+        self._history = self._begin_history(self._inside)
         self._closed = False
         limits = settings.policy.limits
         if limits.max_lifetime is not None or limits.idle is not None:
             LIFETIMES.watch(self, limits)
+
+    def _begin_history(self, inside: OpenSandbox) -> Recorder | None:
+        if not self._settings.history:
+            return None
+        from .history.recorder import Recorder
+
+        try:
+            recorder = inside.recorder = Recorder(inside)
+        except BaseException:
+            inside.close()
+            raise
+        for session in inside.every_session():
+            session._recorder = recorder
+        return recorder
 
     @classmethod
     def _of(cls, settings: sandbox_settings.SandboxSettings) -> Self:
@@ -225,16 +250,22 @@ class Sandbox:
         spec.account = other
         if not ours:
             spawn.check_rules(inside, argv)
-        hooks = None if ours else inside.hooks
+        hooks, recorder = None if ours else inside.hooks, self._history
         try:
             if hooks is not None:
                 hooks.begin(spec, "")
+            if recorder is not None and recorder.pending and not ours:
+                recorder.begin()
             outcome = drive(spawn.execution(inside, spec, argv, inside.main._exec_context), cancel)
         except BaseException as error:
             if hooks is not None:
                 hooks.failed(spec, error)
             raise
         result = spec.result(outcome)
+        if recorder is not None and not ours:
+            recorder.ended(result)
+        elif recorder is not None:
+            recorder.wrote(result.changes, "background")
         if hooks is not None:
             hooks.end(spec, result)
         return result.check() if check else result
@@ -292,9 +323,9 @@ class Sandbox:
         """Run a cell in a Python interpreter of the sandbox. Returns its output, results and error.
 
         The first cell starts `python3` from the PATH inside; it keeps its variables for the next cells. Each
-        `session` has its own interpreter. Snapshots and forks do not include its variables, and restore()
-        ends it, after which `lost` is True. After `timeout` seconds (default: the policy's) the cell is
-        interrupted; None means no limit.
+        `session` has its own interpreter. A fork begins with new ones. restore() ends it, unless the snapshot
+        was taken with `processes="interpreter"`. If variables were lost, `lost` is True. After `timeout`
+        seconds (default: the policy's) the cell is interrupted; None means no limit.
         """
         from .interpreter import Interpreter
 
@@ -303,7 +334,10 @@ class Sandbox:
         if found is None:
             found = interpreters.setdefault(session, Interpreter(self))
         most = self._now().limits.timeout if timeout is arguments.FROM_POLICY else arguments.seconds(timeout)
-        return found.run(code, timeout=most)
+        result = found.run(code, timeout=most)
+        if self._history is not None:
+            self._history.program_ended(code, int(result.error is not None))
+        return result
 
     def code(
         self,
@@ -378,7 +412,9 @@ class Sandbox:
     def refusals(self) -> tuple[Event, ...]:
         """Return the network's refusals that no result has reported yet."""
         inside = self._now()
-        found = inside.side_effects()[1]
+        changed, found = inside.side_effects()
+        if self._history is not None:
+            self._history.wrote(changed, "background")
         if inside.hooks is not None:
             inside.hooks.refused(found)
         return found
@@ -495,8 +531,10 @@ class Sandbox:
         is another directory to write to, where each file to be replaced is a conflict. With `review`, it
         writes only the reviewed changes; see `Review.commit`.
         """
-        return changes.commit(
-            self._now(),
+        inside = self._now()
+        work = partial(
+            changes.commit,
+            inside,
             paths,
             to,
             review,
@@ -505,6 +543,9 @@ class Sandbox:
             allow_protected=allow_protected,
             progress=progress,
         )
+        if self._history is None or to is not None:
+            return work()
+        return self._history.commit(work, lambda done: bool(done.changes))
 
     def review(self, paths: Collection[str] | None = None) -> Review:
         """Return what `commit` would do, taken at one moment. Writes nothing.
@@ -522,22 +563,34 @@ class Sandbox:
         The home and /tmp stay unless `paths` names something in them. Shells and background processes
         continue; a background process in a replaced directory stays in the old one.
         """
-        changes.discard(self._now(), paths)
+        inside = self._now()
+        work = partial(changes.discard, inside, paths)
+        if self._history is None:
+            return work()
+        return self._history.around("discard", "", work)
 
-    def snapshot(self, label: str = "") -> Snapshot:
+    def snapshot(self, label: str = "", *, processes: Literal["none", "interpreter"] = "none") -> Snapshot:
         """Save the workspace, the home, /tmp, and the state of every session.
 
         It waits for running commands. The sandbox keeps the newest snapshot of each `label` until it is
-        closed. A snapshot without a label lives as long as you hold it.
+        closed. A snapshot without a label lives as long as you hold it. With `processes="interpreter"`, a
+        restore in this sandbox also continues the interpreters of `python`, with their variables;
+        `Snapshot.processes` tells which.
         """
         inside = self._now()
+        check.one_of("processes", processes, ("none", "interpreter"))
         if inside.enforced_limits is not None and inside.enforced_limits.is_disk_full:
             raise LayerError(
                 "no snapshot can be taken",
                 why="the sandbox and its snapshots take more than limits.disk",
                 fix="close snapshots, remove files, or open the sandbox with a higher limit",
             )
-        taken = changes.at_rest(inside, partial(take, label=label))
+        if processes == "none":
+            taken = changes.at_rest(inside, partial(take, label=label))
+        else:
+            from .interpreter_twins import snapshot_with
+
+            taken = changes.at_rest(inside, partial(snapshot_with, inside, label))
         if label:
             inside.labelled[label] = taken
         inside.record("snapshot", label=label, method=taken.method)
@@ -563,7 +616,9 @@ class Sandbox:
         check.one_of("processes", processes, ("end", "keep"))
         if isinstance(snapshot, str):
             snapshot = changes.labelled(self.snapshots(), snapshot)
-        return changes.go_back(self._now(), snapshot, processes)
+        inside = self._now()
+        work = partial(changes.go_back, inside, snapshot, processes)
+        return work() if self._history is None else self._history.around("restore", snapshot.label, work)
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
         """Return the host's changes to the workspace since this sandbox, or its origin by fork, opened it.
@@ -615,8 +670,137 @@ class Sandbox:
             made = repeat(partial(self._continued, settings, point), n, undo=lambda fork: fork.close())
         finally:
             point.close()
+        for name in self._now().interpreters:
+            from .interpreter import Interpreter
+
+            for each in made:
+                each._inside.interpreters[name] = Interpreter(each, is_anew=True)
         self._now().record("forked", count=n)
         return made
+
+    def merge(
+        self,
+        *forks: Sandbox,
+        test: Test | None = None,
+        on_conflict: OnMergeConflict = "refuse",
+        paths: Collection[str] | None = None,
+    ) -> Merge:
+        """Merge the work of `forks` into this sandbox, by file and by line: all of it or nothing.
+
+        The changes of each fork since it was forked are added to the files here, one fork after the other.
+        `test`, a command or a function that gets a sandbox, is run in a fork that has the merge; if it fails,
+        nothing is written. Conflicts are in the result, and nothing is written. `on_conflict` resolves them:
+        "ours" keeps this sandbox's version, "theirs" the fork's, in a text only of the lines in conflict. A
+        function gets each `MergeConflict`, and returns one of these, "refuse", or the content as bytes.
+        `paths` limits the merge. The home and /tmp are not merged. Forks stay open. To undo the merge,
+        restore its `before`.
+        """
+        from .merging import merge
+
+        return merge(self, forks, test, on_conflict, paths)
+
+    def best_of(
+        self,
+        n: int,
+        attempt: Callable[[Sandbox, int], object],
+        test: Test,
+        *,
+        keep: Literal["all", "first"] = "all",
+        progress: Callable[[ForkAttempt], object] | None = None,
+    ) -> BestOf:
+        """Make `n` attempts in forks, in parallel, and merge those that pass the test.
+
+        `attempt` gets a fork and its index, in a thread of its own. `test`, a command or a function that gets
+        a sandbox, decides, in a fork of the attempt and again for the merge. Of attempts that conflict, or
+        fail together, the earlier ones are merged. `keep="first"` merges only the first that passed. An
+        exception of an attempt is in its row. `progress` gets each `ForkAttempt` at its end. All forks are
+        closed then.
+        """
+        from .merging import best_of
+
+        return best_of(self, n, attempt, test, keep=keep, progress=progress)
+
+    # ------------------------------------------------------------ history
+
+    def history(self) -> list[HistoryPoint]:
+        """List the points of a sandbox opened with `history=True`, oldest first, up to the present.
+
+        The first point is the beginning; each further one is the state after a command that changed files.
+        Changes of `files` and of background programs are points of their own.
+        """
+        return self._recorder().listed()
+
+    def undo(self, n: int = 1) -> HistoryStep:
+        """Take back the last `n` points: files and shells are as before them. Returns the points taken back.
+
+        It waits for running commands, and ends background processes, jobs and terminals. `redo` returns until
+        something else changes. The host's files do not change: `undo` does not go back over a commit.
+        """
+        return self._recorder().undo(check.count("the number of points", n, fix="use undo(2)"))
+
+    def redo(self, n: int = 1) -> HistoryStep:
+        """Return to the state before the last undo, or `n` points forward. Ends processes, as `undo`."""
+        return self._recorder().redo(check.count("the number of points", n, fix="use redo(2)"))
+
+    def at(self, point: HistoryPoint | int) -> PastFiles:
+        """Return the files as they were at a point of `history()`, for reading; a number names the point."""
+        from .history.past import PastFiles
+
+        recorder = self._recorder()
+        found = recorder.found(point)
+        return PastFiles(found, partial(self._fork_at, found, hooks=None))
+
+    def bisect(
+        self,
+        test: str | Sequence[str] | Callable[[Sandbox], object],
+        *,
+        good: HistoryPoint | int | None = None,
+        bad: HistoryPoint | int | None = None,
+        repeat: int = 1,
+    ) -> Bisected:
+        """Find the first point after which `test` fails, between `good` (default: first) and `bad` (last).
+
+        It runs the test in one fork, and the present does not change. `test` is a command, an argv, or a
+        function of a sandbox that returns a Result, an exit code or a bool. Exit codes: 0 is good, 125 skips
+        the point, any other up to 127 is bad. With `repeat`, a point is good if the test passes each time.
+        """
+        from .history.bisect import Bisection
+
+        points = self._recorder().between(good, bad)
+        with self._fork_at(points[-1]) as fork:
+            return Bisection(points, test, repeat, fork).run()
+
+    def blame(self, path: AnyPath) -> list[BlamedLine]:
+        """Return the lines of a text file, each with the point that last wrote it.
+
+        A renamed file begins at its new name. Lines from before the history belong to its first point.
+        """
+        from .history.blame import blame
+
+        recorder = self._recorder()
+        self.files.open(path).close()  # with the rights of the sandbox's user
+        place = os.fsdecode(self.files.realpath(path))
+        points = recorder.listed()
+        ((root, (below,)),) = changes.workspace_of(self._now()).by_tree([place], "/").items()
+        return blame(points, root, below)
+
+    def _recorder(self) -> Recorder:
+        self._now()
+        recorder = self._history
+        if recorder is None:
+            raise InvalidCall(
+                "this sandbox has no history",
+                why="it was opened without history=True",
+                fix="open it with Sandbox(..., history=True)",
+            )
+        return recorder
+
+    def _fork_at(self, point: HistoryPoint, **without: None) -> Self:
+        """Open a fork at a point, without a history."""
+        settings = self._settings.replace(history=False, **without)
+        if point.snapshot.frozen and settings.freeze is False:
+            settings = settings.replace(freeze=None)
+        return unmistaken(lambda: owned(lambda: self._continued(settings, point.snapshot)))
 
     # ------------------------------------------------------------ sessions and lifetime
 
@@ -654,7 +838,8 @@ class Sandbox:
                     why="what is kept would be lost",
                 )
             fresh = OpenSandbox(self._settings)
-            old, self._inside = self._inside, fresh
+            history = self._begin_history(fresh)
+            old, self._inside, self._history = self._inside, fresh, history
         old.close()
 
     def close(self) -> None:
@@ -807,6 +992,11 @@ class Sandbox:
         if base is not None and isinstance(workspace, OverlayWorkspace):
             workspace.keep_for_forks(base)
         return given.replace(freeze=None) if point.frozen and given.freeze is False else given
+
+    def _start_interpreter(
+        self, argv: Sequence[str], stdio: int, cwd: str | None, env: Mapping[str, str]
+    ) -> SpawnedProcess:
+        return owned(lambda: spawn.interpreter(self._now(), argv, stdio, cwd, env))
 
     def _tell(self, pids: Sequence[int], signal: int) -> set[int]:
         """Send `signal` to these processes inside (0: only test). Returns the pids that exist."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .capture import SideEffects
     from .hooks import Hooks
     from .result import Result
+    from .stream import PointTaker
 
 #: The number of commands that a session's history holds, and the length of each.
 _REMEMBERED = 1000
@@ -84,6 +85,7 @@ class Session:
         #: User, if not the sandbox's own, and whether the session ends after its first command.
         self._user, self._is_single = "", False
         self._rules: CommandRules | None = None  # of the policy
+        self._recorder: PointTaker | None = None  # of the sandbox's history
         self._allow_sudo: Callable[[], None] | None = None
         self._explain: Callable[[Result], Result] | None = None  # adds the reason of a failure
         self._stream: ReferenceType[Stream] | None = None
@@ -133,10 +135,12 @@ class Session:
             secrets=self._secrets,
             **unknown,
         )
-        me, hooks = self._entering(), self._hooks
+        me, hooks, recorder = self._entering(), self._hooks, self._recorder
         try:
             if hooks is not None:
                 hooks.begin(spec, self.name)
+            if recorder is not None and recorder.pending:
+                recorder.begin()
             self._busy.add(me)
             self._remember(command)
             outcome = self._shell.run(spec) if cancel is None else self._cancellable(spec, cancel)
@@ -148,6 +152,8 @@ class Session:
         finally:
             self._busy.discard(me)
         result = self._result(spec, outcome)
+        if recorder is not None:
+            recorder.ended(result)
         if hooks is not None:
             hooks.end(spec, result)
         return result.check() if check else result
@@ -180,13 +186,16 @@ class Session:
             secrets=self._secrets,
             **unknown,
         )
-        me, hooks = self._entering(), self._hooks
+        me, hooks, recorder = self._entering(), self._hooks, self._recorder
         try:
             if hooks is not None:
                 hooks.begin(spec, self.name)
+            if recorder is not None and recorder.pending:
+                recorder.begin()
             self._busy.add(me)
             self._remember(command)
-            stream = Stream(self._shell, spec, self._result, lambda: self._busy.discard(me), hooks)
+            over = partial(self._busy.discard, me)
+            stream = Stream(self._shell, spec, self._result, over, hooks, recorder=recorder)
             self._stream = ref(stream)
             return stream
         except BaseException as error:

@@ -176,6 +176,22 @@ def spawn(
     return inside.agent.spawn(arguments.arguments(argv), variables, context.cwd, stdio=stdio)
 
 
+def interpreter(
+    inside: OpenSandbox, argv: Sequence[str], stdio: int, cwd: str | None, env: Mapping[str, str]
+) -> SpawnedProcess:
+    """Start an interpreter with all three standard streams on one descriptor of ours."""
+    check_rules(inside, argv)
+    words = arguments.arguments(argv)
+    start = None if inside.hooks is None else inside.hooks.background(words[:1], None)
+    context = inside.main._exec_context
+    with FILE_ROOM.reserve(TO_START):
+        spawned = inside.agent.spawn(
+            words, {**context.env, **env}, _directory(context, cwd), stdio=(stdio, stdio, stdio)
+        )
+    _audited(inside, start, spawned)
+    return spawned
+
+
 def _audited(inside: OpenSandbox, start: CommandStart | None, spawned: SpawnedProcess) -> None:
     if start is not None and inside.hooks is not None:
         inside.hooks.follow(start, spawned)

@@ -12,15 +12,24 @@ from .execution import drive, readable, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
     from types import TracebackType
-    from typing import Literal, Self
+    from typing import Literal, Protocol, Self
 
     from ..shell.command import Outcome
     from ..shell.shell import Shell
     from .capture import CapturedCommand
     from .hooks import Hooks
     from .result import Result
+
+    class PointTaker(Protocol):
+        """History of a sandbox, as its commands know it."""
+
+        @property
+        def pending(self) -> Sized: ...
+        def begin(self) -> None: ...
+        def is_due(self, result: Result) -> bool: ...
+        def ended(self, result: Result) -> None: ...
 
 
 class Chunk(Value):
@@ -99,8 +108,10 @@ class Stream:
         result: Callable[[CapturedCommand, Outcome], Result],
         over: Callable[[], None],
         hooks: Hooks | None = None,
+        *,
+        recorder: PointTaker | None = None,
     ) -> None:
-        self._hooks = hooks
+        self._hooks, self._recorder = hooks, recorder
         self._driving = threading.Lock()
         self._shell, self._spec, self._resulting = shell, spec, result
         self._chunks = Chunks(spec)
@@ -148,6 +159,8 @@ class Stream:
             shell = self._shell
             if shell.step():
                 uninterrupted(self._finish)
+                if self._recorder is not None and self._result is not None:
+                    self._recorder.ended(self._result)
                 if self._hooks is not None and self._result is not None:
                     self._hooks.end(self._spec, self._result)
             elif self._chunks.empty:

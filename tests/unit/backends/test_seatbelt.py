@@ -22,6 +22,7 @@ from staddle.launch.running import complete
 from staddle.policy import Limits, Network
 from staddle.policy.plan import (
     Closed,
+    Device,
     Link,
     Plan,
     Scratch,
@@ -364,6 +365,11 @@ class TestBackend:
     def test_a_limit_it_cannot_hold_is_an_undocumented_gap(self) -> None:
         gaps = Seatbelt().gaps(plan(limits=Limits(memory="1G")))
         assert [gap.documented for gap in gaps if gap.protection == "limits.memory"] == [False]
+
+    def test_a_device_is_an_undocumented_gap(self) -> None:
+        gaps = Seatbelt().gaps(plan(devices=(Device("/dev/kvm", 10, 232, "test"),)))
+        assert False in [gap.documented for gap in gaps if gap.protection == "devices"]
+        assert not [gap for gap in Seatbelt().gaps(plan()) if "cannot grant a device" in gap.why]
 
     def test_steps_are_the_rules(self) -> None:
         made = plan(grants=(grant("/w\n"),))

@@ -71,7 +71,7 @@ _LOOK = re.compile(r'\.(?:one|on|many)\(\s*"([a-z-]+)"')
 _LOOPS = {
     "options": {"memory", "file-size", "disk", "processes", "open-files", "output-cap"},
     "agent": {"install", "remove", "print", "check", "serve"},
-    "fleet": {"concurrency", "retries"},
+    "fleet": {"concurrency", "retries", "gpus"},
     "jail": {"prepared", "stopped", "failed", "published"},
 }
 #: Commands, and modules whose options are a table for others.

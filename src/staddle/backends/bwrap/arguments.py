@@ -8,8 +8,19 @@ import struct
 
 from ...errors import LaunchFailed, PolicyNotEnforceable
 from ...linux.syscalls import call
-from ...mounts.host import check_place
-from ...mounts.operations import Bind, Devices, Directory, Empty, File, Mask, ProcMount, Seal, Symlink
+from ...mounts.host import check_place, open_device
+from ...mounts.operations import (
+    Bind,
+    DeviceNode,
+    Devices,
+    Directory,
+    Empty,
+    File,
+    Mask,
+    ProcMount,
+    Seal,
+    Symlink,
+)
 from ..gateways import reaches_out
 
 TYPE_CHECKING = False
@@ -60,7 +71,7 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
     """
     made = {"/", "/dev", "/proc"}
     for operation in operations:
-        if isinstance(operation, Symlink | Directory) or (
+        if isinstance(operation, Symlink | Directory | DeviceNode) or (
             isinstance(operation, Bind | Empty | File) and not operation.below
         ):
             yield from _directories_above(operation.path, made)
@@ -89,6 +100,10 @@ def filesystem(operations: Iterable[Operation], give: Descriptors, *, by_descrip
             yield from ("--symlink", operation.target, operation.path)
         elif isinstance(operation, Devices):
             yield from ("--dev", operation.path)
+        elif isinstance(operation, DeviceNode):
+            # bwrap takes a device by its path only. No sandbox can change the host's /dev after this check.
+            os.close(open_device(operation))
+            yield from ("--dev-bind", operation.path, operation.path)
         elif isinstance(operation, ProcMount):
             yield from ("--proc", operation.path)
         elif isinstance(operation, Seal):

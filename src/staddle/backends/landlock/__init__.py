@@ -135,6 +135,7 @@ class Landlock:
                 (os.fsencode(rule.path), kernel.bits(rule.rights & kept, "fs"), int(rule.optional))
                 for rule in granted
             ),
+            names_threads=int(bool(plan.devices)),
             processors=cpu_count(plan.limits.cpu),
             umask=process.umask(),
             filter=seccomp.program(_profile(plan, found), keeps_processors=_keeps_processors(plan)),
@@ -171,7 +172,7 @@ class Landlock:
                 why=too_many(error.path),
                 fix="deny less below it, or choose another backend",
             ) from None
-        granted += rules.for_system(plan, can_mount=can_mount)
+        granted += [*rules.for_system(plan, can_mount=can_mount), *rules.for_granted_devices(plan)]
         return granted + rules.for_private([*layout.directories()[1:], *mounted])
 
 

@@ -135,6 +135,16 @@ def for_devices() -> list[LandlockRule]:
     ]
 
 
+def for_granted_devices(plan: Plan) -> list[LandlockRule]:
+    """The rules for the devices of the policy. LaunchFailed if one is another device by now."""
+    from ...mounts.host import open_device  # rarely needed
+    from ...mounts.operations import DeviceNode
+
+    for item in plan.devices:
+        os.close(open_device(DeviceNode(item.path, item.major, item.minor, item.origin)))
+    return [LandlockRule(item.path, _USE | {"ioctl_dev"}, item.origin) for item in plan.devices]
+
+
 def for_private(directories: Iterable[str]) -> list[LandlockRule]:
     """The rules for directories that belong to this run alone."""
     return [LandlockRule(path, WRITE, "private") for path in directories]

@@ -277,7 +277,7 @@ class SandboxAgent:
             process_tree.kill_everything(os.getpid())
             self._main.send(agent_messages.encode(agent_messages.ALL_ENDED))
         elif message.kind == agent_messages.END_OTHERS:
-            ended = end_others(self._children, self._ours())
+            ended = end_others(self._children, {*self._ours(), *message.fields[0]})
             self._main.send(agent_messages.encode(agent_messages.OTHERS_ENDED, ended))
         elif message.kind == agent_messages.PAUSE:
             mark = self._pause.begin() if message.fields[0] else self._pause.end()
@@ -290,10 +290,12 @@ class SandboxAgent:
             self._main.send(agent_messages.encode(agent_messages.LINE), (theirs.fileno(),))
             theirs.close()
         elif message.kind == agent_messages.SWAP and self._swap is not None:
-            others, roots = message.fields
+            others, roots, spared = message.fields
             if others not in (agent_messages.KEEP, agent_messages.END, agent_messages.REFUSE):
                 raise Malformed(f"a swap does not {others!r} processes")
-            self._main.send(self._swapped(self._swap, others, roots, *message.descriptors))
+            self._main.send(
+                self._swapped(self._swap, others, roots, {*self._ours(), *spared}, *message.descriptors)
+            )
         else:
             raise Malformed(f"{message.kind!r} is not for the main socket")
 
@@ -315,16 +317,18 @@ class SandboxAgent:
         found = {pid for pid, child in children if child.files is not None or child.is_file_server}
         return {*found, self._starter.pid}
 
-    def _swapped(self, swap: Swap, others: bytes, roots: tuple[bytes, ...], socket: int) -> bytes:
-        """Replace trees. `others` decides about processes other than waiting shells.
+    def _swapped(
+        self, swap: Swap, others: bytes, roots: tuple[bytes, ...], idle: set[int], socket: int
+    ) -> bytes:
+        """Replace trees. `others` decides about processes that are not in `idle`.
 
         The fork server mounts the new trees meanwhile and sends them on `socket`.
         """
         alone = others == agent_messages.REFUSE
         living = {pid for pid, entry in process_tree.table().items() if not entry.dead}
-        if alone and {*living, *self._children} - {os.getpid(), *self._ours()}:
+        if alone and {*living, *self._children} - {os.getpid(), *idle}:
             return agent_messages.encode(agent_messages.BUSY)
-        ended = end_others(self._children, self._ours()) if others == agent_messages.END else ()
+        ended = end_others(self._children, idle) if others == agent_messages.END else ()
         trees: list[int] = []
 
         def come() -> dict[str, int]:

@@ -177,17 +177,24 @@ class AgentNetwork:
 # sends it to the host program that takes the spare. That program then uses or removes the layer.
 
 
-def new_layer_name(config: ForkServerConfig) -> bytes:
-    """Return an unused name for a layer; empty if no layer is to be prewarmed."""
-    return b"prewarmed-" + os.urandom(6).hex().encode() if config.skeleton else b""
+def new_layer(config: ForkServerConfig) -> bytes:
+    """Create the directory of a layer and return its name; empty if no layer is to be prewarmed.
+
+    The fork server runs this before it requests the spare. So a layer that is removed while the spare is
+    being made does not come back.
+    """
+    if not config.skeleton:
+        return b""
+    name = b"prewarmed-" + os.urandom(6).hex().encode()
+    os.mkdir(_path(config, name), 0o700)
+    return name
 
 
 def make_layer(config: ForkServerConfig, name: bytes) -> None:
-    """Create the layer, and mount the home tree with it."""
+    """Fill the layer's directory, and mount the home tree with it."""
     path = _path(config, name)
     upper, work = f"{path}/upper", f"{path}/work"
-    # By name at every step: if the store is being removed, nothing more is created in it.
-    os.mkdir(path, 0o700)
+    # By name at every step: if the layer or the store is being removed, nothing more is created in it.
     os.mkdir(upper, 0o755)
     os.mkdir(work, 0o700)
     volatile = not config.skeleton.startswith(IN_MEMORY)

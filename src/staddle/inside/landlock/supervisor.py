@@ -106,6 +106,8 @@ def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int, others: int) ->
             os.close(fd)
     if ruleset:
         ruleset.close()
+    if spec.names_threads:
+        _keep(f"/proc/{command}/task")
     if ours < 0:
         return command, None
     from .connections import Broker  # while the command's process is busy
@@ -114,6 +116,14 @@ def _start(spec: ExecSpec, ruleset: Ruleset | None, status: int, others: int) ->
     os.close(ours)
     # None: the command's process has failed, and reported why.
     return command, None if listener is None else Broker(listener, spec)
+
+
+def _keep(directory: str) -> None:
+    """Keep a directory of /proc open until we end, so that the kernel does not forget the rule for it."""
+    try:
+        os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        pass  # the command has ended
 
 
 def _others(spec: ExecSpec) -> int:

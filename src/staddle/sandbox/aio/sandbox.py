@@ -12,6 +12,7 @@ command's end, and the session stays usable.
 from __future__ import annotations
 
 import asyncio
+from inspect import isawaitable
 
 from ...errors import InvalidCall, SandboxClosed, SessionError
 from ...faces import FilesNames, Forwarded, SandboxNames, same_arguments
@@ -20,6 +21,7 @@ from ...shell.idle import TO_OPEN
 from .. import arguments, spawn
 from ..capture import captured, command_bytes
 from ..files import Files
+from ..history.past import PastFiles
 from ..open import settings as sandbox_settings
 from ..sandbox import Sandbox
 from ..workspace.snapshot import loaded
@@ -28,7 +30,7 @@ from .session import AsyncSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
     from os import PathLike
     from socket import socket
     from typing import IO, Any, Literal, Self, Unpack
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from ...policy.plan import Plan
     from ..arguments import CommandVariables, RunOptions, StartOptions, StreamOptions, User
     from ..files import AnyPath
+    from ..history.point import HistoryPoint
+    from ..merging import BestOf, ForkAttempt, Merge, OnMergeConflict, Test
     from ..open.as_root import Account
     from ..open_sandbox import OpenSandbox
     from ..processes import Job
@@ -148,10 +152,12 @@ class AsyncSandbox(InThreads, SandboxNames):
         spec.account = other
         context = await (await self._main())._exec_context()
         await in_thread(spawn.check_rules, self._inside, argv)
-        hooks = self._inside.hooks
+        hooks, recorder = self._inside.hooks, self._inside.recorder
         try:
             if hooks is not None:
                 await hooks.begin_awaited(spec, "")
+            if recorder is not None and recorder.pending:
+                await in_thread(recorder.begin)
             outcome = await see_through(await in_thread(spawn.execution, self._inside, spec, argv, context))
         except BaseException as error:
             spec.abandon()
@@ -159,6 +165,8 @@ class AsyncSandbox(InThreads, SandboxNames):
                 hooks.failed(spec, error)
             raise
         result = spec.result(outcome)
+        if recorder is not None and recorder.is_due(result):
+            await in_thread(recorder.ended, result)
         if hooks is not None:
             await hooks.end_awaited(spec, result)
         return result.check() if check else result
@@ -251,6 +259,16 @@ class AsyncSandbox(InThreads, SandboxNames):
     snapshots = Forwarded(Sandbox.snapshots)
     restore = Forwarded(Sandbox.restore)
     drift = Forwarded(Sandbox.drift)
+    history = Forwarded(Sandbox.history)
+    undo = Forwarded(Sandbox.undo)
+    redo = Forwarded(Sandbox.redo)
+    blame = Forwarded(Sandbox.blame)
+    bisect = Forwarded(Sandbox.bisect)
+
+    async def at(self, point: HistoryPoint | int) -> AsyncPastFiles:
+        """Return the files as they were at a point of `history()`, for reading; see `Sandbox.at`."""
+        sandbox = await self._opened()
+        return AsyncPastFiles(await in_thread(sandbox.at, point))
 
     async def environment(
         self,
@@ -313,6 +331,73 @@ class AsyncSandbox(InThreads, SandboxNames):
         opened = await self._opened()
         made = await in_thread(lambda: opened.fork(n, freeze=freeze), undo=undo)
         return [self._around(sandbox) for sandbox in made]
+
+    async def merge(
+        self,
+        *forks: AsyncSandbox,
+        test: Test | None = None,
+        on_conflict: OnMergeConflict = "refuse",
+        paths: Collection[str] | None = None,
+    ) -> Merge:
+        """Merge the work of `forks` into this sandbox; see `Sandbox.merge`. A test may be a coroutine."""
+        from ..merging import merge
+
+        into, others = await self._opened(), [await fork._opened() for fork in forks]
+        return await in_thread(merge, into, others, self._blocking(test), on_conflict, paths)
+
+    async def best_of(
+        self,
+        n: int,
+        attempt: Callable[[Self, int], Awaitable[object]],
+        test: Test,
+        *,
+        keep: Literal["all", "first"] = "all",
+        progress: Callable[[ForkAttempt], object] | None = None,
+    ) -> BestOf:
+        """Make `n` attempts in forks, as tasks, and merge those that pass the test; see `Sandbox.best_of`."""
+        from ..merging import ForkAttempt, changed_by, checked_best_of, chosen, in_fork, is_good
+
+        checked_best_of(attempt, test, keep)
+        into, checks = await self._opened(), self._blocking(test)
+
+        async def attempted(fork: Self, index: int) -> ForkAttempt:
+            row = ForkAttempt(index, passed=False)
+            try:
+                await attempt(fork, index)
+                inner = await fork._opened()
+                row = row.replace(changes=await in_thread(changed_by, inner, into))
+                answer = await in_thread(in_fork, inner, checks)
+                row = row.replace(passed=is_good(answer), test=answer)
+            except Exception as error:
+                row = row.replace(error=error)
+            if progress is not None:
+                progress(row)
+            return row
+
+        forks = await self.fork(n)
+        tasks = [asyncio.ensure_future(attempted(fork, index)) for index, fork in enumerate(forks)]
+        try:
+            rows = await asyncio.gather(*tasks)
+            opened = [await fork._opened() for fork in forks]
+            return await in_thread(chosen, into, opened, rows, checks, keep)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.shield(
+                asyncio.gather(*(fork.close() for fork in forks), *tasks, return_exceptions=True)
+            )
+
+    def _blocking(self, test: Any) -> Any:
+        """Return a test for a thread. A function gets an AsyncSandbox, and is awaited on this loop."""
+        if not callable(test):
+            return test
+        loop = asyncio.get_running_loop()
+
+        async def awaited(trial: Sandbox) -> object:
+            answer = test(self._around(trial))
+            return await answer if isawaitable(answer) else answer
+
+        return lambda trial: asyncio.run_coroutine_threadsafe(awaited(trial), loop).result()
 
     # ------------------------------------------------------------ sessions and lifetime
 
@@ -471,6 +556,34 @@ class AsyncReview(Review):
         """Write exactly the reviewed changes, or those at and below `paths`; see `Review.commit`."""
         commit: Callable[..., Coroutine[Any, Any, Committed]] = self.__dict__["_commit"]
         return await commit(paths, review=self, **options)
+
+
+# Files at a point of the history, for asyncio.
+
+
+class AsyncPastFiles(InThreads):
+    """Files as they were at a point; see `PastFiles`. Each call runs in a thread."""
+
+    def __init__(self, found: PastFiles) -> None:
+        self._past, self.point = found, found.point
+
+    async def _opened(self) -> PastFiles:
+        return self._past
+
+    read = Forwarded(PastFiles.read)
+    read_bytes = Forwarded(PastFiles.read_bytes)
+    list = Forwarded(PastFiles.list)
+    exists = Forwarded(PastFiles.exists)
+    stat = Forwarded(PastFiles.stat)
+    glob = Forwarded(PastFiles.glob)
+    grep = Forwarded(PastFiles.grep)
+    close = Forwarded(PastFiles.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 # Files of a sandbox, for asyncio.

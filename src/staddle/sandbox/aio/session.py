@@ -43,12 +43,14 @@ class AsyncSession:
     async def run(self, command: str, **options: Unpack[RunOptions]) -> Result:
         """Run `command` in the shell and wait for its end; the options are those of `Session.run`."""
         spec, check = captured(command, self._limits, options, secrets=self._session._secrets)
-        hooks = self._session._hooks
+        hooks, recorder = self._session._hooks, self._session._recorder
         self._session._refuse_closed()
         try:
             if hooks is not None:
                 await hooks.begin_awaited(spec, self.name)
             async with _Turn(self):
+                if recorder is not None and recorder.pending:
+                    await in_thread(recorder.begin)
                 self._session._remember(command)
                 await _begin(self._session._shell, spec)
                 outcome = await see_through(self._session._shell)
@@ -58,6 +60,8 @@ class AsyncSession:
                 hooks.failed(spec, error)
             raise
         result = self._session._result(spec, outcome)
+        if recorder is not None and recorder.is_due(result):
+            await in_thread(recorder.ended, result)
         if hooks is not None:
             await hooks.end_awaited(spec, result)
         return result.check() if check else result
@@ -236,6 +240,9 @@ class Streaming:
             if self._hooks is not None:
                 await self._hooks.begin_awaited(self._spec, self._session.name)
             await turn.__aenter__()
+            recorder = self._session._session._recorder
+            if recorder is not None and recorder.pending:
+                await in_thread(recorder.begin)
         except BaseException as error:
             self._fail(error)
             raise
@@ -269,6 +276,9 @@ class Streaming:
             self._hooks.failed(self._spec, error)
 
     async def _tell_result(self) -> None:
+        recorder = self._session._session._recorder
+        if recorder is not None and self.result is not None and recorder.is_due(self.result):
+            await in_thread(recorder.ended, self.result)
         if self._hooks is not None and self.result is not None:
             await self._hooks.end_awaited(self._spec, self.result)
 

@@ -52,6 +52,7 @@ class SandboxSettings(Value):
     workdir: str | None = None
     #: Whether a copy of the workspace is below its layers; None: if it is small.
     freeze: bool | None = False
+    history: bool = False
 
 
 def settings(  # noqa: PLR0917 - Sandbox's parameters
@@ -78,13 +79,13 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
     """Check the arguments of a Sandbox, without probing the host's backends.
 
     With `awaited`, an event loop can await callbacks. `overrides` are the policy's fields that a sandbox
-    takes as arguments (identity, environment, base), `workdir` and `freeze`.
+    takes as arguments (identity, environment, base), `workdir`, `freeze` and `history`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
         _USUAL[:] = [policy]
     policy = check.instance("policy", policy, Policy, "use Policy.agent()", PolicyError)
-    freeze = overrides.pop("freeze", False)
+    freeze, history = overrides.pop("freeze", False), overrides.pop("history", False)
     given = {field: value for field, value in overrides.items() if value is not None}
     workdir = given.pop("workdir", None)
     if given:
@@ -141,6 +142,10 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
         from .settings import checked_freeze
 
         more["freeze"] = checked_freeze(freeze, workspace, str(mode), kept)
+    if history is not False:
+        from .settings import checked_history
+
+        more["history"] = checked_history(history, str(mode))
     return SandboxSettings(
         workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
     )
@@ -268,7 +273,7 @@ _ELSEWHERE = {
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
-    *("labels", "identity", "environment", "base", "workdir", "freeze"),
+    *("labels", "identity", "environment", "base", "workdir", "freeze", "history"),
 )
 #: All options of a command.
 _COMMAND_OPTIONS = (
@@ -350,6 +355,17 @@ def checked_freeze(freeze: object, workspace: object, mode: str, keep: str | Non
         why=why,
         fix="leave it out; mode='copy' is frozen by itself",
     )
+
+
+def checked_history(history: object, mode: str) -> bool:
+    """Check `history`. Raises InvalidCall if changes are not in layers."""
+    if check.flag("history", history) and mode != "overlay":
+        raise InvalidCall(
+            f"history=True contradicts mode={mode!r}",
+            why="a point keeps the layers of a command, and only mode='overlay' has layers",
+            fix="leave one of them out",
+        )
+    return bool(history)
 
 
 def checked_title(name: object) -> str:

@@ -51,6 +51,12 @@ class CopySnapshot(LayerSnapshot):
         super().__init__(of.store, [of.directory], (layer,), (of.mounted_at,))
         self._of, self._unchanged = of, unchanged
 
+    def again(self) -> CopySnapshot:
+        """Return another reference to this snapshot, to be closed separately."""
+        made = CopySnapshot(self._of, self.layers[0], self._unchanged)
+        made.mounted_at = self.mounted_at
+        return made
+
     def condensed(self, baseline: Baseline) -> LayerSnapshot:
         """Convert the changes to a layer, for an archive. `baseline` is that of the snapshot."""
         view = LayerView((self.layers[0].upper,), self.bases, True, self._of.hidden)
@@ -225,6 +231,21 @@ class CopiedWorkspace(SandboxWorkspace):
         found = trees[WORKSPACE_PATH].stack()
         return {WORKSPACE_PATH: self._given(found) if isinstance(found, WorkingCopy) else found}
 
+    def on_top(self, point: LayerSnapshot, layer: Layer, paths: Collection[str]) -> LayerSnapshot:
+        """Copy the workspace at `point`, with the changes of `layer`."""
+        made = self.store.layer().hold()
+        try:
+            flatten([layer.upper], point.layers[0].upper, made.upper)
+            known = point._unchanged if isinstance(point, CopySnapshot) else None
+            unchanged = self.untouched() if known is None else known
+            return CopySnapshot(self, made, unchanged.difference(paths))
+        finally:
+            made.drop()
+
+    def continuing(self, point: LayerSnapshot) -> dict[str, Stack]:
+        """Copy the files at `point`."""
+        return self.restored({WORKSPACE_PATH: point})
+
     def without(self, paths: Mapping[str, Collection[str]] | None) -> dict[str, Stack]:
         """Copy without the changes at and below the paths, which become as on the host now."""
         chosen = Selection(None if paths is None else paths[WORKSPACE_PATH])
@@ -321,6 +342,7 @@ class CopiedWorkspace(SandboxWorkspace):
 
     def close(self) -> None:
         """Delete the copy."""
+        self.forget_forks()
         self._working.close()
 
 

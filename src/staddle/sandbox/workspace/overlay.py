@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ...layers.store import Store
     from ...mounts.operations import Operation
     from .frozen import BaseFreezer
+    from .kept_points import KeptPoints
     from .workspace import Method
 
 
@@ -44,6 +45,10 @@ class OverlayWorkspace(SandboxWorkspace):
     root_uid: int | None = None
     #: Copy of the directory that it began with, if it is frozen.
     _own_base: FrozenBase | None = None
+    #: Whether layers that the history keeps exceed its bytes; they are then merged sooner.
+    is_heavy = False
+    #: Points of its history that outlive the process; None if none do.
+    kept_points: KeptPoints | None = None
     #: Newest copy for its forks, reused while the directory is unchanged.
     _fork_base: FrozenBase | None = None
 
@@ -241,7 +246,7 @@ class OverlayWorkspace(SandboxWorkspace):
                 if tree.stack.is_untouched():
                     frozen[root] = tree.below()
                 else:
-                    frozen[root] = tree.freeze(_FEW if self.is_crowded else None)
+                    frozen[root] = tree.freeze(_FEW if self.is_crowded or self.is_heavy else None)
                     following[root] = frozen[root].stack()
             if self.mounts.are_lost:
                 close_all(following)  # nothing writes to the layers any more
@@ -339,6 +344,7 @@ class OverlayWorkspace(SandboxWorkspace):
 
     def close(self) -> None:
         """Release the layers."""
+        self.forget_forks()
         for tree in self.trees.values():
             tree.squash.close()
         own, self._own_base, of_forks, self._fork_base = self._own_base, None, self._fork_base, None

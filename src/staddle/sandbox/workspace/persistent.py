@@ -25,6 +25,7 @@ from ...layers.store import no_room
 from ...paths import WORKSPACE_PATH
 from ...shell.state import SavedShell
 from . import home_layer
+from .kept_points import KeptPoints, PointRecord
 from .overlay import OverlayWorkspace
 from .snapshot import Snapshot, drift_after
 from .snapshot_file import read_shells, shell_facts
@@ -33,7 +34,7 @@ from .trees import LayeredTree, by_tree, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any, Unpack
 
     from ...forkserver.client import HomeTree
@@ -55,6 +56,8 @@ _MOST_TOUCHED = 20_000
 class PersistentWorkspace(OverlayWorkspace):
     """Layers of a kept sandbox, locked by this process until `close`."""
 
+    kept_points: KeptPoints
+
     def __init__(self, name: str, *, make: bool = False, workspace: str | None = None) -> None:
         """Open and lock the kept sandbox; with `make`, create it for `workspace` if missing."""
         session_record.checked_name(name)
@@ -65,6 +68,9 @@ class PersistentWorkspace(OverlayWorkspace):
         self._next: tuple[Stack, Baseline] | None = None
         self.snapshots: dict[str, Snapshot] = {}
         self._shells = KeptShells(store.home)
+        self.kept_points = store.of_history = KeptPoints(store.home)
+        #: Snapshots of these points, by number.
+        self.past: dict[int, Snapshot] = {}
         try:
             persistent_store.sweep_trash(os.path.dirname(session_record.home()))
             record = session_record.read(store.home)
@@ -96,6 +102,7 @@ class PersistentWorkspace(OverlayWorkspace):
         place = HostDirectory.of(record.workspace) if record.workspace else empty_directory(self._store)
         try:
             layers = {name: self._store.existing(name) for name in record.every_layer}
+            past = self._past_layers(layers)
         except OSError as error:
             raise LayerError(
                 f"the kept sandbox {record.name!r} is damaged",
@@ -108,6 +115,22 @@ class PersistentWorkspace(OverlayWorkspace):
             self.trees[recorded.root] = tree(self._store, recorded, layers)
         for point in record.points:
             self.snapshots[point.label] = snapshot(self._store, place, point, layers)
+        for kept in past:
+            self.past[kept.number] = snapshot(self._store, place, kept.snapshot, layers)
+            self.past[kept.number].automatic = True
+
+    def _past_layers(self, layers: dict[str, Layer]) -> list[PointRecord]:
+        """Add the layers of the history's points. Returns the points that have all of theirs."""
+        found = []
+        for point in self.kept_points.records:
+            try:
+                for name in point.snapshot.every_layer:
+                    if name not in layers:
+                        layers[name] = self._store.existing(name)
+                found.append(point)
+            except OSError:
+                self.kept_points.forget(point.number)
+        return found
 
     # ------------------------------------------------------------ for a sandbox
 
@@ -127,7 +150,11 @@ class PersistentWorkspace(OverlayWorkspace):
             for layer in layers.values():
                 persistent_store.prepare(layer, owner, self.record.mounter)
             if owner is not None:
-                for base in self.record.every_base:
+                for name in self.kept_points.layers:  # below other layers only: nothing is written there
+                    if f"{self._store.path}/{name}" not in layers:
+                        persistent_store.give(f"{self._store.path}/{name}", owner, self.record.mounter)
+            if owner is not None:
+                for base in self.record.every_base | self.kept_points.bases:
                     if "/" not in base:  # its contents belong to the sandbox
                         persistent_store.give(f"{self._store.path}/{base}", owner, self.record.mounter)
             for path in settled:
@@ -180,7 +207,7 @@ class PersistentWorkspace(OverlayWorkspace):
             self.rebase({HOME_TREE: [below]}, mount_points)
         found = super()._home(mount_points, operations)
         self.save()
-        home_layer.sweep(self._store, self.record.every_base)
+        home_layer.sweep(self._store, self.record.every_base | self.kept_points.bases)
         return found
 
     def _anew(self) -> Stack:
@@ -206,6 +233,8 @@ class PersistentWorkspace(OverlayWorkspace):
             undo.settle(path for change in done.changes for path in (change.path, change.old_path) if path)
         elif to is None and done.changes:
             undo.forget()
+        if to is None and done.changes:
+            self.kept_points.clear()  # the host's files have changed below them
         self.save()
         return done
 
@@ -224,6 +253,44 @@ class PersistentWorkspace(OverlayWorkspace):
         """Return the shells saved at the end of the last sandbox, by session."""
         found = {name: kept.with_environment(environment) for name, kept in self._shells.now.items()}
         return {name: _moved(shell, WORKSPACE_PATH, self._also_at) for name, shell in found.items()}
+
+    def keep_point(
+        self, number: int, facts: Mapping[str, Any], taken: Snapshot, environment: Mapping[str, str]
+    ) -> None:
+        """Save a point of the history, taken in a sandbox opened with `environment`."""
+        if isinstance(taken, PastSnapshot):
+            shells = taken.record.shells  # unchanged
+        else:
+            here = {name: _moved(one, self._also_at, WORKSPACE_PATH) for name, one in taken._shells.items()}
+            shells = {name: shell_facts(KeptShell.of(one, environment).shell) for name, one in here.items()}
+        record = snapshot_record(taken).replace(label=str(number))
+        self.kept_points.write(PointRecord(number, facts, record, shells))
+        self.past[number] = taken
+
+    def drop_point(self, number: int) -> None:
+        """Delete a point of the history; its layers go with its snapshot."""
+        self.kept_points.forget(number)
+        self.past.pop(number, None)
+
+    def forget_history(self) -> None:
+        """Delete the points of the history with the layers that only they need, while no sandbox uses it."""
+        self.kept_points.clear()
+        for taken in self.past.values():
+            taken.close()
+        self.past.clear()
+
+    def past_snapshot(self, point: PointRecord, environment: Mapping[str, str]) -> Snapshot:
+        """Return the snapshot of a kept point, for a sandbox opened with `environment`."""
+        before = self.past[point.number]
+
+        def read() -> dict[str, SavedShell]:
+            return {
+                name: _moved(KeptShell(shell).with_environment(environment), WORKSPACE_PATH, self._also_at)
+                for name, shell in point.read_shells().items()
+            }
+
+        taken = self.past[point.number] = PastSnapshot(point, before, read)
+        return taken
 
     def keep_shells(self, shells: Mapping[str, SavedShell], environment: Mapping[str, str]) -> None:
         """Save the shells of a sandbox at its end."""
@@ -255,7 +322,7 @@ class PersistentWorkspace(OverlayWorkspace):
             for tree in self.trees.values():
                 tree.squash.close()
                 tree.stack.close()
-            for taken in self.snapshots.values():
+            for taken in (*self.snapshots.values(), *self.past.values()):
                 taken.close()
             self._store.end()
 
@@ -376,6 +443,30 @@ class PersistentWorkspace(OverlayWorkspace):
                 fix="name one of these",
             )
         return self.snapshots[label]
+
+
+class PastSnapshot(Snapshot):
+    """Snapshot of a point of an earlier process, with the layers of another. Reads its shells when needed."""
+
+    automatic = True
+    _known: dict[str, SavedShell] | None = None
+
+    def __init__(
+        self, record: PointRecord, other: Snapshot, read: Callable[[], dict[str, SavedShell]]
+    ) -> None:
+        self.record, self._read = record, read
+        super().__init__("", "swap", other._trees, other._baseline, {}, created=other.created)
+        self.sessions, other.closed = tuple(record.shells), True
+
+    @property
+    def _shells(self) -> dict[str, SavedShell]:
+        if self._known is None:
+            self._known = self._read()
+        return self._known
+
+    @_shells.setter
+    def _shells(self, shells: dict[str, SavedShell]) -> None:
+        self._known = shells or None
 
 
 def _moved(shell: SavedShell, before: str, after: str) -> SavedShell:
@@ -621,7 +712,8 @@ def size(record: SessionRecord) -> int:
     from ...layers.store import usage
 
     directory = f"{session_record.directory_of(record.name)}/{session_record.LAYERS}"
-    return sum(usage(f"{directory}/{name}/upper") for name in record.every_layer)
+    names = record.every_layer | KeptPoints(session_record.directory_of(record.name)).layers
+    return sum(usage(f"{directory}/{name}/upper") for name in names)
 
 
 def check_workspace(record: SessionRecord) -> None:

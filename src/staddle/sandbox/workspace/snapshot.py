@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
+from ..._value import Value
 from ...errors import InvalidCall, LayerError, SandboxLost
 from ...interrupts import unmistakable
 from ...layers.baseline import Baseline
@@ -22,12 +23,13 @@ from ...layers.host_directory import reach
 from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import user_of_this_process
 from ...paths import WORKSPACE_PATH
+from .fork_point import ForkPoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from typing import Literal, Protocol
+    from typing import Any, Literal, Protocol
 
     from ...ipc.agent_messages import NamedProcess
     from ...layers.store import Layer
@@ -47,6 +49,28 @@ if TYPE_CHECKING:
         @property
         def _user(self) -> str: ...
 
+    class InterpreterTwin(Protocol):
+        """A process that continues an interpreter; see `interpreter.Twin`."""
+
+        agent: object
+        pid: int
+        gone: str
+
+        @property
+        def has_ended(self) -> bool: ...
+        def wake(self) -> Any: ...
+        def close(self, why: str = ...) -> None: ...
+
+
+class KeptInterpreters(Value):
+    """The interpreters in a snapshot, by session.
+
+    Those in `kept` can continue; `why_not` has the reason for each other one.
+    """
+
+    kept: tuple[str, ...] = ()
+    why_not: Mapping[str, str] = {}
+
 
 @unmistakable(own=("close",))
 class Snapshot:
@@ -59,6 +83,10 @@ class Snapshot:
     #: Copies the directory; None if there is no need.
     freezer: BaseFreezer | None = None
     _parent: ReferenceType[Snapshot] | None = None
+    #: Workspace that it was taken of.
+    _of: ReferenceType[SandboxWorkspace] | None = None
+    #: Whether the history took it: it is not listed, and not in the tree of snapshots.
+    automatic = False
 
     def __init__(
         self,
@@ -75,6 +103,9 @@ class Snapshot:
         self.created = now() if created is None else created
         self.sessions = tuple(shells)
         self._trees, self._baseline, self._shells = dict(trees), baseline, dict(shells)
+        #: Twins of interpreters, and why other interpreters have none, by session.
+        self.twins: Mapping[str, InterpreterTwin] = {}
+        self.without_twin: Mapping[str, str] = {}
         self.closed = False
 
     @property
@@ -82,6 +113,15 @@ class Snapshot:
         """Snapshot that it continued from; None for the first one, or if that is gone."""
         found = None if self._parent is None else self._parent()
         return None if found is None or found.closed else found
+
+    @property
+    def processes(self) -> KeptInterpreters:
+        """Interpreters that a restore would continue, and why each other one would begin anew."""
+        gone = {
+            name: twin.gone or "its twin has ended" for name, twin in self.twins.items() if twin.has_ended
+        }
+        names = tuple(name for name in self.twins if name not in gone)
+        return KeptInterpreters(names, {**self.without_twin, **gone})
 
     @property
     def workspace(self) -> str:
@@ -170,6 +210,20 @@ class Snapshot:
 
     # ------------------------------------------------------------ for this package
 
+    @property
+    def tree(self) -> LayerSnapshot:
+        """Layers of the workspace."""
+        return self._trees[WORKSPACE_PATH]
+
+    def having(self, tree: LayerSnapshot) -> Snapshot:
+        """Return the same moment with another workspace, to be closed separately."""
+        trees = {root: each.again() for root, each in self._trees.items() if root != WORKSPACE_PATH}
+        made = Snapshot(
+            self.label, self.method, {**trees, WORKSPACE_PATH: tree.again()}, self._baseline, self._shells
+        )
+        made.freezer, made._of = self.freezer, self._of
+        return made
+
     def freeze(self, *, asked: bool) -> FrozenBase | None:
         """Put a copy of the host's directory, as it is now, below its layers. Returns the copy, if any."""
         tree = self._trees[WORKSPACE_PATH]
@@ -225,6 +279,15 @@ class Snapshot:
 
     def new_workspace(self) -> SandboxWorkspace:
         """Return a workspace for another sandbox that continues from here."""
+        made = self._new_workspace()
+        if self._of is not None:
+            parent = self._of()
+            known = () if parent is None else parent.lineage
+            point = ForkPoint(self._of, self._trees[WORKSPACE_PATH])
+            made.lineage = (*(each.again() for each in known), point)
+        return made
+
+    def _new_workspace(self) -> SandboxWorkspace:
         tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy:
             from .copied import CopySnapshot
@@ -255,6 +318,8 @@ class Snapshot:
     def close(self) -> None:
         """Release its files; files that a sandbox uses remain as long as it does."""
         self.closed = True
+        for twin in self.twins.values():
+            twin.close()
         for tree in self._trees.values():
             tree.close()
 
@@ -409,7 +474,10 @@ class History:
 
     def add(self, snapshot: Snapshot) -> None:
         """Add a snapshot that was just taken."""
-        snapshot._parent, self.at = self.at, ref(snapshot)
+        snapshot._parent = self.at
+        if snapshot.automatic:
+            return
+        self.at = ref(snapshot)
         self._taken[ref(snapshot, self._forget)] = None
 
     def _forget(self, gone: ReferenceType[Snapshot]) -> None:
@@ -437,8 +505,18 @@ def snapshot_layers(workspace: SandboxWorkspace) -> set[str]:
     return {layer.upper for tree in trees for layer in tree.layers}
 
 
-def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str) -> Snapshot:
-    """Take a snapshot of a sandbox whose `sessions` are idle."""
+def take(
+    workspace: SandboxWorkspace,
+    sessions: Sequence[NamedShell],
+    label: str,
+    *,
+    listed: bool = True,
+    automatic: bool = False,
+) -> Snapshot:
+    """Take a snapshot of a sandbox whose `sessions` are idle.
+
+    Unless `listed`, its list of snapshots omits it. `automatic`: for its history.
+    """
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
@@ -447,8 +525,9 @@ def take(workspace: SandboxWorkspace, sessions: Sequence[NamedShell], label: str
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
-    made.freezer = workspace.freezer
-    history(workspace).add(made)
+    made.freezer, made._of, made.automatic = workspace.freezer, ref(workspace), automatic
+    if listed:
+        history(workspace).add(made)
     return made
 
 
@@ -465,22 +544,24 @@ def restore(
     sessions: Sequence[NamedShell],
     snapshot: Snapshot,
     others: Literal["keep", "end"],
+    *,
+    looks: bool = True,
 ) -> tuple[list[NamedProcess], Drift]:
     """Restore the files and shells of a snapshot; a session that it lacks begins anew.
 
     Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
-    since the snapshot, judged by a sample of entries.
+    since the snapshot, judged by a sample of entries, if it `looks` for them.
     """
     fitting = snapshot.fitted_to(workspace)
 
     def then() -> None:
         workspace.baseline = fitting._baseline.with_commits_of(workspace.baseline)
-        history(workspace).at = ref(snapshot)
+        history(workspace).at = snapshot._parent if snapshot.automatic else ref(snapshot)
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 
     ended = change(workspace, workspace.restored(fitting._trees), then, others)
-    return ended, drift_after(workspace, snapshot, fitting)
+    return ended, drift_after(workspace, snapshot, fitting) if looks else Drift()
 
 
 def drift_after(workspace: SandboxWorkspace, snapshot: Snapshot, fitting: Snapshot) -> Drift:

@@ -56,9 +56,9 @@ class LayeredTree:
         self._replaced = [*(one for one in self._replaced if one.is_open), before]
         return before
 
-    def is_shared(self, layer: Layer) -> bool:
-        """Whether a snapshot or another sandbox also uses this frozen layer."""
-        ours = sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
+    def is_shared(self, layer: Layer, points: int = 0) -> bool:
+        """Whether a snapshot or another sandbox uses this frozen layer, besides `points` of the history."""
+        ours = points + sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
         return layer.users > 1 + ours + self.squash.holds(layer)
 
     @property

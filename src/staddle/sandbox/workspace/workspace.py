@@ -12,6 +12,7 @@ from ...layers.baseline import OccupiedBaseline
 from ...layers.change_watch import ChangeWatch, are_untouched
 from ...layers.drift import Drift
 from ...layers.host_directory import HostDirectory
+from ...layers.stack import LayerSnapshot
 from ...limits import disk
 from ...linux.file_room import refuse_if_full
 from ...paths import ROOT_TREE, WORKSPACE_PATH
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from ...layers.merged_view import LayerView
     from ...layers.review import Committed
     from ...layers.stack import LayerSnapshot, Stack
+    from ...layers.store import Layer
     from ...shell.state import SavedShell
+    from .fork_point import ForkPoint
     from .frozen import BaseFreezer
     from .trees import LayeredTree, MountedTrees
 
@@ -71,6 +74,8 @@ class SandboxWorkspace(ABC):
     takes_saved_base = False
     #: Path of the workspace inside.
     mounted_at = WORKSPACE_PATH
+    #: The points at which it and its parents were forked, the oldest first.
+    lineage: tuple[ForkPoint, ...] = ()
     _mounted: MountedTrees | None = None
     _also_at = WORKSPACE_PATH  # where it is mounted as well, if it is another path
 
@@ -263,6 +268,20 @@ class SandboxWorkspace(ABC):
         None: all changes to the workspace, which is then as on the host now.
         """
 
+    def on_top(self, point: LayerSnapshot, layer: Layer, paths: Collection[str]) -> LayerSnapshot:
+        """Return the workspace at `point` with `layer` on top, which changes `paths`."""
+        return LayerSnapshot(point.store, point.bases, (layer, *point.layers), point.mounted_at)
+
+    def continuing(self, point: LayerSnapshot) -> dict[str, Stack]:
+        """Return the stack to swap in so that the workspace alone is as at `point`."""
+        return {WORKSPACE_PATH: point.stack()}
+
+    def forget_forks(self) -> None:
+        """Release the points at which it was forked."""
+        lineage, self.lineage = self.lineage, ()
+        for each in lineage:
+            each.tree.close()
+
     def swap(
         self, following: dict[str, Stack], then: Callable[[], object] = tuple, others: Others = "keep"
     ) -> list[NamedProcess] | None:
@@ -300,6 +319,8 @@ class SandboxWorkspace(ABC):
 
     #: True if deleted files in old layers exceed the quota; layers are then merged sooner.
     is_crowded = False
+    #: Number of points of the history that use a layer. The history has a limit of its own.
+    layer_points: Mapping[Layer, int] = {}
 
     def shown(self, most: int) -> disk.DiskUsage:
         """Return the space of the sandbox's visible writes, and of layers that others also use.
@@ -309,7 +330,12 @@ class SandboxWorkspace(ABC):
         total = count = 0
         for tree in list(self.trees.values()):
             layers = (tree.stack.top, *tree.stack.frozen)
-            apart = {index for index, layer in enumerate(layers) if index and tree.is_shared(layer)}
+            points = self.layer_points
+            apart = {
+                index
+                for index, layer in enumerate(layers)
+                if index and tree.is_shared(layer, points.get(layer, 0))
+            }
             parts = [disk.shown([layer.upper for layer in layers], apart, most)]
             parts += [disk.occupied(layers[index].upper, most) for index in apart]
             total += sum(part.bytes for part in parts)
