@@ -134,6 +134,50 @@ def test_a_background_process_reads_and_is_ended(client: Client) -> None:
         assert [each.pid for each in sb.processes()] == [process.pid, long.pid]
 
 
+def test_a_history_goes_back_and_forth(client: Client, tmp_path: Path) -> None:
+    """With the same points as here; what needs this process says how to go on here."""
+    name = f"history-{os.getpid()}-{os.getuid()}"
+    try:
+        with client.create(tmp_path, history=True, keep=name) as sb:
+            sb.run("echo 1 > f")
+            sb.run("echo 2 > f; echo new > g")
+            first, second, third = sb.history()
+            assert (second.command, second.changed, third.cause) == ("echo 1 > f", 1, "command")
+            assert [each.path for each in third.diff(second)] == ["/workspace/f", "/workspace/g"]
+            assert {each.kind for each in first.diff(third)} == {"deleted"}
+            step = sb.undo()
+            assert (step.point, step.points, step.ended) == (second, (third,), ())
+            assert sb.files.read("f") == "1\n"
+            assert sb.redo().point == third
+            with pytest.raises(InvalidCall, match="undo"):
+                sb.undo(0)
+            with pytest.raises(FileNotFoundError):
+                sb._request("GET", "/history/99/changes")
+            for refused in ("at", "bisect", "blame", "merge", "best_of"):
+                with pytest.raises(InvalidCall, match="use"):
+                    getattr(sb, refused)("f")
+        with staddle.Sandbox(tmp_path, keep=name, history=True) as local:
+            assert [each.command for each in local.history()][1:3] == [
+                "echo 1 > f",
+                "echo 2 > f; echo new > g",
+            ]
+    finally:
+        staddle.remove_kept(name)
+    with client.create() as sb, pytest.raises(InvalidCall, match="history"):
+        sb.undo()
+
+
+def test_a_snapshot_continues_an_interpreter(client: Client) -> None:
+    with client.create() as sb:
+        sb.python("x = 1")
+        point = sb.snapshot("p", processes="interpreter")
+        assert point.processes == sb.snapshots()[0].processes
+        assert len(point.processes.kept) == 1
+        sb.python("x = 2")
+        sb.restore(point)
+        assert sb.python("print(x)").stdout == "1\n"
+
+
 def test_options_that_cannot_travel_are_refused(client: Client) -> None:
     with pytest.raises(InvalidCall, match="ask=True"):
         client.create(on_connect=lambda _: True)
@@ -467,7 +511,7 @@ def test_the_description_describes_the_answers(server: ServerProcess, client: Cl
 
     connection = Unix(server.path)
     description = asked(connection, "GET", "/v1/openapi.json")[1]
-    with client.create() as sb:
+    with client.create(history=True) as sb:
         sb.run("echo a > f")
         for path, operations in description["paths"].items():
             operation = operations.get("get")

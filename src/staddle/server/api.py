@@ -1,7 +1,7 @@
-"""The handlers of the API, each a row of the table of routes.
+"""The handlers of the API, each for the row of its name in `operations.py`.
 
-A handler gets an `ApiCall`, and returns a response or raises an error; `server.py` turns errors into
-responses.
+A handler gets an `ApiCall`, and returns data for JSON (None: an empty object) or a `Response`, or raises an
+error; `server.py` turns errors into responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from staddle.json_values import OF_CLIENTS, decode, encode
 from .commands import ServedCommand
 from .http import MOST_BODY, Disconnected, HttpRequest, Refused, Response
 from .output import OutputLog, frames
-from .routes import Field, route
 from .sandboxes import SandboxEntry
 from .websocket import BINARY, TEXT, WebSocket, WebSocketError, accept_key
 
@@ -53,7 +52,7 @@ MOST_WAIT = 300.0
 _PIECE = 4 << 20
 #: Names that `call` may use, by the object.
 _CALLED = {
-    "": names(RemoteSandboxNames) | {"drift"},
+    "": names(RemoteSandboxNames) | {"drift", "frozen"},
     "files": names(FilesNames) | {"write"},
     "session": names(RemoteSessionNames),
     "command": names(RemoteProcessNames),
@@ -61,14 +60,6 @@ _CALLED = {
 }
 #: The media type of frames.
 FRAMES = "application/vnd.staddle.frames"
-
-_ONE = "/v1/sandboxes/{sandbox}"
-_STRING, _BOOLEAN = Field("string", "text"), Field("boolean", "true or false")
-_WAIT = Field("number", f"seconds to wait for something new (default: 0; at most {MOST_WAIT:g})")
-_TEXT = Field("boolean", "add stdout and stderr as text, beside the bytes in the result (default: true)")
-_OFFSET = Field("integer", "position of the first byte (default: 0)")
-_PATH = Field("string", "path inside, relative to /workspace", required=True)
-_PATHS = Field("array|null", "only these files and directories (default: all)")
 
 
 class ApiCall:
@@ -103,111 +94,54 @@ class ApiCall:
 # ------------------------------------------------------------ the server
 
 
-@route("GET", "/v1", "Facts about the server.")
-def about(call: ApiCall) -> Response:
+def about(call: ApiCall) -> Any:
     server = call.server
-    return Response.json(
-        {
-            "version": __version__,
-            "pid": os.getpid(),
-            "began": server.began,
-            "sandboxes": len(server.sandboxes),
-        }
-    )
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "began": server.began,
+        "sandboxes": len(server.sandboxes),
+    }
 
 
-@route("GET", "/v1/openapi.json", "This description.")
-def openapi(call: ApiCall) -> Response:
+def openapi(call: ApiCall) -> Any:
     from .openapi import description
 
-    return Response.json(description())
+    return description()
 
 
-@route("GET", "/metrics", "Counters and gauges, in Prometheus' text format.", returns="text/plain")
-def metrics(call: ApiCall) -> Response:
+def metrics(call: ApiCall) -> Any:
     return Response(body=call.server.metrics().encode(), kind="text/plain; version=0.0.4")
 
 
-@route(
-    "GET",
-    "/v1/events",
-    "Events of all sandboxes, in order. `missed` events are no longer kept.",
-    query={
-        "after": Field("integer", "number of the last event that you have (default: 0)"),
-        "wait": _WAIT,
-        "sandbox": Field("string", "only events of this sandbox"),
-    },
-)
-def events(call: ApiCall) -> Response:
+def events(call: ApiCall) -> Any:
     sandbox = call.query.get("sandbox", "")
-    return Response.json(
-        call.server.sandboxes.events.after(call.query.get("after", 0), call.seconds, sandbox)
-    )
+    return call.server.sandboxes.events.after(call.query.get("after", 0), call.seconds, sandbox)
 
 
-@route("POST", "/v1/stop", "End the server and every sandbox. Kept sandboxes stay on disk.", status=202)
-def stop(call: ApiCall) -> Response:
+def stop(call: ApiCall) -> Any:
     call.server.stop()
-    return Response.json({}, 202)
+    return None
 
 
-@route("GET", "/v1/kept", "Names of kept sandboxes: create one with `keep` to continue it.", returns="array")
-def kept(call: ApiCall) -> Response:
-    return Response.json(kept_sandboxes())
+def kept(call: ApiCall) -> Any:
+    return kept_sandboxes()
 
 
 # ------------------------------------------------------------ sandboxes
 
-_OPTIONS = {
-    "workspace": Field(
-        "string|null", "absolute path of a directory of the host (default: an empty workspace)"
-    ),
-    "policy": Field("object|null", "a policy, as in a policy file (default: the installation's)"),
-    "backend": Field("string", "name of a backend (default: auto)"),
-    "mode": Field("string", "overlay (default), copy, bind or readonly"),
-    "best_effort": Field("boolean", "accept what this host cannot enforce (default: false)"),
-    "env": Field("object|null", "variables inside"),
-    "keep": Field("string|null", "name under which its changes stay on disk"),
-    "workspace_at": Field("string|null", "another path inside for the workspace"),
-    "name": Field("string|null", "a name for people"),
-    "labels": Field("object|null", "labels, for `GET /v1/sandboxes`"),
-    "identity": Field("object|null", "the user inside"),
-    "environment": Field("string|null", "linux, inherit or empty"),
-    "base": Field("string|null", "a root file system"),
-    "workdir": Field("string|null", "directory to start in"),
-    "freeze": Field("boolean|null", "hide later edits on the host"),
-    "on_connect_timeout": Field("number", "seconds until an unanswered question is a refusal (default: 60)"),
-}
 
-
-@route(
-    "GET",
-    "/v1/sandboxes",
-    "List the sandboxes, oldest first.",
-    query={"label": Field("string", "only those with this label: NAME=VALUE")},
-    returns="array",
-)
-def list_sandboxes(call: ApiCall) -> Response:
+def list_sandboxes(call: ApiCall) -> Any:
     call.server.sandboxes.forget_ended()
     label = call.query.get("label")
     found = [entry.describe() for entry in call.server.sandboxes.listed()]
     if label is not None:
         name, _, value = label.partition("=")
         found = [each for each in found if each["labels"].get(name) == value]
-    return Response.json(found)
+    return found
 
 
-@route(
-    "POST",
-    "/v1/sandboxes",
-    "Open a sandbox. It ends with the server, by `DELETE`, or by a limit of its policy.",
-    body={
-        **_OPTIONS,
-        "ask": Field("boolean", "ask about destinations that the policy leaves open: see questions"),
-    },
-    status=201,
-)
-def create(call: ApiCall) -> Response:
+def create(call: ApiCall) -> Any:
     body = dict(call.body)
     ask = body.pop("ask", False)
     options = {name: decode(value, only=OF_CLIENTS) for name, value in body.items()}
@@ -223,93 +157,58 @@ def create(call: ApiCall) -> Response:
             why="the server has its own directory",
             fix="send an absolute path",
         )
-    return Response.json(call.server.sandboxes.create(options, ask=ask).describe(), 201)
+    return call.server.sandboxes.create(options, ask=ask).describe()
 
 
-@route("GET", _ONE, "State of a sandbox. Its id or, if no other has it, its name.")
-def get(call: ApiCall) -> Response:
-    return Response.json(call.entry.describe())
+def get(call: ApiCall) -> Any:
+    return call.entry.describe()
 
 
-@route("DELETE", _ONE, "Close a sandbox, and end everything in it.")
-def close(call: ApiCall) -> Response:
+def close(call: ApiCall) -> Any:
     call.server.sandboxes.close(call.parts["sandbox"])
-    return Response.json({})
+    return None
 
 
-@route("POST", f"{_ONE}/pause", "Freeze all its processes.")
-def pause(call: ApiCall) -> Response:
+def pause(call: ApiCall) -> Any:
     call.entry.sandbox.pause()
     call.entry.paused = True
-    return Response.json({})
+    return None
 
 
-@route("POST", f"{_ONE}/resume", "Continue all its processes.")
-def resume(call: ApiCall) -> Response:
+def resume(call: ApiCall) -> Any:
     call.entry.sandbox.resume()
     call.entry.paused = False
-    return Response.json({})
+    return None
 
 
-@route(
-    "POST",
-    f"{_ONE}/lifetime",
-    "Change when it ends. Returns the seconds left, if there is a limit and `extend` was given.",
-    body={
-        "timeout": Field("number|null", "close it after so many seconds from now; null: never"),
-        "extend": Field("number", "close it so many seconds later"),
-    },
-)
-def lifetime(call: ApiCall) -> Response:
+def lifetime(call: ApiCall) -> Any:
     sandbox, left = call.entry.sandbox, None
     if "timeout" in call.body:
         sandbox.set_timeout(call.body["timeout"])
     if "extend" in call.body:
         left = sandbox.extend(call.body["extend"])
-    return Response.json({"left": left})
+    return {"left": left}
 
 
-@route("POST", f"{_ONE}/interrupt", "End the commands that run now. Background processes continue.")
-def interrupt(call: ApiCall) -> Response:
+def interrupt(call: ApiCall) -> Any:
     call.entry.sandbox.interrupt()
-    return Response.json({})
+    return None
 
 
-@route("GET", f"{_ONE}/usage", "Resources used so far.")
-def usage(call: ApiCall) -> Response:
-    return Response.json(encode(call.entry.sandbox.usage))
+def usage(call: ApiCall) -> Any:
+    return encode(call.entry.sandbox.usage)
 
 
-@route("GET", f"{_ONE}/enforced", "Protections in force, and every gap.")
-def enforced(call: ApiCall) -> Response:
-    return Response.json(encode(call.entry.sandbox.enforced))
+def enforced(call: ApiCall) -> Any:
+    return encode(call.entry.sandbox.enforced)
 
 
-@route(
-    "POST",
-    f"{_ONE}/network",
-    "Replace the network policy of the running sandbox.",
-    body={"allow": Field("array", "hosts, as in a policy; none of them: refuse all", required=True)},
-)
-def network(call: ApiCall) -> Response:
+def network(call: ApiCall) -> Any:
     call.entry.sandbox.set_network(Network.allow(*call.body["allow"]))
-    return Response.json({})
+    return None
 
 
-@route(
-    "POST",
-    f"{_ONE}/call",
-    "Call a method of the Python library by its name. A value that JSON lacks is an object with a `$`.",
-    body={
-        "on": Field(
-            "string", 'the object: "" (the sandbox, default), files, files:USER, session:NAME, command:ID'
-        ),
-        "method": Field("string", "the method, or property", required=True),
-        "args": Field("array", "positional arguments"),
-        "options": Field("object", "named arguments"),
-    },
-)
-def call_method(call: ApiCall) -> Response:
+def call_method(call: ApiCall) -> Any:
     entry, body = call.entry, call.body
     part, _, name = body.get("on", "").partition(":")
     method = body["method"]
@@ -334,18 +233,15 @@ def call_method(call: ApiCall) -> Response:
         found = found(*args, **decode(body.get("options", {}), only=OF_CLIENTS))
     if method in ("pause", "resume"):
         entry.paused = method == "pause"
-    return Response.json({"value": encode(found)})
+    return {"value": encode(found)}
 
 
 # ------------------------------------------------------------ commands
 
 
-@route("GET", f"{_ONE}/commands", "List the commands, oldest first, without their results.", returns="array")
-def list_commands(call: ApiCall) -> Response:
+def list_commands(call: ApiCall) -> Any:
     found = [each.describe() for each in call.entry.commands.listed()]
-    return Response.json(
-        [{k: v for k, v in each.items() if k not in ("result", "stdout", "stderr")} for each in found]
-    )
+    return [{k: v for k, v in each.items() if k not in ("result", "stdout", "stderr")} for each in found]
 
 
 #: For each kind of command: how it may be given, and the fields that it does not take.
@@ -372,31 +268,7 @@ def _check_kind(body: dict[str, Any]) -> None:
         )
 
 
-@route(
-    "POST",
-    f"{_ONE}/commands",
-    "Run a command. A repeated request with the same id gets the same command; it never runs twice.",
-    query={"wait": Field("number", "seconds to wait for its end (default: until its end)"), "text": _TEXT},
-    body={
-        "id": Field("string", "an id of your choice, unique in the sandbox (default: the server's choice)"),
-        "kind": Field(
-            "string", "run: shell text in a session (default); exec: a program; start: in the background"
-        ),
-        "command": Field("string", "shell text"),
-        "argv": Field("array", "a program and its arguments, in place of shell text; for exec and start"),
-        "session": Field("string", "the session (default: main)"),
-        "timeout": Field("number|null", "seconds, null: no limit (default: the policy's)"),
-        "cwd": Field("string", "its directory"),
-        "env": Field("object", "variables for this command"),
-        "stdin": Field("string|object", "its standard input; bytes as a value"),
-        "merge": Field("boolean", "send stderr to stdout"),
-        "output_limit": Field("integer|string|null", "bytes kept in its result"),
-        "user": Field("string|integer", "the user inside"),
-        "hold": Field("boolean", "let it wait for the reader of its output, who loses nothing"),
-    },
-    status=201,
-)
-def run(call: ApiCall) -> Response:
+def run(call: ApiCall) -> Any:
     body = dict(call.body)
     command_id = body.pop("id", None) or os.urandom(8).hex()
     _check_kind(body)
@@ -410,35 +282,16 @@ def run(call: ApiCall) -> Response:
     )
     if command.kind == "start" and command.error is not None:
         raise command.error
-    return Response.json(command.describe(text=call.query.get("text", True)), 201)
+    return command.describe(text=call.query.get("text", True))
 
 
-@route(
-    "GET",
-    f"{_ONE}/commands/{{command}}",
-    "State of a command, and its result.",
-    query={"wait": _WAIT, "text": _TEXT},
-)
-def get_command(call: ApiCall) -> Response:
+def get_command(call: ApiCall) -> Any:
     command = call.command
     command.ended.wait(call.seconds)
-    return Response.json(command.describe(text=call.query.get("text", True)))
+    return command.describe(text=call.query.get("text", True))
 
 
-@route(
-    "GET",
-    f"{_ONE}/commands/{{command}}/output",
-    "Output from an offset on, in order of arrival. `Staddle-Offset` is the offset of the first byte.",
-    query={
-        "offset": _OFFSET,
-        "wait": _WAIT,
-        "follow": Field("boolean", "stream until the end of the command"),
-        "frames": Field("boolean", f"send frames ({FRAMES}), which separate stdout from stderr"),
-        "taken": Field("boolean", "the bytes before `offset` have arrived: for a command with `hold`"),
-    },
-    returns="application/octet-stream",
-)
-def output(call: ApiCall) -> Response:
+def output(call: ApiCall) -> Any:
     return _output(call, call.command.output)
 
 
@@ -491,93 +344,46 @@ def _followed(source: OutputLog, offset: int, framed: bool) -> Iterator[bytes]:
         is_first = False
 
 
-@route(
-    "POST",
-    f"{_ONE}/commands/{{command}}/stdin",
-    "Write to the standard input of a background process. Waits while it does not read.",
-    query={
-        "offset": Field(
-            "integer", "position of these bytes in its input: bytes that came before are left out"
-        ),
-        "close": Field("boolean", "close its standard input afterwards"),
-    },
-    body="application/octet-stream",
-)
-def stdin(call: ApiCall) -> Response:
+def stdin(call: ApiCall) -> Any:
     command = call.command
     sent = command.send_stdin(call.request.read(), call.query.get("offset"))
     if call.query.get("close"):
         command.process.close_stdin()
-    return Response.json({"sent": sent})
+    return {"sent": sent}
 
 
-@route("POST", f"{_ONE}/commands/{{command}}/interrupt", "End a command, or keep it from starting.")
-def interrupt_command(call: ApiCall) -> Response:
+def interrupt_command(call: ApiCall) -> Any:
     call.command.interrupt()
-    return Response.json({})
+    return None
 
 
 # ------------------------------------------------------------ terminals
 
 
-@route(
-    "POST",
-    f"{_ONE}/terminals",
-    "Open a terminal. Its program goes on while nobody is attached.",
-    body={
-        "argv": Field("array|null", "the program (default: a shell)"),
-        "rows": Field("integer", "rows (default: 24)"),
-        "cols": Field("integer", "columns (default: 80)"),
-        "term": Field("string", "the terminal's type (default: xterm-256color)"),
-        "cwd": Field("string|null", "its directory"),
-        "env": Field("object|null", "variables for it"),
-        "user": Field("string|integer|null", "the user inside"),
-    },
-    status=201,
-)
-def open_terminal(call: ApiCall) -> Response:
-    return Response.json(call.entry.add_terminal(**call.body).describe(), 201)
+def open_terminal(call: ApiCall) -> Any:
+    return call.entry.add_terminal(**call.body).describe()
 
 
-@route("GET", f"{_ONE}/terminals", "List the terminals.", returns="array")
-def list_terminals(call: ApiCall) -> Response:
-    return Response.json([each.describe() for each in list(call.entry.terminals.values())])
+def list_terminals(call: ApiCall) -> Any:
+    return [each.describe() for each in list(call.entry.terminals.values())]
 
 
-@route("GET", f"{_ONE}/terminals/{{terminal}}", "State of a terminal.")
-def get_terminal(call: ApiCall) -> Response:
-    return Response.json(call.entry.terminal(call.parts["terminal"]).describe())
+def get_terminal(call: ApiCall) -> Any:
+    return call.entry.terminal(call.parts["terminal"]).describe()
 
 
-@route("DELETE", f"{_ONE}/terminals/{{terminal}}", "Close a terminal, and hang up its program.")
-def close_terminal(call: ApiCall) -> Response:
+def close_terminal(call: ApiCall) -> Any:
     entry = call.entry
     entry.terminal(call.parts["terminal"]).terminal.close()
     entry.terminals.pop(call.parts["terminal"], None)
-    return Response.json({})
+    return None
 
 
-@route(
-    "GET",
-    f"{_ONE}/terminals/{{terminal}}/output",
-    "Output from an offset on, as for a command.",
-    query={"offset": _OFFSET, "wait": _WAIT, "follow": Field("boolean", "stream until the end")},
-    returns="application/octet-stream",
-)
-def terminal_output(call: ApiCall) -> Response:
+def terminal_output(call: ApiCall) -> Any:
     return _output(call, call.entry.terminal(call.parts["terminal"]).output)
 
 
-@route(
-    "POST",
-    f"{_ONE}/terminals/{{terminal}}/input",
-    "Type bytes.",
-    query={
-        "offset": Field("integer", "position of these bytes in all that was typed here: none is typed twice")
-    },
-    body="application/octet-stream",
-)
-def terminal_input(call: ApiCall) -> Response:
+def terminal_input(call: ApiCall) -> Any:
     served = call.entry.terminal(call.parts["terminal"])
     data = call.request.read()
     with served.typing:
@@ -585,33 +391,15 @@ def terminal_input(call: ApiCall) -> Response:
             data = data[max(0, served.sent - call.query["offset"]) :]
         served.terminal.write(data)
         served.sent += len(data)
-        return Response.json({"sent": served.sent})
+        return {"sent": served.sent}
 
 
-@route(
-    "POST",
-    f"{_ONE}/terminals/{{terminal}}/size",
-    "Set the size.",
-    body={
-        "rows": Field("integer", "rows", required=True),
-        "cols": Field("integer", "columns", required=True),
-    },
-)
-def resize(call: ApiCall) -> Response:
+def resize(call: ApiCall) -> Any:
     call.entry.terminal(call.parts["terminal"]).terminal.resize(call.body["rows"], call.body["cols"])
-    return Response.json({})
+    return None
 
 
-@route(
-    "GET",
-    f"{_ONE}/terminals/{{terminal}}/attach",
-    'Attach by WebSocket. Binary messages are output and keys. Text messages are JSON: `{"rows":…,"cols":…}` '
-    'from you; `{"offset":…}` first, `{"missed":…}` and `{"exit_code":…}` from the server.',
-    query={"offset": Field("integer", "continue from this offset (default: all kept output)")},
-    returns="websocket",
-    status=101,
-)
-def attach(call: ApiCall) -> Response:
+def attach(call: ApiCall) -> Any:
     request, served = call.request, call.entry.terminal(call.parts["terminal"])
     key = request.headers.get("sec-websocket-key", "")
     if (
@@ -694,27 +482,11 @@ class _Attached:
 # ------------------------------------------------------------ files
 
 
-@route(
-    "GET",
-    f"{_ONE}/files",
-    "List a directory.",
-    query={"path": Field("string", "path inside (default: the workspace)")},
-    returns="array",
-)
-def list_files(call: ApiCall) -> Response:
-    return Response.json(
-        [encode(each) for each in call.entry.sandbox.files.list(call.query.get("path", "."))]
-    )
+def list_files(call: ApiCall) -> Any:
+    return [encode(each) for each in call.entry.sandbox.files.list(call.query.get("path", "."))]
 
 
-@route(
-    "GET",
-    f"{_ONE}/files/content",
-    "Content of a file. A `Range` gets a part of it.",
-    query={"path": _PATH},
-    returns="application/octet-stream",
-)
-def read_file(call: ApiCall) -> Response:
+def read_file(call: ApiCall) -> Any:
     file = call.entry.sandbox.files.open(call.query["path"])
     try:
         size = file.seek(0, 2)
@@ -762,17 +534,10 @@ def _range(text: str, size: int) -> tuple[int, int]:
     )
 
 
-@route(
-    "PUT",
-    f"{_ONE}/files/content",
-    "Write a file. Missing directories are made.",
-    query={"path": _PATH},
-    body="application/octet-stream",
-)
-def write_file(call: ApiCall) -> Response:
+def write_file(call: ApiCall) -> Any:
     with _spooled(call.request) as data:
         call.entry.sandbox.files.upload(data, call.query["path"])
-    return Response.json({})
+    return None
 
 
 def _spooled(request: HttpRequest) -> Any:
@@ -784,70 +549,35 @@ def _spooled(request: HttpRequest) -> Any:
     return data
 
 
-@route(
-    "DELETE",
-    f"{_ONE}/files/content",
-    "Remove a file or a directory.",
-    query={"path": _PATH, "recursive": Field("boolean", "with all that is in it")},
-)
-def remove_file(call: ApiCall) -> Response:
+def remove_file(call: ApiCall) -> Any:
     call.entry.sandbox.files.remove(call.query["path"], recursive=call.query.get("recursive", False))
-    return Response.json({})
+    return None
 
 
-@route(
-    "GET", f"{_ONE}/files/tar", "A directory as a tar.", query={"path": _PATH}, returns="application/x-tar"
-)
-def download(call: ApiCall) -> Response:
+def download(call: ApiCall) -> Any:
     data = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the response
     call.entry.sandbox.download_tar(data, call.query["path"])
     return Response(body=_pieces(data, 0, size := data.tell()), kind="application/x-tar", length=size)
 
 
-@route(
-    "PUT",
-    f"{_ONE}/files/tar",
-    "Unpack a tar, all of it or nothing.",
-    query={"path": _PATH},
-    body="application/x-tar",
-)
-def upload(call: ApiCall) -> Response:
+def upload(call: ApiCall) -> Any:
     with _spooled(call.request) as data:
         call.entry.sandbox.upload_tar(data, call.query["path"])
-    return Response.json({})
+    return None
 
 
 # ------------------------------------------------------------ changes
 
 
-@route(
-    "GET",
-    f"{_ONE}/changes",
-    "Changes to the workspace.",
-    query={
-        "everything": Field("boolean", "with the home and /tmp"),
-        "diff": Field("boolean", "each with its text diff"),
-    },
-    returns="array",
-)
-def changes(call: ApiCall) -> Response:
+def changes(call: ApiCall) -> Any:
     found = call.entry.sandbox.diff(everything=call.query.get("everything", False))
     shown = call.query.get("diff", False)
-    return Response.json(
-        [{**encode(each), **({"diff": each.text_diff()} if shown else {})} for each in found]
-    )
+    return [{**encode(each), **({"diff": each.text_diff()} if shown else {})} for each in found]
 
 
-@route(
-    "POST",
-    f"{_ONE}/review",
-    "What `commit` would do, taken at one moment.",
-    body={"paths": _PATHS},
-    status=201,
-)
-def review(call: ApiCall) -> Response:
+def review(call: ApiCall) -> Any:
     found = call.entry.sandbox.review(call.body.get("paths"))
-    return Response.json({"id": call.entry.add_review(found), **described_review(found)}, 201)
+    return {"id": call.entry.add_review(found), **described_review(found)}
 
 
 def described_review(found: Any) -> dict[str, Any]:
@@ -859,110 +589,95 @@ def described_review(found: Any) -> dict[str, Any]:
     return {**shown, "left_out": list(found.left_out), "digest": found.digest, "paths": found.paths}
 
 
-_COMMIT = {
-    "paths": _PATHS,
-    "on_conflict": Field("string", "refuse (default) or overwrite"),
-    "allow": Field("array", "protected names to accept"),
-    "allow_protected": Field("boolean", "accept all protected names"),
-}
-
-
-@route(
-    "POST",
-    f"{_ONE}/commit",
-    "Write the changes to the host, all or none. With `review` exactly the reviewed ones.",
-    body={**_COMMIT, "review": Field("string", "id of a review")},
-)
-def commit(call: ApiCall) -> Response:
+def commit(call: ApiCall) -> Any:
     options = dict(call.body)
     name = options.pop("review", None)
     if name is None:
-        return Response.json(encode(call.entry.sandbox.commit(**options)))
+        return encode(call.entry.sandbox.commit(**options))
     found = call.entry.reviews.get(name)
     if found is None:
         raise FileNotFoundError(2, f"the sandbox has no review {name!r}")
-    return Response.json(encode(found.commit(**options)))
+    return encode(found.commit(**options))
 
 
-@route("POST", f"{_ONE}/discard", "Drop changes.", body={"paths": _PATHS})
-def discard(call: ApiCall) -> Response:
+def discard(call: ApiCall) -> Any:
     call.entry.sandbox.discard(call.body.get("paths"))
-    return Response.json({})
+    return None
 
 
 # ------------------------------------------------------------ snapshots
 
 
-@route("GET", f"{_ONE}/snapshots", "List the snapshots, each with its parent: a tree.", returns="array")
-def list_snapshots(call: ApiCall) -> Response:
-    return Response.json(call.entry.listed_snapshots())
+def list_snapshots(call: ApiCall) -> Any:
+    return call.entry.listed_snapshots()
 
 
-@route("POST", f"{_ONE}/snapshots", "Take a snapshot.", body={"label": _STRING}, status=201)
-def snapshot(call: ApiCall) -> Response:
+def snapshot(call: ApiCall) -> Any:
     entry = call.entry
-    name = entry.add_snapshot(entry.sandbox.snapshot(call.body.get("label", "")))
-    return Response.json(next(each for each in entry.listed_snapshots() if each["id"] == name), 201)
+    name = entry.add_snapshot(entry.sandbox.snapshot(**call.body))
+    return next(each for each in entry.listed_snapshots() if each["id"] == name)
 
 
-@route("DELETE", f"{_ONE}/snapshots/{{snapshot}}", "Delete a snapshot.")
-def delete_snapshot(call: ApiCall) -> Response:
+def delete_snapshot(call: ApiCall) -> Any:
     entry, found = call.entry, call.entry.snapshot(call.parts["snapshot"])
     entry.snapshots = {name: each for name, each in entry.snapshots.items() if each is not found}
     found.close()
-    return Response.json({})
+    return None
 
 
-@route(
-    "POST",
-    f"{_ONE}/restore",
-    "Return to a snapshot, by its id or label.",
-    body={
-        "snapshot": Field("string", "id or label", required=True),
-        "processes": Field("string", "end (default) or keep the background processes"),
-    },
-)
-def restore(call: ApiCall) -> Response:
+def restore(call: ApiCall) -> Any:
     found = call.entry.snapshot(call.body["snapshot"])
-    return Response.json(
-        encode(call.entry.sandbox.restore(found, processes=call.body.get("processes", "end")))
-    )
+    return encode(call.entry.sandbox.restore(found, processes=call.body.get("processes", "end")))
 
 
-@route(
-    "POST",
-    f"{_ONE}/fork",
-    "Open sandboxes that continue from here.",
-    body={
-        "count": Field("integer", "how many (default: 1)"),
-        "freeze": Field("boolean|null", "see `Sandbox.fork`"),
-    },
-    returns="array",
-    status=201,
-)
-def fork(call: ApiCall) -> Response:
+def fork(call: ApiCall) -> Any:
     made = call.server.sandboxes.fork(call.entry, call.body.get("count", 1), freeze=call.body.get("freeze"))
-    return Response.json([each.describe() for each in made], 201)
+    return [each.describe() for each in made]
+
+
+# ------------------------------------------------------------ history
+
+
+def history(call: ApiCall) -> Any:
+    return [each.facts for each in call.entry.sandbox.history()]
+
+
+def point_changes(call: ApiCall) -> Any:
+    points = call.entry.sandbox.history()
+    at = _position(points, call.parts["point"])
+    other = _position(points, str(call.query["since"])) if "since" in call.query else max(0, at - 1)
+    return [encode(each) for each in points[at].diff(points[other])]
+
+
+def _position(points: list[Any], number: str) -> int:
+    for at, point in enumerate(points):
+        if str(point.number) == number:
+            return at
+    raise FileNotFoundError(2, f"the history has no point {number!r}")
+
+
+def undo(call: ApiCall) -> Any:
+    return _step(call.entry.sandbox.undo(call.body.get("count", 1)))
+
+
+def redo(call: ApiCall) -> Any:
+    return _step(call.entry.sandbox.redo(call.body.get("count", 1)))
+
+
+def _step(found: Any) -> dict[str, Any]:
+    points = [each.facts for each in found.points]
+    return {"point": found.point.facts, "points": points, "ended": encode(list(found.ended))}
 
 
 # ------------------------------------------------------------ questions
 
 
-@route("GET", f"{_ONE}/questions", "Destinations that wait for an answer.", returns="array")
-def questions(call: ApiCall) -> Response:
+def questions(call: ApiCall) -> Any:
     now = time.time()
     found = list(call.entry.questions.values())
-    return Response.json(
-        [{"id": each.id, "event": encode(each.event), "age": now - each.asked} for each in found]
-    )
+    return [{"id": each.id, "event": encode(each.event), "age": now - each.asked} for each in found]
 
 
-@route(
-    "POST",
-    f"{_ONE}/questions/{{question}}",
-    "Answer a question: let programs inside connect there, or refuse it.",
-    body={"allow": Field("boolean", "true: allow", required=True)},
-)
-def answer(call: ApiCall) -> Response:
+def answer(call: ApiCall) -> Any:
     call.entry.answer(call.parts["question"], call.body["allow"])
-    return Response.json({})
+    return None

@@ -30,6 +30,7 @@ from staddle.faces import (
 )
 from staddle.json_values import decode, decode_error, encode, type_named
 
+from .operations import fields
 from .output import DROPPED, STDERR, STDOUT, parse_frames
 from .transport import Transport
 from .websocket import WebSocket
@@ -53,7 +54,10 @@ _LOCAL = {
     "spill": ("the server has other files", "use stream"),
     "cancel": ("an Event is of one process", "call interrupt()"),
 }
-_COMMAND = ("timeout", "cwd", "env", "stdin", "merge", "output_limit", "user")
+#: What to do for the calls that need the history in this process.
+_KEPT_HISTORY = "create it with keep=NAME, close it, and use Sandbox(keep=NAME, history=True)"
+#: Options of a command: the fields that this client does not fill in.
+_COMMAND = fields("run") - {"id", "kind", "command", "argv", "session", "hold"}
 
 
 def refused(name: str, why: str, fix: str) -> Any:
@@ -100,19 +104,7 @@ class Client:
         self, workspace: str | os.PathLike[str] | None = None, policy: Policy | None = None, **options: Any
     ) -> ServerSandbox:
         """Open a sandbox, with the options of `Sandbox`. `ask=True`: ask about unlisted destinations."""
-        known = (
-            "backend",
-            "mode",
-            "best_effort",
-            "env",
-            "keep",
-            "on_connect_timeout",
-            "workspace_at",
-            "name",
-            "labels",
-        )
-        rare = ("identity", "environment", "base", "workdir", "freeze", "ask")
-        body = checked_options(options, (*known, *rare))
+        body = checked_options(options, fields("create") - {"workspace", "policy"})
         if workspace is not None:
             body["workspace"] = os.path.abspath(os.fsdecode(workspace))
         if policy is not None:
@@ -239,6 +231,7 @@ class ServerSnapshot:
         self._sandbox = sandbox
         self.id, self.label, self.created = facts["id"], facts["label"], facts["created"]
         self.method, self._parent = facts["method"], facts["parent"]
+        self.processes = decode(facts["processes"])
 
     @property
     def parent(self) -> ServerSnapshot | None:
@@ -257,6 +250,40 @@ class ServerSnapshot:
 
     def __repr__(self) -> str:
         return f"<ServerSnapshot {self.id} {self.label!r}>"
+
+
+class ServerPoint:
+    """A point of a sandbox's history, as a value; see `HistoryPoint`."""
+
+    number: int
+    time: float
+    cause: str
+    command: str
+    exit_code: int | None
+    changed: int | None
+    merged: int
+
+    def __init__(self, sandbox: ServerSandbox, facts: dict[str, Any]) -> None:
+        self.__dict__.update(facts)
+        self._sandbox, found = sandbox, facts["changes"]
+        self.changes = None if found is None else tuple(type_named("Change")(**each) for each in found)
+
+    def diff(self, other: ServerPoint) -> list[Any]:
+        """Return the changes that lead from the files of `other` to the files of this point."""
+        query = {"since": other.number}
+        found: list[Any] = decode(
+            self._sandbox._request("GET", f"/history/{self.number}/changes", query=query)
+        )
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ServerPoint) and (other.number, other.time) == (self.number, self.time)
+
+    def __hash__(self) -> int:
+        return hash((self.number, self.time))
+
+    def __repr__(self) -> str:
+        return f"<ServerPoint {self.number} {self.cause} {self.command[:60]!r}>"
 
 
 class ServerReview:
@@ -426,6 +453,10 @@ class ServerProcess(ServerPart, RemoteProcessNames):
         reply = self._transport.request("GET", f"{self._path}/commands/{self.id}/output")
         return reply.body.decode("utf-8", "replace")
 
+    follow = refused("follow of a process", "it calls functions of this program", "use stream()")
+    wait_for_output = refused("wait_for_output of a process", "stream() waits in the server", "use stream()")
+    wait_for_text = refused("wait_for_text of a process", "stream() waits in the server", "use stream()")
+
     def __repr__(self) -> str:
         return f"<ServerProcess {self.pid}>"
 
@@ -530,6 +561,11 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         return found
 
     @property
+    def frozen(self) -> bool:
+        """Whether later edits on the host are hidden; see `Sandbox.frozen`."""
+        return bool(self._call("frozen"))
+
+    @property
     def alive(self) -> bool:
         """Whether it can run commands."""
         try:
@@ -557,8 +593,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     def start(self, command: str | Sequence[str], **options: Any) -> ServerProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         what = {"command": command} if isinstance(command, str) else {"argv": list(command)}
-        known = ("timeout", "cwd", "env", "merge", "user")
-        body = {"kind": "start", **what, **checked_options(options, known)}
+        body = {"kind": "start", **what, **checked_options(options, _COMMAND - {"stdin", "output_limit"})}
         return ServerProcess(self, _Command(self._transport, self._path, body, wait=_WAIT).facts)
 
     def processes(self) -> list[ServerProcess]:
@@ -576,7 +611,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
 
     def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> ServerTerminal:
         """Open a terminal with an interactive shell, or with the program `argv`; see `Sandbox.terminal`."""
-        body = checked_options(options, ("rows", "cols", "term", "cwd", "env", "user"))
+        body = checked_options(options, fields("open_terminal") - {"argv"})
         if argv is not None:
             body["argv"] = list(argv)
         return ServerTerminal(self, self._request("POST", "/terminals", body))
@@ -621,7 +656,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         self, paths: Collection[str] | None = None, *, review: ServerReview | None = None, **options: Any
     ) -> Any:
         """Write the changes to the server's host, all or none; see `Sandbox.commit`."""
-        body = checked_options(options, ("on_conflict", "allow", "allow_protected"))
+        body = checked_options(options, fields("commit") - {"paths", "review"})
         if "allow" in body:
             body["allow"] = list(options["allow"])
         if paths is not None:
@@ -630,9 +665,10 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
             body["review"] = review.id
         return decode(self._request("POST", "/commit", body))
 
-    def snapshot(self, label: str = "") -> ServerSnapshot:
+    def snapshot(self, label: str = "", *, processes: str = "none") -> ServerSnapshot:
         """Save the current state; see `Sandbox.snapshot`. It stays until it is closed."""
-        return ServerSnapshot(self, self._request("POST", "/snapshots", {"label": label}))
+        body = {"label": label, "processes": processes}
+        return ServerSnapshot(self, self._request("POST", "/snapshots", body))
 
     def snapshots(self) -> list[ServerSnapshot]:
         """List the snapshots, oldest first."""
@@ -647,6 +683,24 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """Open `n` sandboxes that continue from here; see `Sandbox.fork`."""
         found = self._request("POST", "/fork", {"count": n, "freeze": freeze})
         return [ServerSandbox(self._client, each) for each in found]
+
+    def history(self) -> list[ServerPoint]:
+        """List the points of a sandbox created with `history=True`, oldest first; see `Sandbox.history`."""
+        return [ServerPoint(self, each) for each in self._request("GET", "/history")]
+
+    def undo(self, n: int = 1) -> Any:
+        """Take back the last `n` points, and return the HistoryStep; see `Sandbox.undo`."""
+        return self._step("/undo", n)
+
+    def redo(self, n: int = 1) -> Any:
+        """Return to the state before the last undo, or `n` points forward; see `Sandbox.redo`."""
+        return self._step("/redo", n)
+
+    def _step(self, path: str, n: int) -> Any:
+        found = self._request("POST", path, {"count": n})
+        points = tuple(ServerPoint(self, each) for each in found["points"])
+        ended = tuple(decode(found["ended"]))
+        return type_named("HistoryStep")(ServerPoint(self, found["point"]), points, ended)
 
     # ------------------------------------------------------------ network and lifetime
 
@@ -669,6 +723,13 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     expose = refused("expose", "the port would be the server's", "use a Sandbox")
     environment = refused("environment", "its tools would be a call for each file", "use a Sandbox")
     check = refused("check", "the server checks options", "call create(), which raises before anything runs")
+    at = refused("at", "its files would be a fork for each call", _KEPT_HISTORY)
+    bisect = refused("bisect", "its test may be a function", _KEPT_HISTORY)
+    blame = refused("blame", "it reads the layers of this process", _KEPT_HISTORY)
+    merge = refused("merge", "it compares sandboxes of one process", "run git inside, or use a Sandbox")
+    best_of = refused(
+        "best_of", "an attempt is a function", "use fork(), run(), and commit() of the best fork"
+    )
     from_snapshot = refused("from_snapshot", "snapshot files are of one program", "use fork()")
 
     def __enter__(self) -> Self:

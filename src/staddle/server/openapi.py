@@ -6,13 +6,13 @@ from typing import Any
 
 from staddle import __version__
 
-from .routes import ROUTES, Field, Route
+from .operations import Field, Route, routes
 
 
 def description() -> dict[str, Any]:
     """Return the description, as data for JSON."""
     paths: dict[str, dict[str, Any]] = {}
-    for row in ROUTES:
+    for row in routes().values():
         paths.setdefault(row.path, {})[row.method.lower()] = _operation(row)
     return {
         "openapi": "3.1.0",
@@ -78,14 +78,14 @@ def _operation(row: Route) -> dict[str, Any]:
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     found: dict[str, Any] = {
-        "operationId": row.handler.__name__,
+        "operationId": row.name,
         "summary": row.text,
         "parameters": parameters,
         "responses": {str(row.status): answer, "default": failure},
     }
     if isinstance(row.body, str):
         found["requestBody"] = {"content": {row.body: {}}}
-    elif row.body is not None:
+    elif row.body:
         required = [name for name, field in row.body.items() if field.required]
         properties = {name: {**_schema(field), "description": field.text} for name, field in row.body.items()}
         schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}

@@ -1,87 +1,21 @@
-"""The table of routes: method and path to a handler, with the description of its parameters.
-
-    @route("GET", "/v1/sandboxes/{sandbox}/usage", "Resources used so far.", returns="Usage")
-    def usage(call): ...
-
-The same rows check requests, and are the OpenAPI description.
-"""
+"""Finds the row of a request, and checks its parameters by it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from .http import HttpRequest, Refused, Response
+from .http import HttpRequest, Refused
 
-#: JSON types of parameters, and how to read them from a query.
-_JSON: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "object": (dict,),
-    "array": (list,),
-}
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-
-class Field(NamedTuple):
-    """A parameter: its JSON type ("string|null"), and what it means."""
-
-    type: str
-    text: str
-    required: bool = False
-
-    def accepts(self, value: object) -> bool:
-        """Whether a value of JSON has this type."""
-        kinds = self.type.split("|")
-        if value is None or isinstance(value, bool):
-            return ("null" if value is None else "boolean") in kinds
-        return any(isinstance(value, _JSON[kind]) for kind in kinds if kind not in ("null", "boolean"))
-
-
-class Route(NamedTuple):
-    """One row."""
-
-    method: str
-    path: str
-    text: str
-    handler: Callable[[Any], Response]
-    query: dict[str, Field]
-    body: dict[str, Field] | str | None
-    returns: str
-    status: int
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        """The parts of the path; "{name}" matches any."""
-        return tuple(self.path[1:].split("/"))
-
-
-ROUTES: list[Route] = []
-
-
-def route(
-    method: str,
-    path: str,
-    text: str,
-    *,
-    query: dict[str, Field] | None = None,
-    body: dict[str, Field] | str | None = None,
-    returns: str = "object",
-    status: int = 200,
-) -> Callable[[Callable[[Any], Response]], Callable[[Any], Response]]:
-    """Add a row. `body` has the fields of a JSON object, or the media type of bytes; `returns` a type."""
-
-    def added(handler: Callable[[Any], Response]) -> Callable[[Any], Response]:
-        ROUTES.append(Route(method, path, text, handler, query or {}, body, returns, status))
-        return handler
-
-    return added
+    from .operations import Field, Route
 
 
 class RouteTable:
     """Finds the row of a request."""
 
-    def __init__(self, routes: list[Route]) -> None:
+    def __init__(self, routes: Iterable[Route]) -> None:
         self._rows: dict[tuple[str, int], list[Route]] = {}
         for row in routes:
             self._rows.setdefault((row.method, len(row.segments)), []).append(row)

@@ -199,6 +199,7 @@ class SandboxEntry:
                 "created": each.created,
                 "parent": None if each.parent is None else ids.get(id(each.parent)),
                 "method": each.method,
+                "processes": encode(each.processes),
             }
             for name, each in list(self.snapshots.items())
         ]

@@ -32,7 +32,8 @@ from staddle.json_values import encode_error
 from . import api
 from .access import SocketAccess, TokenAccess
 from .http import HEAD_TIME, Disconnected, HttpConnection, HttpRequest, Refused, Response
-from .routes import ROUTES, Route, RouteTable, checked_body, checked_query
+from .operations import Route, routes
+from .routes import RouteTable, checked_body, checked_query
 from .sandboxes import SandboxTable
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class SandboxServer:
         self.began = time.time()
         self._idle = idle
         self._answers = Answers()
-        self._routes = RouteTable(ROUTES)
+        self._routes = RouteTable(routes().values())
         self._connections: set[HttpConnection] = set()
         self._lock = threading.Lock()
         self._used = time.monotonic()
@@ -228,8 +229,11 @@ class SandboxServer:
     def _handled(self, row: Route, request: HttpRequest, parts: dict[str, str]) -> Response:
         try:
             query = checked_query(row, request)
-            body = checked_body(row, request) if isinstance(row.body, dict) or row.body is None else {}
-            return row.handler(api.ApiCall(self, request, parts, query, body))
+            body = checked_body(row, request)
+            found = getattr(api, row.name)(api.ApiCall(self, request, parts, query, body))
+            if isinstance(found, Response):
+                return found
+            return Response.json({} if found is None else found, row.status)
         except (Refused, Disconnected):
             raise
         except Exception as error:

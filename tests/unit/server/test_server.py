@@ -12,17 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle import Network, Policy, Secret, errors
+from staddle import Network, Policy, Sandbox, Secret, errors
 from staddle.errors import CommitRefused, InvalidCall, StaddleError
 from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error
-from staddle.server import http
+from staddle.sandbox.files import Files
+from staddle.sandbox.session import Session
+from staddle.server import api, http
 from staddle.server.access import TokenAccess
 from staddle.server.api import _KINDS
+from staddle.server.client import ServerFiles, ServerSandbox, ServerSession
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
+from staddle.server.operations import Field, routes
 from staddle.server.output import DROPPED, STDERR, STDOUT, OutputLog, frames, parse_frames
 from staddle.server.process import ServeSettings
-from staddle.server.routes import ROUTES, Field, RouteTable
+from staddle.server.routes import RouteTable
 from staddle.server.sandboxes import EventLog
 from staddle.server.server import Answers
 from staddle.server.websocket import BINARY, MOST_MESSAGE, TEXT, WebSocket, WebSocketError, accept_key
@@ -199,14 +203,15 @@ def test_answers_are_bounded_and_never_given_to_a_second_run(monkeypatch: pytest
 
 
 def test_every_route_is_found_and_described() -> None:
-    table, described = RouteTable(ROUTES), description()["paths"]
-    for row in ROUTES:
+    table, described = RouteTable(routes().values()), description()["paths"]
+    for row in routes().values():
         given = tuple("x" if part[:1] == "{" else part for part in row.segments)
         assert table.find(row.method, given)[0] is row
         assert row.method.lower() in described[row.path]
-        assert row.text.endswith((".", "."))
+        assert row.text.endswith(".")
+        assert callable(getattr(api, row.name))
     names = [operation["operationId"] for path in described.values() for operation in path.values()]
-    assert len(names) == len(set(names)) == len(ROUTES)
+    assert len(names) == len(set(names)) == len(routes())
     with pytest.raises(Refused) as refused:
         table.find("PATCH", ("v1",))
     assert refused.value.status == 405
@@ -217,7 +222,8 @@ def test_every_route_is_found_and_described() -> None:
 
 def test_the_page_lists_every_route() -> None:
     page = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
-    missing = [f"{row.method} {row.path}" for row in ROUTES if f"`{row.method} {row.path}`" not in page]
+    rows = [f"| `{row.method} {row.path}` | {row.text} |" for row in routes().values()]
+    missing = [row for row in rows if row not in page]
     assert not missing
 
 
@@ -302,6 +308,21 @@ def test_values_travel_as_their_types() -> None:
     assert type(found.env["A"]) is Secret
     for value in (b"\xff\0", (1, (2,)), {1: "a"}, "\udcff", [None, 1.5], {"$": 1}, frozenset(("a",))):
         assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+def test_devices_of_a_policy_travel() -> None:
+    policy = Policy.agent().with_gpu("nvidia:0").with_devices("/dev/kvm")
+    assert decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS) == policy
+
+
+@pytest.mark.parametrize(
+    ("own", "served"),
+    [(Sandbox, ServerSandbox), (Session, ServerSession), (Files, ServerFiles)],
+)
+def test_a_client_has_every_name(own: type, served: type) -> None:
+    """Or a refusal with a sentence that says what to do."""
+    missing = {name for name in dir(own) if name[0] != "_" and not hasattr(served, name)}
+    assert missing <= {"id", "name"}  # set when it is made
 
 
 @pytest.mark.parametrize(
