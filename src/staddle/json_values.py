@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import builtins
 import os
+from functools import cache
 
 from . import errors
 from ._value import Value
@@ -68,6 +69,7 @@ _PLAIN = frozenset(
 _DEEPEST = 32
 
 
+@cache
 def type_named(name: str) -> Any:
     """Return the type with this name."""
     return getattr(__import__(f"staddle.{_HOME[name]}", fromlist=[name]), name)

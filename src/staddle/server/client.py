@@ -32,7 +32,7 @@ from staddle.json_values import decode, decode_error, encode, type_named
 
 from .operations import fields
 from .output import DROPPED, STDERR, STDOUT, parse_frames
-from .transport import Transport
+from .transport import PendingReply, Transport
 from .websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 #: Seconds of one request that waits: then it asks again.
 _WAIT = 30.0
 _RANGE = 8 << 20
+#: After so many bytes of output the next piece is asked for before these are read.
+_LARGE = 64 << 10
 #: Options of `Sandbox` that are functions, or belong to one process: the reason, and the alternative.
 _LOCAL = {
     "on_connect": (
@@ -376,6 +378,7 @@ class _Command:
         self.id = os.urandom(8).hex()
         self._transport, self._path = transport, f"{path}/commands/{self.id}"
         self._offset = 0
+        self._pending: PendingReply | None = None  # the next piece is under way while this one is read
         query = {"text": 0} if wait is None else {"text": 0, "wait": wait}
         try:
             self.facts = transport.request(
@@ -387,11 +390,19 @@ class _Command:
 
     def read(self) -> tuple[list[tuple[int, bytes]], bool]:
         """Return the next pieces of its output, and whether that was all."""
-        query = {"offset": self._offset, "wait": _WAIT, "frames": 1, "taken": 1}
-        reply = self._transport.request("GET", f"{self._path}/output", query=query)
+        pending, self._pending = self._pending, None
+        reply = None if pending is None else pending.get()
+        if reply is None:
+            reply = self._transport.request("GET", f"{self._path}/output", query=self._next_piece())
         self._offset = int(reply.headers["staddle-next"])
+        is_end = reply.headers["staddle-end"] == "1"
+        if len(reply.body) >= _LARGE and not is_end:
+            self._pending = self._transport.begin(f"{self._path}/output", self._next_piece())
         pieces = [(stream, data) for stream, data in parse_frames(reply.body) if stream != DROPPED]
-        return pieces, reply.headers["staddle-end"] == "1"
+        return pieces, is_end
+
+    def _next_piece(self) -> dict[str, object]:
+        return {"offset": self._offset, "wait": _WAIT, "frames": 1, "taken": 1}
 
     def result(self) -> Result:
         """Wait for its end, and return its result."""

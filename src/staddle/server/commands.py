@@ -50,7 +50,8 @@ class ServedCommand:
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self.ended = threading.Event()
-        self.started = threading.Event()  # or ended
+        # A background process has started, or ended.
+        self.started = threading.Event() if self.kind == "start" else self.ended
 
     @property
     def kind(self) -> str:
@@ -152,7 +153,8 @@ class ServedCommand:
 
         `offset` is the position of `data` in its input: bytes that were written before are left out.
         """
-        self.started.wait()
+        if self.kind == "start":
+            self.started.wait()
         if self.process is None:
             raise InvalidCall(
                 f"the command {self.id!r} reads no further input",

@@ -30,8 +30,9 @@ MOST_HEADERS = 64
 #: a piece.
 HEAD_TIME, PIECE_TIME = 10.0, 60.0
 _PIECE = 256 << 10
-#: A body of so many bytes is sent together with its head.
-_TOGETHER = 64 << 10
+#: The most parts that one call sends.
+_MOST_PARTS = 64
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
@@ -66,7 +67,9 @@ class HttpRequest:
         self.method, self.headers, self.connection = method, headers, connection
         path, _, query = target.decode("ascii").partition("?")
         self.path = path
-        self.segments = tuple(unquote(part, errors="strict") for part in path[1:].split("/"))
+        self.segments = tuple(
+            unquote(part, errors="strict") if "%" in part else part for part in path[1:].split("/")
+        )
         self.query: dict[str, str] = {}
         for pair in query.split("&") if query else ():
             name, _, value = pair.partition("=")
@@ -161,6 +164,27 @@ class HttpConnection:
         except (OSError, ValueError) as error:
             raise Disconnected(str(error)) from None
 
+    def send_all(self, parts: list[bytes]) -> None:
+        """Send these parts as one, without a copy where the socket can."""
+        if isinstance(self.socket, ssl.SSLSocket):
+            self.send(b"".join(parts))
+            return
+        rest: list[memoryview] = [memoryview(part) for part in parts if part]
+        rest.reverse()
+        try:
+            with self._both:
+                self.socket.settimeout(PIECE_TIME)
+                while rest:
+                    sent = self.socket.sendmsg(rest[: -_MOST_PARTS - 1 : -1])
+                    while sent:
+                        part = rest.pop()
+                        if sent < len(part):
+                            rest.append(part[sent:])
+                            break
+                        sent -= len(part)
+        except (OSError, ValueError) as error:
+            raise Disconnected(str(error)) from None
+
     def request(self, idle: float | None) -> HttpRequest:
         """Read the head of the next request, which may begin within `idle` seconds."""
         data = self._buffer
@@ -228,8 +252,8 @@ class HttpConnection:
             self._send_pieces(head, response.body, response.length)
 
     def _send_pieces(self, head: bytes, pieces: Iterable[bytes], left: int | None) -> None:
-        if left is not None and isinstance(pieces, list) and left <= _TOGETHER:
-            self.send(head + b"".join(pieces))
+        if left is not None and isinstance(pieces, list):
+            self.send_all([head, *pieces])
             return
         self.send(head)
         for piece in pieces:
@@ -276,5 +300,5 @@ class Response:
     @classmethod
     def json(cls, data: Any, status: int = 200) -> Response:
         """A response of JSON."""
-        body = json.dumps(data, separators=(",", ":")).encode()
+        body = _encoded(data).encode()
         return cls(status, body, kind="application/json")

@@ -16,40 +16,32 @@ class RouteTable:
     """Finds the row of a request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._rows: dict[tuple[str, int], list[Route]] = {}
+        self._rows: dict[tuple[str, int], list[tuple[tuple[str, ...], Route]]] = {}
         for row in routes:
-            self._rows.setdefault((row.method, len(row.segments)), []).append(row)
+            segments = row.segments
+            self._rows.setdefault((row.method, len(segments)), []).append((segments, row))
 
     def find(self, method: str, segments: tuple[str, ...]) -> tuple[Route, dict[str, str]]:
         """Return the row, and the named parts of the path. A literal part wins over a named one."""
-        for row in self._rows.get((method, len(segments)), ()):
+        for patterns, row in self._rows.get((method, len(segments)), ()):
             found: dict[str, str] = {}
-            for pattern, given in zip(row.segments, segments, strict=True):
+            for pattern, given in zip(patterns, segments, strict=True):
                 if pattern[:1] == "{":
                     found[pattern[1:-1]] = given
                 elif pattern != given:
                     break
             else:
                 return row, found
-        others = {
-            name for (name, size), rows in self._rows.items() if size == len(segments) and name != method
-        }
-        for other in sorted(others):
-            try:
-                self.find_exactly(other, segments)
-            except LookupError:
-                continue
-            raise Refused(405, f"{method} is not possible here", fix=f"use {other}")
+        for (other, size), rows in self._rows.items():
+            if size == len(segments) and any(_matches(patterns, segments) for patterns, _ in rows):
+                raise Refused(405, f"{method} is not possible here", fix=f"use {other}")
         raise Refused(404, "there is no such path", fix="see /v1/openapi.json")
 
-    def find_exactly(self, method: str, segments: tuple[str, ...]) -> Route:
-        """Return the row of this method. LookupError if there is none."""
-        for row in self._rows.get((method, len(segments)), ()):
-            if all(
-                part[:1] == "{" or part == given for part, given in zip(row.segments, segments, strict=True)
-            ):
-                return row
-        raise LookupError(segments)
+
+def _matches(patterns: tuple[str, ...], segments: tuple[str, ...]) -> bool:
+    return all(
+        pattern[:1] == "{" or pattern == given for pattern, given in zip(patterns, segments, strict=True)
+    )
 
 
 def checked_query(row: Route, request: HttpRequest) -> dict[str, Any]:

@@ -105,6 +105,34 @@ class HttpChannel:
         return data
 
 
+class PendingReply:
+    """The answer to a request that was sent."""
+
+    def __init__(self, transport: Transport, channel: HttpChannel) -> None:
+        self._transport = transport
+        self._channel: HttpChannel | None = channel
+
+    def get(self) -> Reply | None:
+        """Wait for the answer, once; None if the connection broke, or it is an error: ask again."""
+        channel, self._channel = self._channel, None
+        if channel is None:
+            return None
+        try:
+            reply = channel.reply()
+        except (Broken, OSError):
+            channel.socket.close()
+            return None
+        except BaseException:  # a signal: the rest of the answer would be read as the next one
+            channel.socket.close()
+            raise
+        self._transport.give_back(channel, reply)
+        return reply if reply.status < 400 else None
+
+    def __del__(self) -> None:
+        if self._channel is not None:
+            self._channel.socket.close()  # nobody waits for the answer
+
+
 class Transport:
     """All requests of a client. Thread-safe: each thread that waits for an answer has its own connection."""
 
@@ -201,6 +229,16 @@ class Transport:
             raise decode_error(_error_of(reply))
         return reply
 
+    def begin(self, path: str, query: Mapping[str, object]) -> PendingReply | None:
+        """Send a GET whose answer is read later; None if it cannot be sent now."""
+        path += "?" + "&".join(f"{name}={_text(value)}" for name, value in query.items())
+        try:
+            channel = self._taken()
+            channel.socket.sendall(f"GET {path} HTTP/1.1\r\n{self._head}\r\n".encode("latin-1"))
+        except (OSError, StaddleError):
+            return None
+        return PendingReply(self, channel)
+
     def _sent(self, data: bytes) -> Reply:
         for attempt in range(_ATTEMPTS):
             channel = self._taken()
@@ -214,19 +252,20 @@ class Transport:
             except BaseException:  # a signal: the rest of the answer would be read as the next one
                 channel.socket.close()
                 raise
-            with self._lock:
-                if (
-                    len(self._idle) < _MOST_IDLE
-                    and not self._closed
-                    and reply.headers.get("connection") != "close"
-                ):
-                    self._idle.append(channel)
-                else:
-                    channel.socket.close()
+            self.give_back(channel, reply)
             return reply
         raise SandboxLost(
             "the server gave no answer", why=f"the connection broke: {why}", fix="see whether it still runs"
         )
+
+    def give_back(self, channel: HttpChannel, reply: Reply) -> None:
+        """Keep a connection for the next request, after this answer."""
+        with self._lock:
+            may_stay = len(self._idle) < _MOST_IDLE and not self._closed
+            if may_stay and reply.headers.get("connection") != "close":
+                self._idle.append(channel)
+            else:
+                channel.socket.close()
 
     def _taken(self) -> HttpChannel:
         with self._lock:
