@@ -294,7 +294,7 @@ def cut(server: ServerProcess, tmp_path: Path, cuts: int) -> None:
 
 
 def test_cut_connections_lose_and_repeat_nothing(server: ServerProcess, tmp_path: Path) -> None:
-    cut(server, tmp_path, 100)
+    cut(server, tmp_path, 30)
 
 
 @pytest.mark.slow
@@ -384,6 +384,25 @@ def test_two_programs_start_one_server(tmp_path: Path) -> None:
     assert len(set(pids)) == 1
     assert until(lambda: not os.path.exists(f"/proc/{pids[0]}")), "the idle server did not end"
     assert not os.path.exists(path)
+
+
+def test_a_sandbox_that_a_dead_client_left_ends(tmp_path: Path) -> None:
+    """And with it a server that was started on first use. A label, a limit or a living client keeps it."""
+    path, seconds = str(tmp_path / "socket"), unique_seconds()
+    connected_or_started(path, idle=0.5, unused=1).close()
+    with staddle.connect(path) as client:
+        pid = client.about()["pid"]
+        mine = client.create(name="mine")
+        with staddle.connect(path) as other:
+            other.create(name="left").start(["sleep", seconds])
+            other.create(name="labelled", labels={"for": "tests"})
+            other.create(name="limited", policy=staddle.Policy.agent().with_limits(max_lifetime=3600))
+        assert until(lambda: {each.name for each in client.list()} == {"mine", "labelled", "limited"})
+        assert until(lambda: not with_argument(seconds)), "its program goes on"
+        assert mine.run("echo here").stdout == "here\n"
+        for name in ("labelled", "limited"):
+            client.get(name).close()
+    assert until(lambda: not os.path.exists(f"/proc/{pid}")), "the server did not end"
 
 
 # ------------------------------------------------------------ doors

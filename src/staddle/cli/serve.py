@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _OPTIONS = (
     Option("socket", "PATH", "listen at this UNIX socket (default: this user's own)"),
     Option("idle", "SECONDS", "end after this time without sandboxes and connections (default: never)"),
+    Option(
+        "unused", "SECONDS", "close an unlabelled sandbox that nobody uses for this time (default: never)"
+    ),
     Option("detach", "", "go on in the background"),
     Option("listen", "HOST:PORT", "listen at a TCP port as well; 0 is any free port"),
     Option("cert", "FILE", "certificate for TLS, in PEM; needed for any HOST but loopback"),
@@ -66,7 +69,8 @@ def main(words: Sequence[str]) -> int:
     return serve(
         ServeSettings(
             os.path.abspath(parsed.one("socket") or default_socket()),
-            idle=_seconds(parsed.one("idle")),
+            idle=_seconds("idle", parsed.one("idle")),
+            unused=_seconds("unused", parsed.one("unused")),
             address=None if listen is None else _address(listen),
             certificate=parsed.one("cert") or "",
             key=parsed.one("key") or "",
@@ -77,7 +81,7 @@ def main(words: Sequence[str]) -> int:
     )
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(option: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -85,7 +89,7 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e9:
-        raise UsageError(f"--idle {text!r} is not a number of seconds", fix="write it as in 60")
+        raise UsageError(f"--{option} {text!r} is not a number of seconds", fix="write it as in 60")
     return seconds
 
 

@@ -78,7 +78,12 @@ class ApiCall:
     @property
     def entry(self) -> SandboxEntry:
         """The sandbox that the path names."""
-        return self.server.sandboxes.get(self.parts["sandbox"])
+        return self.used(self.server.sandboxes.get(self.parts["sandbox"]))
+
+    def used(self, entry: SandboxEntry) -> SandboxEntry:
+        """Note that the client of this connection uses a sandbox."""
+        entry.use(self.request.connection)
+        return entry
 
     @property
     def command(self) -> ServedCommand:
@@ -157,7 +162,7 @@ def create(call: ApiCall) -> Any:
             why="the server has its own directory",
             fix="send an absolute path",
         )
-    return call.server.sandboxes.create(options, ask=ask).describe()
+    return call.used(call.server.sandboxes.create(options, ask=ask)).describe()
 
 
 def get(call: ApiCall) -> Any:
@@ -632,7 +637,7 @@ def restore(call: ApiCall) -> Any:
 
 def fork(call: ApiCall) -> Any:
     made = call.server.sandboxes.fork(call.entry, call.body.get("count", 1), freeze=call.body.get("freeze"))
-    return [each.describe() for each in made]
+    return [call.used(each).describe() for each in made]
 
 
 # ------------------------------------------------------------ history

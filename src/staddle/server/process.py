@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Seconds without use until a server that was started on first use ends.
 IDLE = 60.0
+#: Seconds without use until such a server closes a sandbox that nothing else ends.
+UNUSED = 24 * 3600.0
 #: Seconds for a server to start.
 _TO_START = 20.0
 _NAME = "socket"
@@ -73,11 +75,12 @@ def connected(path: str) -> socket.socket | None:
     return made
 
 
-def connected_or_started(path: str, idle: float = IDLE) -> socket.socket:
+def connected_or_started(path: str, idle: float = IDLE, unused: float = UNUSED) -> socket.socket:
     """Return a connection to the server at `path`, which is started if none listens there."""
     until = time.monotonic() + _TO_START
     while (found := connected(path)) is None:
-        words = ("serve", "--socket", path, "--idle", f"{idle:g}", "--detach")
+        times = ("--idle", f"{idle:g}", "--unused", f"{unused:g}")
+        words = ("serve", "--socket", path, *times, "--detach")
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, (_ROOT, os.environ.get("PYTHONPATH")))),
@@ -123,6 +126,7 @@ class ServeSettings:
         path: str,
         *,
         idle: float | None = None,
+        unused: float | None = None,
         address: tuple[str, int] | None = None,
         certificate: str = "",
         key: str = "",
@@ -131,6 +135,7 @@ class ServeSettings:
         detach: bool = False,
     ) -> None:
         self.path, self.idle, self.address, self.detach = path, idle, address, detach
+        self.unused = unused
         self.token = token or secrets.token_urlsafe(32)
         self.names = names
         self.context: ssl.SSLContext | None = None
@@ -171,7 +176,7 @@ def serve(settings: ServeSettings) -> int:
     tcp = None if settings.address is None else tcp_listener(*settings.address)
     if settings.detach and not _detached():
         return 0
-    server = SandboxServer(idle=settings.idle)
+    server = SandboxServer(idle=settings.idle, unused=settings.unused)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: server.stop())
     facts = {"socket": settings.path, "pid": os.getpid()}

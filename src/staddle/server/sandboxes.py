@@ -120,6 +120,8 @@ class SandboxEntry:
         self.snapshots: dict[str, Snapshot] = {}
         self.reviews: dict[str, Review] = {}
         self.questions: dict[str, Question] = {}
+        self._users: set[object] = set()  # connections on which requests for it have come
+        self._used = time.monotonic()
         self._lock = threading.Lock()
 
     sandbox: Sandbox  # set by `hold`
@@ -128,6 +130,24 @@ class SandboxEntry:
     def hold(self, sandbox: Sandbox) -> None:
         """Hold this sandbox from now on."""
         self.sandbox, self.commands = sandbox, CommandTable(sandbox)
+        self._used = time.monotonic()
+
+    def use(self, connection: object) -> None:
+        """Note a request for it. It is in use as long as this connection is open."""
+        with self._lock:
+            self._users.add(connection)
+            self._used = time.monotonic()
+
+    def unused(self, connections: set[Any]) -> float:
+        """Return the seconds since it was in use, or 0 if it has a label, a name to keep, or an end."""
+        sandbox, now = self.sandbox, time.monotonic()
+        limits = sandbox.policy.limits
+        has_owner = sandbox.labels or self.options.get("keep") or limits.max_lifetime or limits.idle
+        with self._lock:
+            self._users &= connections
+            if self._users or has_owner:
+                self._used = now
+            return now - self._used
 
     def record(self, kind: str, **facts: Any) -> None:
         """Add an event of this sandbox."""
@@ -372,6 +392,12 @@ class SandboxTable:
         """Drop sandboxes that have ended by themselves, by a limit or because something killed them."""
         for entry in self.listed():
             if not entry.sandbox.alive:
+                self.close(entry.id)
+
+    def close_unused(self, seconds: float, connections: set[Any]) -> None:
+        """Close what a client left that is gone: unused for so long, without label, keep or limit of time."""
+        for entry in self.listed():
+            if entry.unused(connections) > seconds:
                 self.close(entry.id)
 
     def end(self) -> None:

@@ -118,12 +118,16 @@ class Answers:
 
 
 class SandboxServer:
-    """Holds sandboxes, and answers requests about them. `idle`: seconds without any use until it ends."""
+    """Holds sandboxes, and answers requests about them.
 
-    def __init__(self, *, idle: float | None = None) -> None:
+    `idle`: seconds without any use until it ends. `unused`: seconds without use until it closes a sandbox
+    without label, `keep` or limit of time.
+    """
+
+    def __init__(self, *, idle: float | None = None, unused: float | None = None) -> None:
         self.sandboxes = SandboxTable()
         self.began = time.time()
-        self._idle = idle
+        self._idle, self._unused = idle, unused
         self._answers = Answers()
         self._routes = RouteTable(routes().values())
         self._connections: set[HttpConnection] = set()
@@ -298,6 +302,10 @@ class SandboxServer:
         while not self._stopping.wait(_LOOK_EVERY):
             with suppress(Exception):  # a sandbox that cannot be closed now is looked at again
                 self.sandboxes.forget_ended()
+                if self._unused is not None:
+                    with self._lock:
+                        connections: set[HttpConnection] = set(self._connections)
+                    self.sandboxes.close_unused(self._unused, connections)
             with self._lock:
                 if self._connections or len(self.sandboxes):
                     self._used = time.monotonic()
