@@ -19,12 +19,15 @@ from typing import Any
 import pytest
 
 import staddle
-from staddle.errors import CommandFailed, InvalidCall, PolicyError, StaddleError
+from staddle.errors import CommandFailed, InvalidCall, PolicyError, SessionBusy, StaddleError
+from staddle.server.access import SocketAccess
 from staddle.server.client import Client
 from staddle.server.process import connected_or_started, default_socket
+from staddle.server.sandboxes import EventLog, SandboxEntry
+from staddle.server.server import unix_listener
 from staddle.server.websocket import BINARY, TEXT
 from tests.support.server_process import ROOT, CuttingRelay, ServerProcess
-from tests.support.waiting import unique_seconds, until, with_argument
+from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 pytestmark = pytest.mark.both_users
 TOKEN = "a-token-of-the-tests-that-is-long-enough"
@@ -508,6 +511,158 @@ def test_nothing_but_loopback_is_served_without_tls(tmp_path: Path) -> None:
     )
     assert done.returncode == 125
     assert "TLS" in done.stderr
+
+
+def test_the_port_speaks_tls_with_a_certificate(tmp_path: Path) -> None:
+    """To who trusts it, by the name in it; neither to others, nor without TLS."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    openssl = shutil.which("openssl")
+    assert openssl, "install openssl: it makes the certificate of this test"
+    words = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    alternatives = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    done = subprocess.run(
+        [openssl, "req", "-x509", *words, "-addext", alternatives, "-keyout", key, "-out", certificate],
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    options = ("--listen", "127.0.0.1:0", "--cert", str(certificate), "--key", str(key))
+    with ServerProcess(tmp_path, *options, STADDLE_SERVER_TOKEN=TOKEN) as server:
+        url = server.facts["url"]
+        assert url.startswith("https://")
+        for name in (url, url.replace("127.0.0.1", "localhost")):
+            with staddle.connect(name, token=TOKEN, cafile=str(certificate)) as client, client.create() as sb:
+                size = sum(len(each.data) for each in sb.stream("head -c 3000000 /dev/zero"))
+                assert size == 3_000_000
+                terminal = sb.terminal(["cat"])
+                connection, messages = terminal.attach()
+                messages.send(BINARY, b"typed\r")
+                seen = b""
+                while b"typed" not in seen:
+                    seen += messages.message()[1]  # type: ignore[index]
+                connection.close()
+        with pytest.raises(StaddleError, match="certificate"):
+            staddle.connect(url, token=TOKEN)
+        plain = http.client.HTTPConnection(url.removeprefix("https://"), timeout=20)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            asked(plain, "GET", "/v1", Authorization=f"Bearer {TOKEN}")
+
+
+# ------------------------------------------------------------ limits
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Client]:
+    """A client of a server of this process, whose limits are small."""
+    from staddle.server.server import SandboxServer
+
+    server = SandboxServer()
+    server.sandboxes.most = 2
+    server.listen(unix_listener(str(tmp_path / "small")), SocketAccess())
+    with staddle.connect(str(tmp_path / "small")) as client:
+        yield client
+    server.end()
+
+
+def test_a_server_has_a_most_of_sandboxes(small: Client) -> None:
+    """Forks count. A closed one makes room."""
+    first = small.create()
+    second = small.create()
+    for work in (small.create, first.fork):
+        with pytest.raises(SessionBusy, match="at most 2"):
+            work()
+    second.close()
+    assert len(first.fork()) == 1
+
+
+def test_a_sandbox_has_a_most_of_terminals_and_snapshots(
+    small: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staddle.server.sandboxes.MOST_TERMINALS", 1)
+    monkeypatch.setattr("staddle.server.sandboxes.MOST_SNAPSHOTS", 1)
+    with small.create() as sb:
+        terminal = sb.terminal(["cat"])
+        with pytest.raises(SessionBusy, match="terminals"):
+            sb.terminal(["cat"])
+        terminal.close()
+        sb.terminal(["cat"]).close()
+        snapshot = sb.snapshot()
+        with pytest.raises(SessionBusy, match="snapshots"):
+            sb.snapshot()
+        snapshot.close()
+        sb.snapshot("one")
+
+
+def test_a_sandbox_has_a_most_of_commands(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that run, and of ended ones whose results are kept. No id runs twice, even a dropped one."""
+    monkeypatch.setattr("staddle.server.commands.MOST_RUNNING", 1)
+    monkeypatch.setattr("staddle.server.commands.KEPT_COMMANDS", 2)
+    with small.create() as sb:
+        process = sb.start("cat")
+        with pytest.raises(SessionBusy, match="commands"):
+            sb.run("true")
+        process.kill()
+        process.wait(PATIENCE)
+        assert until(lambda: sb.describe()["commands"] == 0)
+        again = {"id": "first", "command": "echo once >> times"}
+        sb._request("POST", "/commands", again)
+        for _ in range(3):
+            sb.run("true")
+        assert until(lambda: len(sb.commands()) == 2)
+        with pytest.raises(InvalidCall, match="has run"):
+            sb._request("POST", "/commands", again)
+        assert sb.files.read("times") == "once\n"
+
+
+def test_a_server_has_a_most_of_connections(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is closed. The others go on, and one that ends makes room."""
+    monkeypatch.setattr("staddle.server.server.MOST_CONNECTIONS", 2)
+    path = str(small._transport.where)
+    second, third = Unix(path), Unix(path)
+    assert asked(second, "GET", "/v1")[0] == 200
+    with pytest.raises((OSError, http.client.HTTPException)):
+        asked(third, "GET", "/v1")
+    assert small.about()["sandboxes"] == 0
+    second.close()
+
+    def is_served() -> bool:
+        try:
+            return bool(asked(Unix(path), "GET", "/v1")[0] == 200)
+        except (OSError, http.client.HTTPException):
+            return False
+
+    assert until(is_served), "no room was made"
+
+
+def test_bodies_and_heads_have_a_limit(small: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, and the connection closed. A file may be larger than a JSON body."""
+    path = str(small._transport.where)
+    for headers, status in (({"X": "a" * (17 << 10)}, 431), ({f"X_{n}": "a" for n in range(70)}, 431)):
+        assert asked(Unix(path), "GET", "/v1", **headers)[0] == status
+    monkeypatch.setattr("staddle.server.http.HttpRequest.read.__defaults__", (1000,))
+    with small.create() as sb:
+        base = f"/v1/sandboxes/{sb.id}"
+        status, refused = asked(Unix(path), "POST", f"{base}/commands", {"command": "#" * 2000})
+        assert (status, refused["error"]["type"]) == (413, "InvalidCall")
+        assert asked(Unix(path), "PUT", f"{base}/files/content?path=f", b"a" * 2000)[0] == 200
+        assert asked(Unix(path), "POST", f"{base}/commands", {"command": "true"})[0] == 201
+
+
+def test_questions_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A further one is refused at once; each waits for its time and no longer."""
+    monkeypatch.setattr("staddle.server.sandboxes.MOST_QUESTIONS", 1)
+    entry = SandboxEntry("one", EventLog(), {"on_connect_timeout": PATIENCE})
+    event = staddle.Event("question", "a.example:443", "unlisted")
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(entry.on_connect(event)))
+    waiting.start()
+    assert until(lambda: entry.questions)
+    assert entry.on_connect(event) is False
+    entry.answer(next(iter(entry.questions)), True)
+    waiting.join()
+    assert answers == [True]
+    entry.options["on_connect_timeout"] = 0.01
+    assert entry.on_connect(event) is False
 
 
 def test_files_are_streamed_in_ranges(server: ServerProcess, client: Client, tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 _OPTIONS = (
     Option("socket", "PATH", "listen at this UNIX socket (default: this user's own)"),
     Option("idle", "SECONDS", "end after this time without sandboxes and connections (default: never)"),
-    Option(
-        "unused", "SECONDS", "close an unlabelled sandbox that nobody uses for this time (default: never)"
-    ),
+    Option("unused", "SECONDS", "close unlabelled sandboxes without use for this time (default: never)"),
     Option("detach", "", "go on in the background"),
     Option("listen", "HOST:PORT", "listen at a TCP port as well; 0 is any free port"),
     Option("cert", "FILE", "certificate for TLS, in PEM; needed for any HOST but loopback"),
