@@ -300,6 +300,16 @@ def test_cut_connections_lose_and_repeat_nothing(server: ServerProcess, tmp_path
     cut(server, tmp_path, 30)
 
 
+def test_a_large_output_survives_cut_connections(server: ServerProcess, tmp_path: Path) -> None:
+    """Its next piece is asked for before the last one is read."""
+    relay = CuttingRelay(str(tmp_path / "relay"), server.path, seed=1, most=16_000_000)
+    expected = b"".join(b"%d\n" % n for n in range(1, 800_001))
+    with staddle.connect(relay.path) as client, client.create() as sb:
+        while relay.cuts < 3:
+            assert b"".join(each.data for each in sb.stream("seq 800000")) == expected
+    relay.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_thousand_cut_connections_lose_and_repeat_nothing(server: ServerProcess, tmp_path: Path) -> None:
