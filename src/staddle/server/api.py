@@ -245,8 +245,7 @@ def call_method(call: ApiCall) -> Any:
 
 
 def list_commands(call: ApiCall) -> Any:
-    found = [each.describe() for each in call.entry.commands.listed()]
-    return [{k: v for k, v in each.items() if k not in ("result", "stdout", "stderr")} for each in found]
+    return [each.describe(result=False) for each in call.entry.commands.listed()]
 
 
 #: For each kind of command: how it may be given, and the fields that it does not take.

@@ -174,8 +174,8 @@ class ServedCommand:
             self.sent += len(data)
             return self.sent
 
-    def describe(self, *, text: bool = True) -> dict[str, Any]:
-        """Return its state, as data for JSON; with `text` its output as text as well."""
+    def describe(self, *, text: bool = True, result: bool = True) -> dict[str, Any]:
+        """Return its state, as data for JSON; with `result` that, and with `text` its output as text."""
         found: dict[str, Any] = {
             "id": self.id,
             "kind": self.kind,
@@ -191,7 +191,7 @@ class ServedCommand:
             found["pid"] = self.process.pid
         if self.error is not None:
             found["error"] = encode_error(self.error)
-        if self.result is not None:
+        if self.result is not None and result:
             found["result"] = encode(self.result)
             if text:
                 found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
