@@ -198,7 +198,7 @@ TOPICS = {
         (
             *("Sandbox", "AsyncSandbox", "Pool", "AsyncPool", "Result", "Reason"),
             *("Interpreter", "wrap", "WrappedCommand", "kept_sandboxes", "remove_kept"),
-            *("default_policy", "doctor"),
+            *("connect", "default_policy", "doctor"),
         ),
     ),
     "api-policy.md": (

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .diagnosis import doctor
     from .enforcement import Enforcement, Gap
     from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
@@ -38,6 +40,12 @@ if TYPE_CHECKING:
     from .sandbox.sandbox import Sandbox
     from .sandbox.workspace.snapshot import Snapshot
     from .wrapping import WrappedCommand, wrap
+
+    # `server` stands above this file: see `staddle.server.client` for the type of what it returns.
+    def connect(
+        url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+    ) -> Any: ...
+
 
 __version__ = "0.1.0"
 
@@ -74,6 +82,7 @@ __all__ = [
     "Task",
     "Workspace",
     "WrappedCommand",
+    "connect",
     "default_policy",
     "doctor",
     "kept_sandboxes",
@@ -115,6 +124,7 @@ _HOME = {
     "Task": "jail.task",
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
+    "connect": "server.client",
     "default_policy": "policy.installation",
     "doctor": "diagnosis",
     "kept_sandboxes": "sandbox.kept",

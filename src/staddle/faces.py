@@ -40,6 +40,7 @@ class Forwarded(Generic[P, T]):
     """One row: a method that faces pass on. `undo` gets the result that a cancelled caller did not get."""
 
     name = ""
+    is_property = False
 
     def __init__(
         self, method: Callable[Concatenate[Any, P], T], undo: Callable[[T], object] | None = None
@@ -61,16 +62,22 @@ class Forwarded(Generic[P, T]):
 
 
 def forwarded_property(found: Any) -> Any:
-    """Return the row of a property. It is a method of the face, because the face has to ask for it."""
-    return Forwarded(found.fget)
+    """Return the row of a property; without `keeps_properties` a method, because the face has to ask."""
+    row = Forwarded(found.fget)
+    row.is_property = True
+    return row
 
 
 class BlockingFace:
     """A face whose methods return the result."""
 
+    #: Whether properties of the sandbox are properties here.
+    keeps_properties = False
+
     def __init_subclass__(cls) -> None:
         for row in rows(cls):
-            setattr(cls, row.name, _blocking(row))
+            called: Any = _blocking(row)
+            setattr(cls, row.name, property(called) if row.is_property and cls.keeps_properties else called)
 
     def _forward(self, row: Forwarded[Any, Any], args: Any, options: Any) -> Any:
         """Make the call of `row` with these arguments."""

@@ -144,6 +144,11 @@ def runtime() -> str:
     return f"/tmp/{PREFIX}run-{uid}"
 
 
+def server() -> str:
+    """Return the directory of the socket of this user's server. It need not exist."""
+    return f"{runtime()}/server"
+
+
 def of_this_process(kind: str, label: str = "") -> str:
     """Return a private directory of this process, below `runtime`; remove those of killed processes."""
     import shutil  # slow to load

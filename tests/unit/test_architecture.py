@@ -61,7 +61,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("sandbox/workspace",),
     ("sandbox/open",),
     ("sandbox",),
-    ("faces.py",),
+    ("faces.py", "json_values.py"),
     ("sandbox/aio",),
     ("jail",),
     ("containers",),
@@ -72,11 +72,12 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("agents",),
     ("tui",),
     ("fleet",),
+    ("server",),
     ("cli", "__main__.py"),
 )
 #: These rooms import nothing of ours but the public names: `staddle` itself, and its public modules.
-PUBLIC_NAMES_ONLY = ("adapters", "compat", "mcp", "tui", "fleet")
-PUBLIC = ("__init__.py", "errors.py", "check.py", "display.py", "faces.py")
+PUBLIC_NAMES_ONLY = ("adapters", "compat", "mcp", "tui", "fleet", "server")
+PUBLIC = ("__init__.py", "errors.py", "check.py", "display.py", "faces.py", "json_values.py", "places.py")
 #: Class names that stand in more than one file, each with the reason why one name is right for both.
 ALLOWED_TWICE: dict[str, str] = {}
 

@@ -47,6 +47,7 @@ PUBLIC = (
     "Task",
     "Workspace",
     "WrappedCommand",
+    "connect",
     "default_policy",
     "doctor",
     "kept_sandboxes",

@@ -44,6 +44,11 @@ _COMMANDS = {
     "explain": "print what a run would be allowed, line by line, and run nothing",
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
+    "serve": "hold sandboxes for other programs, which list, attach and steer them",
+    "ps": "list the sandboxes of a server",
+    "attach": "work in a sandbox of a server, on this terminal; leave it and come back",
+    "logs": "print the output of a sandbox of a server",
+    "stop": "close sandboxes of a server, or the server",
     "mcp": "serve sandboxes as tools of the Model Context Protocol",
     "agent": "start a coding agent in another way, or change its settings",
     "jail": "let a coding agent work on a git worktree, and review what it did",
@@ -56,6 +61,7 @@ _FILE_OF = {
     "discard": "commit",
     "restore": "snapshot",
     "rm": "ls",
+    **dict.fromkeys(("logs", "stop"), "ps"),
     **dict.fromkeys(("log", "show", "undo", "bisect", "blame"), "history"),
 }
 

@@ -76,11 +76,29 @@ of its own, which stays for the next run of that NAME. `staddle diff`, `commit`,
   staddle run --mode overlay -c 'make clean && make test'
   staddle run --keep fix -c 'sed -i s/teh/the/ README'; staddle diff fix; staddle commit fix
   staddle run --timeout 5m --output-cap 1M -- ./train.sh
+  staddle run --in ID -- make                    in a sandbox of a server: `staddle run --in ID --help`
 """
+
+
+def is_in_server(words: Sequence[str]) -> bool:
+    """Whether `--in` is among our own options: before `--`, and before the first word that is no option."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        name, equals, _ = words[at].partition("=")
+        if name == "--in":
+            return True
+        option = next((each for each in _OPTIONS if name in (f"--{each.name}", f"-{each.short}")), None)
+        takes_value = name in ("--server", "--session", "--cwd") if option is None else bool(option.value)
+        at += 2 if takes_value and not equals else 1
+    return False
 
 
 def main(words: Sequence[str]) -> int:
     """Parse the options, compile the plan, check the rules, and run."""
+    if is_in_server(words):
+        from .attach import run_in
+
+        return run_in(words)
     parsed = parse(words, _OPTIONS, "run")
     if parsed.on("help"):
         print(_HELP.format(options=help_rows(_OPTIONS)), end="")

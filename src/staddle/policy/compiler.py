@@ -18,7 +18,7 @@ from ..linux.fileio import current_directory
 from ..paths import WORKSPACE_PATH, Ancestry, above, covers, upward
 from . import environment, presets, system
 from .grants import Visibility, guard, hidden, outermost, strongest, without_covered, without_dead
-from .own_places import guard_own, own_paths
+from .own_places import guard_own, own_paths, refuse_server
 from .plan import Device, Grant, Guard, Hidden, Link, Note, Plan, Scratch, Socket, Text
 from .resolve_rules import (
     ResolvedRule,
@@ -396,6 +396,7 @@ def _sockets(rules: Iterable[ResolvedRule]) -> tuple[list[Socket], list[Note]]:
     for rule in rules:
         if rule.field == "sockets":
             path = rule.place.path
+            refuse_server(path, rule.origin)
             deny = next((denied[up] for up in upward(path) if up in denied), None)
             if deny is None:
                 found.setdefault(path, Socket(path, rule.place.kind == "socket", rule.origin))

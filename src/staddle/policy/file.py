@@ -143,6 +143,13 @@ def from_installation(make: Callable[..., Made], defaults: Mapping[str, Any], na
     return _policy(make, defaults, name, values)
 
 
+def from_data(make: Callable[..., Made], data: Mapping[str, Any], workspace: AnyPath | None) -> Made:
+    """Return `make(**fields)` for the keys of a policy file."""
+    root = None if workspace is None else PathContext(declared(workspace, "workspace")).cwd
+    values = {"WORKSPACE": root, "HOME": os.environ.get("HOME"), "TMPDIR": os.environ.get("TMPDIR", "/tmp")}
+    return _policy(make, data, "in the request", values)
+
+
 def _checked(path: object) -> str:
     try:
         name = os.fsdecode(path)  # type: ignore[arg-type]

@@ -61,6 +61,17 @@ def own_paths(grants: Mapping[str, Grant], host: HostPaths) -> dict[str, str]:
     return found
 
 
+def refuse_server(path: str, origin: str) -> None:
+    """Raise PolicyError for the socket of the user's server: it gives the user's rights to who connects."""
+    place = places.server()
+    if covers(place, path) or covers(path, place):
+        raise PolicyError(
+            f"{origin} cannot be granted",
+            why=f"the server of sandboxes listens in {place!r}, and a sandbox could open others there",
+            fix="let the program outside use the server",
+        )
+
+
 def _can_appear(path: str) -> bool:
     """Whether this user, and so a sandbox, could create `path`."""
     while not os.path.lexists(path):

@@ -182,6 +182,13 @@ class Policy(Value):
 
         return load(cls, path, workspace)
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, workspace: AnyPath | None = None) -> Policy:
+        """Make the policy from the keys of a policy file, as data: for policies that programs send."""
+        from .file import from_data
+
+        return from_data(cls, data, workspace)
+
     def with_read(self, *paths: AnyPath) -> Policy:
         """Return a copy in which `paths` may be read."""
         return self.replace(read=(*self.read, *paths))

@@ -1,0 +1,274 @@
+"""Commands of a sandbox of the server, each under an id that its client chose.
+
+A command is started once for its id, however often the request is repeated. It runs whether or not a client
+is connected. `run` is shell text in a session, `exec` a program, `start` a background process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from staddle import Result, Sandbox
+from staddle.errors import InvalidCall, SessionBusy
+from staddle.json_values import encode, encode_error
+
+from .output import STDERR, STDOUT, OutputLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Bytes of output kept for each command, and for all ended commands of a sandbox together.
+KEPT_OUTPUT, KEPT_OUTPUTS = 8 << 20, 32 << 20
+#: Ended commands that are listed, and ids that are remembered so that no request starts one again.
+KEPT_COMMANDS, KEPT_IDS = 256, 100_000
+#: The most commands of a sandbox that run or wait at a time.
+MOST_RUNNING = 64
+_STREAMS = {"stdout": STDOUT, "stderr": STDERR}
+#: Seconds for the output of a background process in one step.
+_STEP = 1.0
+
+
+class ServedCommand:
+    """A command: its request, its output, and its result once it has ended."""
+
+    def __init__(self, command_id: str, body: dict[str, Any]) -> None:
+        self.id, self.body = command_id, body
+        self.began = time.time()
+        self.output = OutputLog(KEPT_OUTPUT, hold=bool(body.get("hold")))
+        self.state = "waiting"
+        self.result: Result | None = None
+        self.error: BaseException | None = None
+        self.exit_code: int | None = None
+        self.process: Any = None
+        self.sent = 0  # bytes written to its standard input
+        self.stdin = threading.Lock()
+        self._interrupt: Callable[[], object] | None = None
+        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self.ended = threading.Event()
+        # A background process has started, or ended.
+        self.started = threading.Event() if self.kind == "start" else self.ended
+
+    @property
+    def kind(self) -> str:
+        """ "run", "exec" or "start"."""
+        return str(self.body.get("kind", "run"))
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that its output takes."""
+        result = self.result
+        return self.output.size + (
+            0 if result is None else len(result.stdout_bytes) + len(result.stderr_bytes)
+        )
+
+    def work(self, sandbox: Sandbox) -> None:
+        """Run it, in this thread, to its end. Errors are kept for whoever asks."""
+        try:
+            getattr(self, f"_{self.kind}")(sandbox)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.state = "ended"
+            self.output.close()
+            self.started.set()
+            self.ended.set()
+
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: self.body[name] for name in names if name in self.body}
+
+    def _run(self, sandbox: Sandbox) -> None:
+        options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit")
+        session = self.body.get("session") or "main"
+        if "user" in self.body:
+            where: Any = sandbox
+            options["user"] = self.body["user"]
+        else:
+            where = sandbox if session == "main" else sandbox.session(session)
+        stream = where.stream(self.body["command"], **options)
+        with self._lock:
+            self.state = "running"
+            is_ours = "user" in self.body  # a session of its own
+            self._interrupt = stream.close if is_ours else partial(self._interrupt_session, sandbox, session)
+            if self._cancelled.is_set():
+                self._interrupt()
+        self.started.set()
+        for chunk in stream:
+            self.output.add(_STREAMS[chunk.stream], chunk.data)
+        with self._lock:
+            self._interrupt = None  # the next command of the session is another's
+        self.result = stream.result
+        self.exit_code = None if stream.result is None else stream.result.exit_code
+
+    @staticmethod
+    def _interrupt_session(sandbox: Sandbox, session: str) -> None:
+        sandbox.session(session).interrupt()
+
+    def _exec(self, sandbox: Sandbox) -> None:
+        options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit", "user")
+        self.state = "running"
+        self.started.set()
+        result = sandbox.exec(self.body["argv"], cancel=self._cancelled, **options)
+        self.result, self.exit_code = result, result.exit_code
+        for stream, data in ((STDOUT, result.stdout_bytes), (STDERR, result.stderr_bytes)):
+            if data:
+                self.output.add(stream, data)
+
+    def _start(self, sandbox: Sandbox) -> None:
+        what = self.body["argv"] if "argv" in self.body else self.body["command"]
+        process = sandbox.start(what, **self._options("timeout", "cwd", "env", "merge", "user"))
+        with self._lock:
+            self.process, self.state = process, "running"
+            self._interrupt = process.kill
+            if self._cancelled.is_set():
+                process.kill()
+        self.started.set()
+        offset = 0
+        while True:
+            found = process.wait_for_output(_STEP, offset=offset)
+            offset = found.end
+            if found.stdout_bytes_dropped:
+                self.output.skip(found.stdout_bytes_dropped)
+            for stream, data in ((STDOUT, found.stdout_bytes), (STDERR, found.stderr_bytes)):
+                if data:
+                    self.output.add(stream, data)
+            if not found.stdout_bytes and not found.stderr_bytes:
+                self.exit_code = process.poll()
+                if self.exit_code is not None:
+                    return
+
+    def interrupt(self) -> None:
+        """End it, or keep it from starting. Does nothing after its end."""
+        with self._lock:
+            self._cancelled.set()
+            if self._interrupt is not None:
+                self._interrupt()
+
+    def send_stdin(self, data: bytes, offset: int | None) -> int:
+        """Write to a background process. Returns the number of bytes written in its life.
+
+        `offset` is the position of `data` in its input: bytes that were written before are left out.
+        """
+        if self.kind == "start":
+            self.started.wait()
+        if self.process is None:
+            raise InvalidCall(
+                f"the command {self.id!r} reads no further input",
+                why="it is no background process, or it was not started",
+                fix='start it with "kind": "start", or give "stdin" with the command',
+            )
+        with self.stdin:
+            if offset is not None:
+                if offset > self.sent:
+                    raise InvalidCall(
+                        f"the input begins at {offset}",
+                        why=f"only {self.sent} bytes came before",
+                        fix="send these",
+                    )
+                data = data[self.sent - offset :]
+            self.process.send_stdin(data)
+            self.sent += len(data)
+            return self.sent
+
+    def describe(self, *, text: bool = True, result: bool = True) -> dict[str, Any]:
+        """Return its state, as data for JSON; with `result` that, and with `text` its output as text."""
+        found: dict[str, Any] = {
+            "id": self.id,
+            "kind": self.kind,
+            "command": self.body.get("argv", self.body.get("command")),
+            "session": self.body.get("session") or "main",
+            "began": self.began,
+            "state": self.state,
+            "output_start": self.output.start,
+            "output_end": self.output.end,
+            "exit_code": self.exit_code,
+        }
+        if self.process is not None:
+            found["pid"] = self.process.pid
+        if self.error is not None:
+            found["error"] = encode_error(self.error)
+        if self.result is not None and result:
+            found["result"] = encode(self.result)
+            if text:
+                found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
+        return found
+
+
+class CommandTable:
+    """The commands of one sandbox, by id. Thread-safe."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self._all: dict[str, ServedCommand] = {}
+        self._ended: deque[ServedCommand] = deque()
+        self._running = self._size = 0
+        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def begin(self, command_id: str, body: dict[str, Any], *, here: bool) -> tuple[ServedCommand, bool]:
+        """Return the command of this id, and whether this call has started it.
+
+        With `here` it has then run to its end, in this thread.
+        """
+        with self._lock:
+            found = self._all.get(command_id)
+            if found is not None:
+                if found.body != body:
+                    raise SessionBusy(
+                        f"the command {command_id!r} is another one",
+                        why="a request with this id asked for something else",
+                        fix="choose a new id for each command",
+                    )
+                return found, False
+            if command_id in self._gone:
+                raise InvalidCall(
+                    f"the command {command_id!r} has run",
+                    why="its result is not kept any more",
+                    fix="ask for results sooner; for a new command choose a new id",
+                )
+            if self._running >= MOST_RUNNING:
+                raise SessionBusy(
+                    "the sandbox runs too many commands",
+                    why=f"{MOST_RUNNING} run or wait",
+                    fix="wait for one of them",
+                )
+            made = self._all[command_id] = ServedCommand(command_id, body)
+            self.count += 1
+            self._running += 1
+        if here:
+            self._work(made)
+        else:
+            threading.Thread(target=self._work, args=(made,), daemon=True).start()
+        return made, True
+
+    def _work(self, command: ServedCommand) -> None:
+        """Run a command to its end; then drop the oldest ended ones that are too many."""
+        command.work(self.sandbox)
+        with self._lock:
+            self._running -= 1
+            self._ended.append(command)
+            self._size += command.size
+            while len(self._ended) > KEPT_COMMANDS or (self._size > KEPT_OUTPUTS and len(self._ended) > 1):
+                oldest = self._ended.popleft()
+                self._size -= oldest.size
+                del self._all[oldest.id]
+                self._gone[oldest.id] = None
+                if len(self._gone) > KEPT_IDS:
+                    self._gone.popitem(last=False)
+
+    def get(self, command_id: str) -> ServedCommand:
+        """Return the command of this id."""
+        found = self._all.get(command_id)
+        if found is None:
+            raise FileNotFoundError(2, f"the sandbox has no command {command_id!r}")
+        return found
+
+    def listed(self) -> list[ServedCommand]:
+        """Return the commands, oldest first."""
+        with self._lock:
+            return list(self._all.values())

@@ -1,0 +1,411 @@
+"""The sandboxes of a server: each with its commands, terminals, snapshots and questions, by id."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from staddle import Event, Review, Sandbox, Snapshot
+from staddle.errors import InvalidCall, SandboxClosed, SessionBusy
+from staddle.json_values import encode
+
+from .commands import CommandTable
+from .output import STDOUT, OutputLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Sandboxes of a server; terminals, snapshots without a label, and reviews of each sandbox.
+MOST_SANDBOXES, MOST_TERMINALS, MOST_SNAPSHOTS, MOST_REVIEWS = 1000, 16, 1000, 16
+#: Events that are kept, and the bytes of the output of a terminal.
+KEPT_EVENTS, KEPT_SCREEN = 10_000, 1 << 20
+#: Questions of a sandbox that wait for an answer; more are refused at once.
+MOST_QUESTIONS = 32
+
+
+class EventLog:
+    """The newest events of a server, each with a number. Thread-safe."""
+
+    def __init__(self, most: int = KEPT_EVENTS) -> None:
+        self._kept: deque[dict[str, Any]] = deque(maxlen=most)
+        self.last = 0
+        self._changed = threading.Condition()
+
+    def add(self, kind: str, sandbox: str, **facts: Any) -> None:
+        """Add an event."""
+        with self._changed:
+            self.last += 1
+            self._kept.append(
+                {"number": self.last, "at": time.time(), "kind": kind, "sandbox": sandbox, **facts}
+            )
+            self._changed.notify_all()
+
+    def after(self, number: int, seconds: float, sandbox: str = "", limit: int = 1000) -> dict[str, Any]:
+        """Return the events after `number`; wait for one. `missed` are those that are not kept any more."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                found = [
+                    each
+                    for each in self._kept
+                    if each["number"] > number and (not sandbox or each["sandbox"] == sandbox)
+                ][:limit]
+                left = until - time.monotonic()
+                if found or left <= 0:
+                    break
+                self._changed.wait(left)
+            first = self._kept[0]["number"] if self._kept else self.last + 1
+            last = found[-1]["number"] if len(found) == limit else self.last
+            return {"events": found, "last": last, "missed": max(0, first - number - 1)}
+
+
+class Question:
+    """A destination that a program inside asks for, until somebody answers."""
+
+    def __init__(self, event: Event) -> None:
+        self.id, self.event, self.asked = secrets.token_hex(4), event, time.time()
+        self.answer: bool | None = None
+        self.answered = threading.Event()
+
+
+class ServedTerminal:
+    """A terminal whose output is kept while nobody is attached."""
+
+    def __init__(self, terminal: Any) -> None:
+        self.id, self.terminal = secrets.token_hex(4), terminal
+        self.output = OutputLog(KEPT_SCREEN)
+        self.sent = 0
+        self.typing = threading.Lock()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while not self.terminal.at_end:
+                data = self.terminal.read(1.0)
+                if data:
+                    self.output.add(STDOUT, data)
+                elif self.terminal.poll() is not None:
+                    break
+        except (SandboxClosed, OSError, ValueError):
+            pass  # it was closed
+        finally:
+            self.output.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return its state, as data for JSON."""
+        terminal = self.terminal
+        return {
+            "id": self.id,
+            "pid": terminal.pid,
+            "rows": terminal.rows,
+            "cols": terminal.cols,
+            "exit_code": None if terminal.closed else terminal.poll(),
+            "output_start": self.output.start,
+            "output_end": self.output.end,
+        }
+
+
+class SandboxEntry:
+    """An open sandbox, with all objects that clients name."""
+
+    def __init__(self, name: str, events: EventLog, options: dict[str, Any], parent: str = "") -> None:
+        self.id, self.parent, self.opened = name, parent, time.time()
+        self.options = options
+        self.paused = False
+        self._events = events
+        self.terminals: dict[str, ServedTerminal] = {}
+        self.snapshots: dict[str, Snapshot] = {}
+        self.reviews: dict[str, Review] = {}
+        self.questions: dict[str, Question] = {}
+        self._users: set[object] = set()  # connections on which requests for it have come
+        self._used = time.monotonic()
+        self._lock = threading.Lock()
+
+    sandbox: Sandbox  # set by `hold`
+    commands: CommandTable
+
+    def hold(self, sandbox: Sandbox) -> None:
+        """Hold this sandbox from now on."""
+        self.sandbox, self.commands = sandbox, CommandTable(sandbox)
+        self._used = time.monotonic()
+
+    def use(self, connection: object) -> None:
+        """Note a request for it. It is in use as long as this connection is open."""
+        with self._lock:
+            self._users.add(connection)
+            self._used = time.monotonic()
+
+    def unused(self, connections: set[Any]) -> float:
+        """Return the seconds since it was in use, or 0 if it has a label, a name to keep, or an end."""
+        sandbox, now = self.sandbox, time.monotonic()
+        limits = sandbox.policy.limits
+        has_owner = sandbox.labels or self.options.get("keep") or limits.max_lifetime or limits.idle
+        with self._lock:
+            self._users &= connections
+            if self._users or has_owner:
+                self._used = now
+            return now - self._used
+
+    def record(self, kind: str, **facts: Any) -> None:
+        """Add an event of this sandbox."""
+        self._events.add(kind, self.id, **facts)
+
+    # ------------------------------------------------------------ called from threads of the sandbox
+
+    def on_record(self, record: dict[str, Any]) -> None:
+        """Receive a record of the sandbox's audit."""
+        kind = str(record["what"])
+        facts = {name: value for name, value in record.items() if name not in ("what", "log", "n", "at")}
+        self.record(kind, facts=facts)
+
+    def on_connect(self, event: Event) -> bool:
+        """Ask the clients about a destination, and wait for an answer."""
+        seconds = float(self.options.get("on_connect_timeout") or 60.0)
+        question = Question(event)
+        with self._lock:
+            if len(self.questions) >= MOST_QUESTIONS:
+                return False
+            self.questions[question.id] = question
+        self.record("question", question=question.id, event=encode(event))
+        question.answered.wait(seconds)
+        with self._lock:
+            self.questions.pop(question.id, None)
+        self.record("answer", question=question.id, allow=question.answer)
+        return question.answer is True
+
+    def answer(self, question_id: str, allow: bool) -> None:
+        """Answer a question. The first answer counts."""
+        with self._lock:
+            question = self.questions.pop(question_id, None)
+        if question is None:
+            raise FileNotFoundError(2, f"no question {question_id!r} waits for an answer")
+        question.answer = allow
+        question.answered.set()
+
+    # ------------------------------------------------------------ what clients name
+
+    def add_snapshot(self, snapshot: Snapshot) -> str:
+        """Keep a snapshot; return its id."""
+        with self._lock:
+            if len(self.snapshots) >= MOST_SNAPSHOTS:
+                raise SessionBusy(
+                    "the sandbox has too many snapshots",
+                    why=f"{MOST_SNAPSHOTS} are open",
+                    fix="delete some of them",
+                )
+            name = secrets.token_hex(4)
+            self.snapshots[name] = snapshot
+        return name
+
+    def snapshot(self, name: str) -> Snapshot:
+        """Return the snapshot with this id, or the newest one with this label."""
+        found = self.snapshots.get(name)
+        if found is None:
+            found = next((each for each in reversed(self.snapshots.values()) if each.label == name), None)
+        if found is None:
+            raise FileNotFoundError(2, f"the sandbox has no snapshot {name!r}")
+        return found
+
+    def listed_snapshots(self) -> list[dict[str, Any]]:
+        """Return the snapshots, oldest first, each with its parent's id: a tree."""
+        ids = {id(snapshot): name for name, snapshot in self.snapshots.items()}
+        return [
+            {
+                "id": name,
+                "label": each.label,
+                "created": each.created,
+                "parent": None if each.parent is None else ids.get(id(each.parent)),
+                "method": each.method,
+                "processes": encode(each.processes),
+            }
+            for name, each in list(self.snapshots.items())
+        ]
+
+    def add_review(self, review: Review) -> str:
+        """Keep a review for its commit; the oldest one goes. Returns its id."""
+        with self._lock:
+            while len(self.reviews) >= MOST_REVIEWS:
+                del self.reviews[next(iter(self.reviews))]
+            name = secrets.token_hex(4)
+            self.reviews[name] = review
+        return name
+
+    def add_terminal(self, **options: Any) -> ServedTerminal:
+        """Open a terminal."""
+        with self._lock:
+            for name, each in list(self.terminals.items()):
+                if each.terminal.closed:
+                    del self.terminals[name]
+            if len(self.terminals) >= MOST_TERMINALS:
+                raise SessionBusy(
+                    "the sandbox has too many terminals",
+                    why=f"{MOST_TERMINALS} are open",
+                    fix="close one of them",
+                )
+            made = ServedTerminal(self.sandbox.terminal(**options))
+            self.terminals[made.id] = made
+        return made
+
+    def terminal(self, name: str) -> ServedTerminal:
+        """Return the terminal with this id."""
+        found = self.terminals.get(name)
+        if found is None:
+            raise FileNotFoundError(2, f"the sandbox has no terminal {name!r}")
+        return found
+
+    def close(self) -> None:
+        """Close the sandbox. Programs that wait for an answer get none."""
+        for question in list(self.questions.values()):
+            question.answered.set()
+        self.sandbox.close()
+        for each in self.terminals.values():
+            each.output.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Return its state, as data for JSON."""
+        sandbox = self.sandbox
+        alive = sandbox.alive
+        return {
+            "id": self.id,
+            "name": sandbox.name,
+            "labels": sandbox.labels,
+            "state": ("paused" if self.paused else "running") if alive else "ended",
+            "workspace": self.options.get("workspace"),
+            "mode": self.options.get("mode", "overlay"),
+            "keep": self.options.get("keep"),
+            "backend": sandbox.enforced.backend,
+            "gaps": [str(gap) for gap in sandbox.enforced.gaps],
+            "opened": self.opened,
+            "parent": self.parent or None,
+            "commands": sum(not each.ended.is_set() for each in self.commands.listed()),
+            "terminals": len(self.terminals),
+            "questions": len(self.questions),
+            "max_lifetime": sandbox.policy.limits.max_lifetime,
+            "idle": sandbox.policy.limits.idle,
+        }
+
+
+class SandboxTable:
+    """Every sandbox of a server, by id. Thread-safe."""
+
+    def __init__(self, most: int = MOST_SANDBOXES) -> None:
+        self.most = most
+        self.events = EventLog()
+        self.created = self.closed = 0
+        self._all: dict[str, SandboxEntry] = {}
+        self._opening = 0
+        self._ending = False
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._all) + self._opening
+
+    def create(self, options: dict[str, Any], *, ask: bool = False) -> SandboxEntry:
+        """Open a sandbox. With `ask` its clients decide about destinations that the policy leaves open."""
+        entry = SandboxEntry(secrets.token_hex(8), self.events, options)
+        hooks: dict[str, Any] = {"audit": entry.on_record}
+        if ask:
+            hooks["on_connect"] = entry.on_connect
+        return self._opened(1, lambda: [self._filled(entry, Sandbox(**options, **hooks))])[0]
+
+    def fork(self, parent: SandboxEntry, count: int, **options: Any) -> list[SandboxEntry]:
+        """Open sandboxes that continue from another one."""
+
+        def work() -> list[SandboxEntry]:
+            return [
+                self._filled(SandboxEntry(secrets.token_hex(8), self.events, parent.options, parent.id), made)
+                for made in parent.sandbox.fork(count, **options)
+            ]
+
+        return self._opened(count, work)
+
+    @staticmethod
+    def _filled(entry: SandboxEntry, sandbox: Sandbox) -> SandboxEntry:
+        entry.hold(sandbox)
+        return entry
+
+    def _opened(self, count: int, work: Callable[[], list[SandboxEntry]]) -> list[SandboxEntry]:
+        with self._lock:
+            if self._ending:
+                raise SandboxClosed(
+                    "the server is ending", why="it was told to stop", fix="start another one"
+                )
+            if len(self) + count > self.most:
+                raise SessionBusy(
+                    "the server has too many sandboxes",
+                    why=f"it holds at most {self.most}",
+                    fix="close some of them",
+                )
+            self._opening += count
+        try:
+            made = work()
+        finally:
+            with self._lock:
+                self._opening -= count
+        with self._lock:
+            if not self._ending:
+                self._all.update({entry.id: entry for entry in made})
+                self.created += len(made)
+        for entry in made:
+            if self._ending:
+                entry.close()
+            entry.record(
+                "created", name=entry.sandbox.name, labels=entry.sandbox.labels, parent=entry.parent or None
+            )
+        return made
+
+    def get(self, name: str) -> SandboxEntry:
+        """Return the sandbox with this id, or the only one with this name, apart from its forks."""
+        found = self._all.get(name)
+        if found is not None:
+            return found
+        named = [entry for entry in self.listed() if entry.sandbox.name == name]
+        named = [entry for entry in named if not entry.parent] or named  # forks have the name of their origin
+        if len(named) > 1:
+            raise InvalidCall(
+                f"{len(named)} sandboxes have the name {name!r}",
+                why="a name may be given twice",
+                fix="use an id",
+            )
+        if not named:
+            raise FileNotFoundError(2, f"the server has no sandbox {name!r}")
+        return named[0]
+
+    def listed(self) -> list[SandboxEntry]:
+        """Return all of them, oldest first."""
+        return list(self._all.values())
+
+    def close(self, name: str) -> None:
+        """Close a sandbox."""
+        entry = self.get(name)
+        with self._lock:
+            if self._all.pop(entry.id, None) is None:
+                return
+            self.closed += 1
+        entry.close()
+        entry.record("closed")
+
+    def forget_ended(self) -> None:
+        """Drop sandboxes that have ended by themselves, by a limit or because something killed them."""
+        for entry in self.listed():
+            if not entry.sandbox.alive:
+                self.close(entry.id)
+
+    def close_unused(self, seconds: float, connections: set[Any]) -> None:
+        """Close what a client left that is gone: unused for so long, without label, keep or limit of time."""
+        for entry in self.listed():
+            if entry.unused(connections) > seconds:
+                self.close(entry.id)
+
+    def end(self) -> None:
+        """Close everything. No sandbox is opened from now on."""
+        with self._lock:
+            self._ending = True
+        for entry in self.listed():
+            try:
+                self.close(entry.id)
+            except Exception as error:  # the others are to be closed as well
+                self.events.add("failed", entry.id, why=str(error))

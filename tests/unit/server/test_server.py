@@ -1,0 +1,365 @@
+"""Parts of the server that need no sandbox: HTTP, output, answers, routes, WebSocket messages, values."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from staddle import Network, Policy, Sandbox, Secret, errors
+from staddle.errors import CommitRefused, InvalidCall, StaddleError
+from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error
+from staddle.sandbox.files import Files
+from staddle.sandbox.session import Session
+from staddle.server import api, http
+from staddle.server.access import TokenAccess
+from staddle.server.api import _KINDS
+from staddle.server.client import ServerFiles, ServerSandbox, ServerSession
+from staddle.server.http import Disconnected, HttpConnection, Refused, Response
+from staddle.server.openapi import description
+from staddle.server.operations import Field, routes
+from staddle.server.output import DROPPED, STDERR, STDOUT, OutputLog, frames, parse_frames
+from staddle.server.process import ServeSettings
+from staddle.server.routes import RouteTable
+from staddle.server.sandboxes import EventLog
+from staddle.server.server import Answers
+from staddle.server.websocket import BINARY, MOST_MESSAGE, TEXT, WebSocket, WebSocketError, accept_key
+
+HOST = b"Host: x\r\n"
+
+
+def parsed(data: bytes) -> http.HttpRequest:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        return HttpConnection(ours).request(1.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /\r\n\r\n", 400),
+        (b"GET / HTTP/1.0\r\n" + HOST + b"\r\n", 505),
+        (b"GET http://x/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET  / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /\x00 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b" folded: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"Name : x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"A: \x01\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"A: b\nC: d\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: +1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 411),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"A: b\r\n" * http.MOST_HEADERS + b"\r\n", 431),
+        (b"GET /" + b"a" * http.MOST_HEAD + b" HTTP/1.1\r\n" + HOST + b"\r\n", 431),
+        (b"GET /?a=1&a=2 HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /%ff HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    ],
+)
+def test_a_request_that_could_be_read_in_two_ways_is_refused(data: bytes, status: int) -> None:
+    with pytest.raises(Refused) as refused:
+        parsed(data)
+    assert refused.value.status == status
+
+
+def test_an_ordinary_request_is_read() -> None:
+    found = parsed(b"GET /a%20b/c?x=%2F+1 HTTP/1.1\r\nHost: x\r\nA:  b \r\n\r\n")
+    assert found.segments == ("a b", "c")
+    assert (found.query, found.headers["a"]) == ({"x": "/ 1"}, "b")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_hostile_bytes_raise_nothing_else(data: bytes) -> None:
+    for prefix in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+        try:
+            parsed(prefix + data + b"\r\n\r\n")
+        except (Refused, Disconnected):
+            pass
+
+
+def test_a_body_has_a_limit_and_a_slow_head_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused) as refused:
+        parsed(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999999\r\n\r\n").read()
+    assert refused.value.status == 413
+    monkeypatch.setattr(http, "HEAD_TIME", 0.2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"GET / HTTP/1.1\r\n")
+        began = time.monotonic()
+        with pytest.raises(Disconnected):
+            HttpConnection(ours).request(None)
+        assert time.monotonic() - began < 5
+
+
+def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PIECE_TIME", 0.2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(Disconnected):
+        HttpConnection(ours).respond(Response(body=bytes(64 << 20)), keep=True)
+
+
+# ------------------------------------------------------------ output
+
+
+def test_output_is_read_from_any_offset() -> None:
+    log = OutputLog(1 << 20)
+    log.add(STDOUT, b"abc")
+    log.add(STDERR, b"def")
+    log.add(STDOUT, b"ghi")
+    for offset in range(10):
+        for limit in range(1, 10):
+            begin, pieces = log.read(offset, limit)
+            assert begin == offset
+            assert b"".join(data for _, data in pieces) == b"abcdefghi"[offset : offset + limit]
+    assert log.read(2, 3)[1] == [(STDOUT, b"c"), (STDERR, b"de")]
+
+
+def test_output_is_bounded_and_says_what_is_gone() -> None:
+    """Bytes and pieces: alternating single bytes take no more memory than one long text."""
+    log = OutputLog(100_000)
+    for _ in range(10):
+        log.add(STDOUT, b"x" * 50_000)
+    begin, pieces = log.read(0, 1 << 20)
+    assert begin == log.start > 0
+    assert begin + sum(len(data) for _, data in pieces) == log.end == 500_000
+    for _ in range(5000):
+        log.add(STDOUT, b"1")
+        log.add(STDERR, b"2")
+    assert log.size < 200_000
+    assert parse_frames(b"".join(frames(5, 2, [(STDOUT, b"a"), (STDERR, b"")]))) == [
+        (DROPPED, (3).to_bytes(8, "big")),
+        (STDOUT, b"a"),
+        (STDERR, b""),
+    ]
+
+
+def test_held_output_waits_for_its_reader() -> None:
+    log = OutputLog(100_000, hold=True)
+    writer = threading.Thread(target=lambda: [log.add(STDOUT, bytes([n]) * 50_000) for n in range(20)])
+    writer.start()
+    seen = b""
+    while len(seen) < 1_000_000:
+        log.taken(len(seen))
+        assert log.wait(len(seen), 10)
+        begin, pieces = log.read(len(seen), 30_000)
+        assert begin == len(seen)
+        assert log.size < 300_000
+        seen += b"".join(data for _, data in pieces)
+    writer.join()
+    assert seen == b"".join(bytes([n]) * 50_000 for n in range(20))
+
+
+def test_events_say_how_many_were_missed() -> None:
+    log = EventLog(10)
+    for n in range(15):
+        log.add("kind", "a" if n % 2 else "b", n=n)
+    assert log.after(0, 0)["missed"] == 5
+    assert [each["n"] for each in log.after(12, 0)["events"]] == [12, 13, 14]
+    assert [each["n"] for each in log.after(5, 0, "a")["events"]] == [5, 7, 9, 11, 13]
+    assert log.after(15, 0.01) == {"events": [], "last": 15, "missed": 0}
+
+
+# ------------------------------------------------------------ repeated requests
+
+
+def test_a_repeated_request_gets_the_first_answer() -> None:
+    """Also while that is being made; if nothing was done, the repeated one does it."""
+    answers = Answers()
+    assert answers.begin("k") is None
+    seen: list[Response | None] = []
+    other = threading.Thread(target=lambda: seen.append(answers.begin("k")))
+    other.start()
+    first = Response(body=b"once")
+    answers.end("k", first)
+    other.join()
+    assert seen == [first]
+    assert answers.begin("k2") is None
+    answers.end("k2", None)
+    assert answers.begin("k2") is None
+
+
+def test_answers_are_bounded_and_never_given_to_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staddle.server.server.KEPT_ANSWERS", 3)
+    answers = Answers()
+    for n in range(10):
+        assert answers.begin(str(n)) is None
+        answers.end(str(n), Response(body=b"x"))
+    assert answers.begin("9") is not None
+    with pytest.raises(Refused, match="made before"):
+        answers.begin("0")
+
+
+# ------------------------------------------------------------ routes and their description
+
+
+def test_every_route_is_found_and_described() -> None:
+    table, described = RouteTable(routes().values()), description()["paths"]
+    for row in routes().values():
+        given = tuple("x" if part[:1] == "{" else part for part in row.segments)
+        assert table.find(row.method, given)[0] is row
+        assert row.method.lower() in described[row.path]
+        assert row.text.endswith(".")
+        assert callable(getattr(api, row.name))
+    names = [operation["operationId"] for path in described.values() for operation in path.values()]
+    assert len(names) == len(set(names)) == len(routes())
+    with pytest.raises(Refused) as refused:
+        table.find("PATCH", ("v1",))
+    assert refused.value.status == 405
+    with pytest.raises(Refused) as refused:
+        table.find("GET", ("nope",))
+    assert refused.value.status == 404
+
+
+def test_the_page_lists_every_route() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
+    rows = [f"| `{row.method} {row.path}` | {row.text} |" for row in routes().values()]
+    missing = [row for row in rows if row not in page]
+    assert not missing
+
+
+def test_fields_accept_their_types_only() -> None:
+    assert Field("integer", "").accepts(1)
+    assert not Field("integer", "").accepts(True)
+    assert Field("number|null", "").accepts(None)
+    assert not Field("string", "").accepts(None)
+    assert Field("boolean", "").accepts(False)
+    assert set(_KINDS) == {"run", "exec", "start"}
+
+
+# ------------------------------------------------------------ access
+
+
+def test_a_token_is_long_and_tls_needed() -> None:
+    with pytest.raises(InvalidCall, match="token"):
+        TokenAccess({"x"}, "short", is_tls=False)
+    with pytest.raises(InvalidCall, match="TLS"):
+        ServeSettings("/s", address=("192.0.2.1", 1))
+    with pytest.raises(InvalidCall, match="TLS"):
+        ServeSettings("/s", address=("example.com", 1))
+    assert ServeSettings("/s", address=("127.0.0.1", 1)).token != ServeSettings("/s").token
+
+
+# ------------------------------------------------------------ WebSocket
+
+
+def ends() -> tuple[WebSocket, WebSocket, socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    server = WebSocket(ours.recv, ours.sendall, is_client=False)
+    return server, WebSocket(theirs.recv, theirs.sendall, is_client=True), ours, theirs
+
+
+def test_messages_arrive_whole() -> None:
+    assert accept_key("dGhlIHNhbXBsZSBub25jZQ==") == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="  # of the RFC
+    server, client, ours, theirs = ends()
+    with ours, theirs:
+        for size in (0, 1, 125, 126, 65535, 65536):
+            data = bytes(n % 251 for n in range(size))
+            sender = threading.Thread(target=client.send, args=(BINARY, data))
+            sender.start()
+            assert server.message() == (BINARY, data)
+            sender.join()
+            server_sender = threading.Thread(target=server.send, args=(TEXT, data))
+            server_sender.start()
+            assert client.message() == (TEXT, data)
+            server_sender.join()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x82\x01a",  # not masked
+        b"\xc2\x81\0\0\0\0a",  # a reserved flag
+        b"\x83\x80\0\0\0\0",  # an unknown code
+        b"\x09\x80\0\0\0\0",  # a ping in parts
+        b"\x89\xfe\x00\x7e\0\0\0\0",  # a ping that is too long
+        b"\x80\x80\0\0\0\0",  # a continuation of nothing
+        b"\x82\xff" + (MOST_MESSAGE + 1).to_bytes(8, "big") + b"\0\0\0\0",
+        b"\x82\xff" + b"\xff" * 8 + b"\0\0\0\0",
+        b"\x82",
+    ],
+)
+def test_a_broken_message_ends_the_connection(data: bytes) -> None:
+    server, _, ours, theirs = ends()
+    with ours, theirs:
+        theirs.sendall(data)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(WebSocketError):
+            server.message()
+
+
+# ------------------------------------------------------------ values and errors
+
+
+def test_values_travel_as_their_types() -> None:
+    network = Network.allow("a.example:443", "10.1.0.0/16")
+    policy = Policy.agent().with_network(network).with_env(A=Secret("hidden-value"))
+    found = decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS)
+    assert found == policy
+    assert type(found.env["A"]) is Secret
+    for value in (b"\xff\0", (1, (2,)), {1: "a"}, "\udcff", [None, 1.5], {"$": 1}, frozenset(("a",))):
+        assert decode(json.loads(json.dumps(encode(value)))) == value
+
+
+def test_devices_of_a_policy_travel() -> None:
+    policy = Policy.agent().with_gpu("nvidia:0").with_devices("/dev/kvm")
+    assert decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS) == policy
+
+
+@pytest.mark.parametrize(
+    ("own", "served"),
+    [(Sandbox, ServerSandbox), (Session, ServerSession), (Files, ServerFiles)],
+)
+def test_a_client_has_every_name(own: type, served: type) -> None:
+    """Or a refusal with a sentence that says what to do."""
+    missing = {name for name in dir(own) if name[0] != "_" and not hasattr(served, name)}
+    assert missing <= {"id", "name"}  # set when it is made
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"$": "Popen"},
+        {"$": "Result"},
+        {"$": "Plan"},
+        {"$": "Policy", "reed": []},
+        {"$": "bytes"},
+        {"$": ["Policy"]},
+        {"$": "Network", "mode": "open", "rules": [1]},
+    ],
+)
+def test_a_client_sends_no_other_types(data: object) -> None:
+    with pytest.raises((InvalidCall, errors.PolicyError)):
+        decode(data, only=OF_CLIENTS)
+
+
+def test_deep_data_is_refused() -> None:
+    data: object = 1
+    for _ in range(100):
+        data = [data]
+    with pytest.raises(InvalidCall, match="deep"):
+        decode(data)
+
+
+def test_errors_travel_as_their_types() -> None:
+    """Every error of ours, and those of Python; an unknown one is described."""
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, StaddleError):
+            found = decode_error(json.loads(json.dumps(encode_error(kind("a", why="b", fix="c")))))
+            assert type(found) is kind, name
+            assert str(found) == "a: b; c"
+    refused = CommitRefused("a", conflicts=())
+    assert decode_error(encode_error(refused)).conflicts == ()  # type: ignore[attr-defined]
+    assert type(decode_error(encode_error(FileNotFoundError(2, "no", "/x")))) is FileNotFoundError
+    assert type(decode_error(encode_error(ValueError("x")))) is ValueError
+    assert "ZeroDivisionError" in str(decode_error(encode_error(ZeroDivisionError("x"))))
+    assert isinstance(decode_error({"type": "SystemExit", "what": "x"}), StaddleError)
