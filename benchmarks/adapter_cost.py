@@ -1,6 +1,6 @@
 """Cost of each adapter's command over staddle's own, which runs inside of the same call.
 
-    python benchmarks/adapter_cost.py       # each framework in its environment; writes docs/internals/adapters-tested.md
+    python benchmarks/adapter_cost.py       # each in its environment; writes internals/adapters-tested.md
     ENVIRONMENT/bin/python benchmarks/adapter_cost.py NAME
 
 The environments are those of `make test-adapters`. Each call is timed as a whole, and the calls of staddle

@@ -1,7 +1,8 @@
 """Write what `make test-agents` found into the documentation: agent_results.py DIRECTORY PACKAGE...
 
-The table of whole runs goes into docs/internals/agents-tested.md. The counts of the conformance package, and the
-scenarios that staddle does not offer, go into docs/internals/mcp-conformance.md. With `conformance` as the first package, the
+The table of whole runs goes into docs/internals/agents-tested.md. The counts of the conformance package,
+and the scenarios that staddle does not offer, go into internals/mcp-conformance.md beside it. With
+`conformance` as the first package, the
 script writes only these counts.
 """
 

@@ -1,4 +1,4 @@
-"""Test the fleet on several Ray nodes of this machine, and write what was measured into docs/internals/fleet.md.
+"""Test the fleet on several Ray nodes of this machine, and write the figures into docs/internals/fleet.md.
 
     scripts/test_fleet.py [--quick] [--resume] [--only PART …] [--faults N] [--seconds N] [--tasks N]
 

@@ -1,4 +1,4 @@
-"""Run staddle in containers of every kind, and on kernels of distributions; write docs/internals/container-hosts.md.
+"""Run staddle in containers of every kind, and on kernels of distributions; write the page.
 
     make test-hosts
     python -m tests.hosts containers "Debian 12"        some of it
