@@ -293,3 +293,11 @@ def test_gaps_of_the_backends() -> None:
         for name, cell in zip(heading[1:], cells[1:], strict=True):
             found[name] |= {code(cells[0])[0]} if cell == "**gap**" else set()
     assert found == {"`namespaces`, `bwrap`, `systemd`": set(), **declared}
+
+
+def test_what_it_costs_on_the_first_screen_is_what_was_measured() -> None:
+    """The README names figures of the generated table of hosts: of the machine itself."""
+    [figures] = re.findall(r"^\| none: .* \| ([^|]+) \|$", text("internals/container-hosts.md"), re.MULTILINE)
+    ahead, _, command = figures.split(", ")
+    readme = (TREE / "README.md").read_text()
+    assert f"A sandbox opens in {ahead}, and a command in it that does nothing takes {command}" in readme
