@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages
+.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -23,6 +23,7 @@ help:
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
 	@echo "make reference  write the pages of docs/ that are made from the code"
+	@echo "make site    build the site of the documentation into build/site; warnings and broken links are errors"
 	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
 	@echo "make pictures  write the pictures of docs/tui.md"
 	@echo "make dist    build the wheel and the source archive, twice, and compare them"
@@ -97,6 +98,14 @@ docs: $(VENV)/installed-dev
 
 reference: $(VENV)/installed
 	$(BIN)/python scripts/reference.py
+
+$(VENV)/installed-site: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[site]'
+	@$(MEND)
+	@touch $@
+
+site: $(VENV)/installed-site
+	$(BIN)/python scripts/site.py
 
 test-tui: test-packages $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/tui/real_terminal.py tests/kernel/test_tui.py tests/cli/test_tui.py tests/unit/tui

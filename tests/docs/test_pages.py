@@ -40,7 +40,7 @@ def test_rows_of_the_threat_model_name_tests() -> None:
     table = text("security.md").partition("| attacker |")[2].partition("\n\n")[0]
     cells = [line.rsplit("|", 2)[1].strip() for line in table.splitlines()[2:]]
     assert len(cells) > 12
-    assert not [cell for cell in cells if cell != "–" and not (TREE / cell.strip("`")).is_file()]
+    assert not [cell for cell in cells if cell != "-" and not (TREE / "tests" / cell.strip("`")).is_file()]
 
 
 def test_every_backend_has_a_section_and_an_honest_one() -> None:
