@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from part import Part, Run
 
 import staddle
+from staddle.server.commands import KEPT_COMMANDS
 
 #: Sandboxes that are open at once, and those whose output is read all the time.
 _CROWD, _READ = 500, 200
@@ -58,8 +59,8 @@ def crowd(run: Run) -> None:
 
     with _client(run) as client:
         sandboxes = [client.create() for _ in range(crowd)]
-        for sandbox in sandboxes:
-            sandbox.run("true")  # the first command takes what later ones have
+        for sandbox in sandboxes * KEPT_COMMANDS:
+            sandbox.run("true")  # the server keeps so many results for each
         readers = []
         for number, sandbox in enumerate(sandboxes[:read]):
             stream = iter(sandbox.start(_TICKER, timeout=None).stream())
