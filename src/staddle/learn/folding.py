@@ -19,9 +19,32 @@ if TYPE_CHECKING:
 
 #: Never granted whole; `~` is the home of the user who learns. Also never: another user's home.
 NEVER = (
-    *("/", "/boot", "/dev", "/etc", "/home", "/lost+found", "/media", "/mnt", "/opt", "/proc", "/root", "/run"),
+    *(
+        "/",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/home",
+        "/lost+found",
+        "/media",
+        "/mnt",
+        "/opt",
+        "/proc",
+        "/root",
+        "/run",
+    ),
     *("/srv", "/sys", "/tmp", "/usr", "/usr/local", "/usr/share", "/usr/lib", "/var", "/var/cache"),
-    *("/var/lib", "/var/log", "/var/run", "/var/spool", "/var/tmp", "/var/www", "/nix", "/nix/store", "/run/user"),
+    *(
+        "/var/lib",
+        "/var/log",
+        "/var/run",
+        "/var/spool",
+        "/var/tmp",
+        "/var/www",
+        "/nix",
+        "/nix/store",
+        "/run/user",
+    ),
     *("~", "~/.cache", "~/.config", "~/.local", "~/.local/bin", "~/.local/lib", "~/.local/share"),
     *("~/.local/state", "~/bin", "~/Desktop", "~/Documents", "~/Downloads", "~/Library", "~/Pictures"),
 )
@@ -115,13 +138,11 @@ def _by_neighbours(grants: set[str], listed: set[str], home: str) -> set[str]:
 
 
 def _by_screen(grants: set[str], home: str) -> set[str]:
-    """Fold the deepest directory with at least two grants in it; return the same if there is none."""
-    parents: dict[str, int] = {}
+    """Fold the deepest directories with at least two grants in them; return the same if there are none."""
+    inside: dict[str, int] = {}
     for path in grants:
-        parent = os.path.dirname(path)
-        if not is_never(parent, home):
-            parents[parent] = parents.get(parent, 0) + 1
-    several = [parent for parent, count in parents.items() if count > 1]
-    if not several:
-        return grants
-    return outermost(grants | {max(several, key=lambda each: (parents[each], each.count("/"), each))})
+        for place in above(path):
+            inside[place] = inside.get(place, 0) + 1
+    several = [place for place, count in inside.items() if count > 1 and not is_never(place, home)]
+    deepest = max((place.count("/") for place in several), default=0)
+    return outermost(grants | {place for place in several if place.count("/") == deepest})

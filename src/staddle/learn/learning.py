@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..policy import Policy
     from ..policy.plan import Plan
     from .proposal import Learned
-    from .recording import Recorder
+    from .recording import UseRecorder
 
     Learn = bool | Literal["refuse"]
 
@@ -52,30 +52,26 @@ class Learning:
         self._ask = on_connect
         self._is_open = policy.network.mode == "open" and not refuse
         self._plan = self._compiled(policy)
-        self.watched = policy if refuse else world.readable(policy, self._plan)
+        self.watched, self._private = world.readable(policy, self._plan)
+        if refuse:
+            self.watched = policy
         if self._is_open:  # names are only known where the gateway asks
             self.watched = self.watched.with_network(Network.deny())
         self.asks = self._is_open or on_connect is not None or policy.network.mode in ("deny", "allow")
         self._lock = threading.Lock()
-        self._recorders: list[Recorder] = []
+        self._recorders: list[UseRecorder] = []
         self._commands: list[str] = []
         self._failed = self._ended = 0
         self._seconds, self._memory = 0.0, 0
         self._began: dict[int, float] = {}
         self._compared: World | None = None
 
-    def begin(self, agent: AgentClient, backend: str) -> Recorder:
+    def begin(self, agent: AgentClient, backend: str) -> UseRecorder:
         """Watch every process that this agent starts from now on."""
-        if backend != "namespaces":
-            raise BackendUnavailable(
-                "a policy cannot be learned here",
-                why=f"programs are watched by their agent, and {backend} has none with that right",
-                fix="use the namespaces backend; `staddle doctor` shows how to get it",
-            )
-        from .recording import Recorder
+        check_backend(backend)
+        from .recording import UseRecorder
 
-        compared = self._world()
-        recorder = Recorder(compared.covers, lambda path: bool(compared.denied(path)))
+        recorder = UseRecorder(self._world())
         try:
             agent.watch(watched_calls.program(), recorder.channel.fileno())
         except BaseException:
@@ -123,9 +119,9 @@ class Learning:
             self._seconds = max(self._seconds, usage.wall)
             self._memory = max(self._memory, usage.memory or 0)
 
-    def learned(self) -> Learned:
-        """Return the proposal so far."""
-        return propose(self.recording(), self._world())
+    def learned(self, before: str = "") -> Learned:
+        """Return the proposal so far; `before` is the policy file that it adds to."""
+        return propose(self.recording(), self._world(), before)
 
     def recording(self) -> Recording:
         """Return everything that was recorded so far."""
@@ -149,13 +145,24 @@ class Learning:
     def _world(self) -> World:
         if self._compared is None:
             apart, plan = self._mode in ("overlay", "copy"), self._compiled(self.watched)
-            self._compared = World(self.policy, self._plan, plan, world.home(), self._workspace, apart)
+            about = self.policy, self._plan, plan, world.home(), self._workspace, apart, self._private
+            self._compared = World(*about)
         return self._compared
 
     def _compiled(self, policy: Policy) -> Plan:
         access: Literal["read", "write"] = "write" if self._mode == "bind" else "read"
         frozen = self._mode == "readonly"
         return compile_session(policy, self._workspace, access=access, env=self._env, frozen=frozen)[0]
+
+
+def check_backend(backend: str) -> None:
+    """Raise BackendUnavailable unless sandboxes of this backend can be watched."""
+    if backend not in ("auto", "namespaces"):
+        raise BackendUnavailable(
+            "a policy cannot be learned here",
+            why=f"programs are watched by their agent, and on {backend} it has no right to do that",
+            fix="use the namespaces backend; `staddle doctor` shows how to get it",
+        )
 
 
 def checked(learn: object) -> Learn:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
+import re
 
 from ..display import shown
 from ..policy import Identity, Limits, Network, Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 #: Lists of paths, in which `$` begins a placeholder.
 PATHS = ("read", "write", "deny", "sockets")
 _LISTS = (*PATHS, "pass_env", "unprotect", "gpu", "devices")
 _PLAIN = ("system", "toolchains", "sudo", "world", "nested", "environment", "redact", "home", "base")
-#: Marks a comment line among the entries of a list.
-LOUD = "\0loud"
+#: An entry of a list with its comment, as `text` writes it.
+_COMMENTED = re.compile(r'^ *("(?:[^"\\]|\\.)*"),  # (.*)$', re.MULTILINE)
 
 
-def of_policy(policy: Policy) -> dict[str, Any]:
-    """Return the keys of the file that gives this policy. Defaults of its preset are left out."""
+def of_policy(policy: Policy, spelled: Callable[[str], str] | None = None) -> dict[str, Any]:
+    """Return the keys of the file that gives this policy. Defaults of its preset are left out.
+
+    `spelled` writes a path with placeholders.
+    """
+    spelled = spelled or escaped
     data: dict[str, Any] = {"preset": policy.preset}
     plain = Policy.coding_agent(policy.home) if policy.preset == "coding-agent" and policy.home else None
     plain = plain or Policy(preset=policy.preset if policy.preset != "coding-agent" else "none")
     for name in _LISTS:
         if values := list(getattr(policy, name)):
-            data[name] = [_escaped(value) for value in values] if name in PATHS else values
+            data[name] = [spelled(value) for value in values] if name in PATHS else values
     for name in _PLAIN:
         value = getattr(policy, name)
         if value is not None and (value != getattr(plain, name) or (name == "home" and value)):
@@ -39,7 +44,7 @@ def of_policy(policy: Policy) -> dict[str, Any]:
     if policy.identity != usual:
         data["identity"] = {name: getattr(policy.identity, name) for name in Identity._fields}
     if policy.env:
-        data["env"] = {name: _escaped(str(value)) for name, value in policy.env.items()}
+        data["env"] = {name: escaped(str(value)) for name, value in policy.env.items()}
     if policy.rules is not None:
         data["rules"] = _of_rules(policy.rules)
     return data
@@ -79,7 +84,8 @@ def _of_rules(rules: Any) -> dict[str, Any]:
     return table
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text in which `$` begins no placeholder."""
     return text.replace("$", "$$")
 
 
@@ -87,7 +93,7 @@ def _escaped(text: str) -> str:
 
 
 def text(data: Mapping[str, Any], why: Mapping[tuple[str, str], str], loud: Mapping[str, list[str]]) -> str:
-    """Write a policy file. `why` has the comment of (key, value), `loud` the comments after a key's values."""
+    """Write a policy file. `why` has the comment of (key, value), `loud` comments after a key's values."""
     lines: list[str] = []
     for key, value in data.items():
         if not isinstance(value, dict):
@@ -98,7 +104,9 @@ def text(data: Mapping[str, Any], why: Mapping[tuple[str, str], str], loud: Mapp
             lines += ["", f"[{key}]"]
             for name, value in table.items():
                 lines += _entry(f"{key}.{name}", name, value, why, loud)
-            missing = [each for each in loud if each.startswith(f"{key}.") and each[len(key) + 1 :] not in table]
+            missing = [
+                each for each in loud if each.startswith(f"{key}.") and each[len(key) + 1 :] not in table
+            ]
             lines += [each for name in missing for each in loud[name]]
     return "\n".join(lines) + "\n"
 
@@ -114,13 +122,13 @@ def _entry(
     return [*lines, "]"]
 
 
+def comments(text: str) -> dict[str, str]:
+    """Return the comments of the entries in a policy file that was written by `text`."""
+    return {json.loads(entry): why for entry, why in _COMMENTED.findall(text)}
+
+
 def _comment(why: str | None) -> str:
-    return f"  # {comment(why)}" if why else ""
-
-
-def comment(why: str) -> str:
-    """Return hostile text as the content of a comment: one line, without control characters."""
-    return shown(why)
+    return f"  # {shown(why)}" if why else ""
 
 
 def toml(value: Any) -> str:

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 #: Where programs of every user are stored: a proposal never makes these writable.
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/opt", "/sbin", "/usr")
 #: Sockets through which a program gets out of any sandbox, by their names.
-_DANGEROUS_SOCKETS = ("docker.sock", "containerd.sock", "podman.sock", "crio.sock", "S.gpg-agent", "snapd.socket")
+_DANGEROUS_SOCKETS = (
+    "docker.sock",
+    "containerd.sock",
+    "podman.sock",
+    "crio.sock",
+    "S.gpg-agent",
+    "snapd.socket",
+)
 #: Headroom of the limits above what was measured, and their least values.
 _MORE_MEMORY, _MORE_PROCESSES, _MORE_TIME = 1.5, 2, 3
 _LEAST_MEMORY, _LEAST_PROCESSES, _LEAST_TIME = 256 << 20, 64, 10
@@ -47,6 +54,8 @@ class World(Value):
     home: str
     workspace: str | None
     apart: bool = True
+    #: Files of /etc that not every user may read.
+    private: tuple[str, ...] = ()
 
     def covers(self, path: str, *, writes: bool = False) -> bool:
         """Whether the policy allows this use of `path` without any learned grant."""
@@ -55,10 +64,16 @@ class World(Value):
             return not writes or self.apart or self.plan.access(path) == "write"
         if any(covers(each.path, path) for each in self.plan.hidden):
             return False
-        found = self.plan.access(path)
-        if path == "/" and not writes:
+        if not writes and (path == "/" or self._leads(path)):
             return True
-        return found == "write" or (found == "read" and not writes) or (not writes and self._leads(path))
+        if self.watched.shows(path) and not self.plan.shows(path):
+            return False  # a private directory of the sandbox has no such file
+        return self.plan.access(path) in (("write",) if writes else ("read", "write"))
+
+    def is_hosts(self, path: str) -> bool:
+        """Whether the sandbox shows the host's own directory at `path`, or one that only the sandbox has."""
+        path = self._followed(path)
+        return covers(WORKSPACE_PATH, path) or self.plan.shows(path) or self.watched.shows(path)
 
     def _followed(self, path: str) -> str:
         """Return `path` behind the links that every sandbox has, such as /bin."""
@@ -74,17 +89,20 @@ class World(Value):
 
     def _leads(self, path: str) -> bool:
         """Whether `path` is a directory that is visible because something below it is."""
-        items = (*self.plan.grants, *self.plan.scratch, *self.plan.texts, *self.plan.links)
-        return any(covers(path, item.path) for item in items)
+        plan = self.plan
+        several = (each for items in (plan.grants, plan.scratch, plan.texts, plan.links) for each in items)
+        return any(covers(path, each) for each in (item.path for item in several))
 
     def denied(self, path: str) -> str:
         """Return the origin of the rule that hides `path` even while learning, or an empty text."""
+        if any(covers(each, path) for each in self.private):
+            return "its permissions: other users may not read it"
         items = [item for item in self.watched.hidden if covers(item.path, path)]
         if items:
             return max(items, key=lambda item: len(item.path)).origin
-        for each in presets.DOORS:
-            if covers(each, path):
-                return f"preset {self.policy.preset}: a program can leave the sandbox through it"
+        for each in presets.denied(self.policy.preset):
+            if covers(each.replace("~", self.home, 1), path):
+                return f"preset {self.policy.preset}"
         return ""
 
 
@@ -114,11 +132,16 @@ class Learned(Value):
         return f"<Learned: {len(self.facts)} facts, {len(self.warnings)} warnings>"
 
 
-def propose(recording: Recording, world: World) -> Learned:
-    """Return the smallest policy that would have let the recorded run through."""
+def propose(recording: Recording, world: World, before: str = "") -> Learned:
+    """Return the smallest policy that would have let the recorded run through.
+
+    `before` is the text of the policy file that it adds to, whose comments are kept.
+    """
     why: dict[tuple[str, str], str] = {}
     loud: dict[str, list[str]] = {}
-    data = policy_data.of_policy(world.policy)
+    data = policy_data.of_policy(world.policy, lambda path: placed(path, world))
+    for entry, said in policy_data.comments(before).items():
+        why.update({(field, entry): said for field in (*policy_data.PATHS, "network.allow")})
     refused: list[Fact] = []
     grants: dict[str, list[Fact]] = {"read": [], "write": [], "sockets": []}
     for fact in recording.facts:
@@ -154,7 +177,7 @@ def propose(recording: Recording, world: World) -> Learned:
     _limits(recording, data, why)
     _toolchains(recording, world, data, why)
     order = ("preset", "toolchains", "read", "write", "deny", "sockets")
-    data = {key: data[key] for key in sorted(data, key=lambda key: (order.index(key) if key in order else 9))}
+    data = {key: data[key] for key in sorted(data, key=lambda key: order.index(key) if key in order else 9)}
     for field, several in loud.items():
         loud[field] = _bounded(several)
     head = _head(recording, loud, refused)
@@ -179,6 +202,8 @@ def _field(fact: Fact, world: World) -> str | None:
         # A socket that the programs of the sandbox made themselves.
         return None if granted or (world.covers(fact.path) and fact.state == "used") else "sockets"
     writes = fact.use == "write"
+    if fact.state == "hidden" and not world.plan.shows(fact.path):
+        return "write" if writes else "read"
     if world.covers(fact.path, writes=writes):
         return None
     if writes and "/__pycache__/" in fact.path:
@@ -224,7 +249,9 @@ def _is_undecodable(path: str) -> bool:
 
 def _loud(fact: Fact, reason: str, world: World) -> str:
     entry = policy_data.toml(placed(fact.path, world))
-    did = {"run": "run", "connect": "connected to", "write": "written", "list": "listed"}.get(fact.use, "read")
+    did = {"run": "run", "connect": "connected to", "write": "written", "list": "listed"}.get(
+        fact.use, "read"
+    )
     return f"# NOT GRANTED: {shown(entry)}  # {did} by {shown(fact.program)}: {shown(reason)}"
 
 
@@ -241,7 +268,9 @@ def _told(files: tuple[str, ...], facts: Iterable[Fact]) -> str:
     uses = " and ".join(dict.fromkeys(did[fact.use] for fact in about if fact.use in did))
     who = ", ".join(programs[:_MOST_NAMED]) + (" and others" if len(programs) > _MOST_NAMED else "")
     some = ", ".join(os.path.basename(path) for path in files[:_MOST_NAMED])
-    return f"{uses} by {who}" + (f": {some} and {counted(len(files) - _MOST_NAMED, 'other')}" if len(files) > 2 else "")
+    return f"{uses} by {who}" + (
+        f": {some} and {counted(len(files) - _MOST_NAMED, 'other')}" if len(files) > 2 else ""
+    )
 
 
 def host_line(host: str, command: int) -> tuple[str, str]:
@@ -250,7 +279,10 @@ def host_line(host: str, command: int) -> tuple[str, str]:
 
 
 def _network(
-    hosts: Iterable[HostFact], data: dict[str, Any], why: dict[tuple[str, str], str], loud: dict[str, list[str]]
+    hosts: Iterable[HostFact],
+    data: dict[str, Any],
+    why: dict[tuple[str, str], str],
+    loud: dict[str, list[str]],
 ) -> None:
     """Add the hosts that were reached; a host that was refused is a comment."""
     reached = {fact.host: fact for fact in hosts if fact.allowed}
@@ -266,7 +298,9 @@ def _network(
                 why["network.allow", entry] = said
     for fact in hosts:
         if not fact.allowed and fact.host not in reached:
-            entry = f"# NOT GRANTED: {shown(policy_data.toml(fact.host))}  # asked for in command {fact.command}"
+            entry = (
+                f"# NOT GRANTED: {shown(policy_data.toml(fact.host))}  # asked for in command {fact.command}"
+            )
             loud.setdefault("network.allow", []).append(f"{entry}: refused while learning")
 
 
@@ -322,11 +356,15 @@ def _head(recording: Recording, loud: dict[str, list[str]], refused: list[Fact])
     if not recording.succeeded:
         lines.append("# WARNING: the run failed, so it may need more than this.")
     if count:
-        lines.append("# WARNING: lines with NOT GRANTED are denied for a reason. Read it before you allow one.")
+        lines.append(
+            "# WARNING: lines with NOT GRANTED are denied for a reason. Read it before you allow one."
+        )
     if not recording.is_whole:
         lines.append("# WARNING: the run used too many files to record all of them.")
     if refused and recording.succeeded:
-        lines.append(f"# {counted(len(refused), 'use')} of files and sockets were refused, and the run did without.")
+        lines.append(
+            f"# {counted(len(refused), 'use')} of files and sockets were refused, and the run did without."
+        )
     return "\n".join(lines) + "\n" if lines else ""
 
 

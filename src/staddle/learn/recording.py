@@ -28,10 +28,9 @@ from .facts import Fact, HostFact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..linux.watched_calls import WatchedCall
     from .facts import State, Use
+    from .proposal import World
 
 _RECEIVE, _SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
 _REQUEST = struct.Struct("QIIiIQ6Q")  # struct seccomp_notif
@@ -50,11 +49,11 @@ _OWN = ("/proc/", "/dev/", "/sys/")
 _LONGEST_LINE = 256
 
 
-class Recorder:
-    """Records one sandbox. `is_covered` tells of a path inside whether it needs no look at the host."""
+class UseRecorder:
+    """Records one sandbox, which is compared with `world`."""
 
-    def __init__(self, is_covered: Callable[[str], bool], is_hidden: Callable[[str], bool]) -> None:
-        self._is_covered, self._is_hidden = is_covered, is_hidden
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._calls = watched_calls.calls()
         self._facts: dict[tuple[str, Use], Fact] = {}
         self._hosts: dict[tuple[str, bool], HostFact] = {}
@@ -194,7 +193,7 @@ class Recorder:
             use = "list"
         self._record(thread, found, use, state, is_directory)
         link = os.path.normpath(name)
-        if link != found and state == "used" and not self._is_covered(link):
+        if link != found and state == "used" and not self._world.covers(link):
             # A link that is not visible itself: the policy needs its spelling.
             self._record(thread, link, use, state, is_directory)
 
@@ -217,7 +216,7 @@ class Recorder:
             plain = os.path.normpath(name)
             if error.errno in (errno.EACCES, errno.EPERM):
                 return plain, "hidden", False
-            if self._is_covered(plain):
+            if self._world.is_hosts(plain):
                 return plain, None, False
             return plain, "hidden" if _exists(plain) else None, False
         try:
@@ -227,7 +226,7 @@ class Recorder:
                 self._interpreter(thread, fd)
         finally:
             os.close(fd)
-        return path, "hidden" if self._is_hidden(path) else "used", stat.S_ISDIR(mode)
+        return path, "hidden" if self._world.denied(path) else "used", stat.S_ISDIR(mode)
 
     def _root_of(self, thread: int) -> int:
         """Return the root of the sandbox, which no program inside can change."""

@@ -35,15 +35,19 @@ def home() -> str:
     return os.path.realpath(PathContext("/").home)
 
 
-def readable(policy: Policy, plan: Plan) -> Policy:
-    """Return the policy, whose plan is `plan`, with the files that this user may read."""
+def readable(policy: Policy, plan: Plan) -> tuple[Policy, tuple[str, ...]]:
+    """Return the policy, whose plan is `plan`, with the files that this user may read.
+
+    Also returns the files of /etc that other users may not read, which are denied.
+    """
     granted, private = _etc("/etc", plan)
     for name in sorted(os.listdir("/")):
         path = f"/{name}"
         if name not in _NOT_TOP and _others_may_read(path) and HostPaths().find(path).path == path:
             granted.append(path)
     granted += _around(home(), plan, _DEEPEST)
-    return policy.with_read(*(each for each in granted if not not_for("read", each))).with_deny(*private)
+    granted = [each for each in granted if not not_for("read", each)]
+    return policy.with_read(*granted).with_deny(*private), tuple(private)
 
 
 def _around(place: str, plan: Plan, depth: int) -> list[str]:
@@ -51,7 +55,7 @@ def _around(place: str, plan: Plan, depth: int) -> list[str]:
 
     A toolchain is granted in parts: what is around these only chooses between them.
     """
-    if plan.access(place) != "none" and depth < _DEEPEST:
+    if plan.shows(place) and depth < _DEEPEST:
         return []
     below = any(covers(place, grant.path) for grant in plan.grants)
     if depth < _DEEPEST and not below:
@@ -76,7 +80,10 @@ def _etc(place: str, plan: Plan) -> tuple[list[str], list[str]]:
     with os.scandir(place) as entries:
         tops = sorted(entry.path for entry in entries)
     for top in tops:
-        if os.path.islink(top) or not _others_may_read(top) or os.path.basename(top) in _OWN_IN_ETC:
+        if os.path.islink(top) or os.path.basename(top) in _OWN_IN_ETC:
+            continue
+        if not _others_may_read(top):
+            private.append(top)
             continue
         if plan.access(top) != "none":
             continue

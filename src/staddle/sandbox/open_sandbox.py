@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..ipc.agent_messages import Who
     from ..layers.changes import Change
     from ..learn.learning import Learning
-    from ..learn.recording import Recorder as UseRecorder
+    from ..learn.recording import UseRecorder
     from ..limits.usage import Usage
     from ..observe.redaction import Secrets
     from .execution import Execution

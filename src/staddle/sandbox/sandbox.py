@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ..ipc.agent_client import SpawnedProcess
     from ..layers.changes import Change
     from ..layers.drift import Drift
-    from ..learn.proposal import Learned
     from ..layers.review import Committed, OnConflict, Review
+    from ..learn.proposal import Learned
     from ..limits.usage import Usage
     from ..observe.audit import AuditTarget
     from ..packages.installed import Package

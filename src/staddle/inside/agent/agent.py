@@ -268,7 +268,7 @@ class SandboxAgent:
         elif message.kind == agent_messages.SUDO and self._another is not None:
             self._allow_sudo(self._another)
         elif message.kind == agent_messages.WATCH and self._watched is not None:
-            self._watched(*message.fields, os.dup(*message.descriptors))
+            self._watched(message.fields[0], os.dup(message.descriptors[0]))
             self._main.send(agent_messages.encode(agent_messages.WATCHED))
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # count the failed command

@@ -166,7 +166,7 @@ class ProcessConfinement:
             process.clear_capabilities()
 
     def _be_watched(self) -> None:
-        """Report our calls from here on, if the sandbox is watched. The host program continues each of them."""
+        """Report our calls from here on, if the sandbox is watched; the host program continues each."""
         if self._watch is None:
             return
         filter, channel = self._watch

@@ -130,7 +130,7 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
     if learn is not False:
         from .settings import prepared_learning
 
-        learning = prepared_learning(learn, policy, workspace, str(mode), variables, on_connect)
+        learning = prepared_learning(learn, policy, workspace, str(mode), variables, str(backend), on_connect)
     if learning is not None:
         policy = learning.watched
         on_connect = learning.decide if learning.asks else on_connect
@@ -396,6 +396,7 @@ def prepared_learning(  # noqa: PLR0917 - settings of the sandbox
     workspace: str | None,
     mode: str,
     env: Mapping[str, str],
+    backend: str,
     on_connect: Any,
 ) -> Learning | None:
     """Check `learn`; return what the sandbox learns with, if it learns."""
@@ -404,6 +405,7 @@ def prepared_learning(  # noqa: PLR0917 - settings of the sandbox
     asked = learning.checked(learn)
     if not asked:
         return None
+    learning.check_backend(backend)
     if policy.base is not None:
         raise InvalidCall(
             "a sandbox with a base cannot learn",
