@@ -39,6 +39,7 @@ _STEP = 64 << 20
 _MOST_NAMED = 2
 _MOST_LINKS = 8
 _MOST_LOUD = 12
+_MOST_HIDDEN = 4
 
 
 class World(Value):
@@ -361,10 +362,15 @@ def _head(recording: Recording, loud: dict[str, list[str]], refused: list[Fact])
         )
     if not recording.is_whole:
         lines.append("# WARNING: the run used too many files to record all of them.")
-    if refused and recording.succeeded:
-        lines.append(
-            f"# {counted(len(refused), 'use')} of files and sockets were refused, and the run did without."
-        )
+    quiet = [
+        fact for fact in refused if not any(fact.path in each for many in loud.values() for each in many)
+    ]
+    for fact in quiet[:_MOST_HIDDEN] if recording.succeeded else ():
+        did = "not written" if fact.use == "write" else "hidden"
+        path = shown(policy_data.toml(fact.path))
+        lines.append(f"# {did}, and {shown(fact.program)} did without: {path}")
+    if len(quiet) > _MOST_HIDDEN and recording.succeeded:
+        lines.append(f"# ... and {counted(len(quiet) - _MOST_HIDDEN, 'more use')} that the run did without")
     return "\n".join(lines) + "\n" if lines else ""
 
 
