@@ -1,4 +1,4 @@
-"""What a run did, as data: one fact for each path, socket and host."""
+"""The facts of a watched run: one for each path, socket and host that it used."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HostFact(Value):
 
 
 class Measured(Value):
-    """What the run took: seconds, the most bytes of memory, the most processes and threads that were seen."""
+    """Resources of a run: seconds, the most bytes of memory, the most processes and threads at once."""
 
     seconds: float = 0.0
     memory: int | None = None
@@ -44,7 +44,7 @@ class Measured(Value):
 
 
 class Recording(Value):
-    """Everything that was recorded. `is_whole`: nothing was left out because there was too much.
+    """The facts of all commands so far. `is_whole`: nothing was left out because there was too much.
 
     `unread` counts calls whose path could not be read.
     """

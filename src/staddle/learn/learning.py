@@ -33,7 +33,7 @@ _MOST_COMMANDS = 1000
 
 
 class Learning:
-    """What a sandbox, with its forks, has learned. Thread-safe.
+    """The state of learning in a sandbox and its forks. Thread-safe.
 
     With `refuse`, a run is watched under the policy itself; otherwise it may read what its user may read.
     """

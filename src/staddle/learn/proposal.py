@@ -43,7 +43,7 @@ _MOST_HIDDEN = 4
 
 
 class World(Value):
-    """What the proposal is compared with. All plans are of the directory in which it was learned.
+    """The sandbox and host that a proposal is for. All plans are of the directory in which it was learned.
 
     `plan` is the sandbox without the learned grants, `watched` the one that was watched. `apart`: changes of
     the workspace go to a layer, not to the host.
@@ -108,7 +108,7 @@ class World(Value):
 
 
 class Learned(Value):
-    """What a sandbox has learned: the proposed `policy`, its `text`, and the recorded `facts`.
+    """The result of learning: the proposed `policy`, its `text`, and the recorded `facts`.
 
     `warnings` are the lines that are only proposed as comments, because the default denies them for a
     reason. `refused` are uses that the run did without, or failed for.

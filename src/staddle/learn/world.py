@@ -1,4 +1,4 @@
-"""What a watched command sees: the host's files as far as its user may read them, without the secrets.
+"""The view of a watched command: the host's files as far as its user may read them, without the secrets.
 
 `readable` adds to a policy the directories in which programs keep data. The denies of the policy, of its
 preset and of this host stay, so keys, logins and sockets of other programs cannot be read while learning.
