@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 
 from .._value import Value
 from ..paths import above, covers
@@ -81,8 +82,13 @@ class Used(Value):
 
 def is_never(path: str, home: str) -> bool:
     """Whether `path` is one of NEVER, a user's home, or has one of these below it."""
+    return path in _never(home) or bool(re.fullmatch(r"/home/[^/]+", path))
+
+
+@cache
+def _never(home: str) -> frozenset[str]:
     places = [each.replace("~", home, 1) for each in NEVER]
-    return any(covers(path, each) for each in places) or bool(re.fullmatch(r"/home/[^/]+", path))
+    return frozenset(each for place in places for each in (place, *above(place)))
 
 
 def fold(used: Iterable[Used], home: str) -> dict[str, tuple[str, ...]]:
@@ -97,7 +103,12 @@ def fold(used: Iterable[Used], home: str) -> dict[str, tuple[str, ...]]:
             break
         grants = fewer
     grants = outermost(grants)
-    return {grant: tuple(sorted(path for path in paths if covers(grant, path))) for grant in sorted(grants)}
+    covered: dict[str, list[str]] = {grant: [] for grant in sorted(grants)}
+    for path in sorted(paths):
+        grant = next((each for each in (path, *above(path)) if each in covered), None)
+        if grant is not None:
+            covered[grant].append(path)
+    return {grant: tuple(files) for grant, files in covered.items()}
 
 
 def outermost(grants: Iterable[str]) -> set[str]:

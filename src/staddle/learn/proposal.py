@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from functools import cache
 
 from .._value import Value
 from ..display import counted, shown
 from ..hostinfo.protected import protected_name
-from ..paths import WORKSPACE_PATH, covers, not_for
+from ..paths import WORKSPACE_PATH, above, covers, not_for
 from ..policy import Policy, presets
 from . import policy_data
 from .folding import Used, fold, is_never
@@ -40,6 +41,8 @@ _MOST_NAMED = 2
 _MOST_LINKS = 8
 _MOST_LOUD = 12
 _MOST_HIDDEN = 4
+#: The most proposed grants of one field. Only a run that reads all over a home needs more.
+_MOST_GRANTS = 100
 
 
 class World(Value):
@@ -94,6 +97,11 @@ class World(Value):
         several = (each for items in (plan.grants, plan.scratch, plan.texts, plan.links) for each in items)
         return any(covers(path, each) for each in (item.path for item in several))
 
+    def is_own(self, path: str) -> bool:
+        """Whether `path` is in the workspace or in a private directory of the sandbox."""
+        path = self._followed(path)
+        return covers(WORKSPACE_PATH, path) or not (self.plan.shows(path) or self.watched.shows(path))
+
     def denied(self, path: str) -> str:
         """Return the origin of the rule that hides `path` even while learning, or an empty text."""
         if any(covers(each, path) for each in self.private):
@@ -101,10 +109,8 @@ class World(Value):
         items = [item for item in self.watched.hidden if covers(item.path, path)]
         if items:
             return max(items, key=lambda item: len(item.path)).origin
-        for each in presets.denied(self.policy.preset):
-            if covers(each.replace("~", self.home, 1), path):
-                return f"preset {self.policy.preset}"
-        return ""
+        places = _denied(self.policy.preset, self.home)
+        return "" if places.isdisjoint((path, *above(path))) else f"preset {self.policy.preset}"
 
 
 class Learned(Value):
@@ -133,6 +139,11 @@ class Learned(Value):
         return f"<Learned: {len(self.facts)} facts, {len(self.warnings)} warnings>"
 
 
+@cache
+def _denied(preset: str, home: str) -> frozenset[str]:
+    return frozenset(each.replace("~", home, 1) for each in presets.denied(preset))
+
+
 def propose(recording: Recording, world: World, before: str = "") -> Learned:
     """Return the smallest policy that would have let the recorded run through.
 
@@ -156,16 +167,22 @@ def propose(recording: Recording, world: World, before: str = "") -> Learned:
         else:
             grants[field].append(fact)
     learned: dict[str, dict[str, str]] = {}
-    wanted = [fact for fact in grants["read"] if not any(covers(w.path, fact.path) for w in grants["write"])]
+    is_whole = recording.is_whole
+    written = {fact.path for fact in grants["write"]}
+    wanted = [fact for fact in grants["read"] if not written.intersection((fact.path, *above(fact.path)))]
     for field, facts in (("read", wanted), ("write", grants["write"])):
         covered = fold([Used(fact.path, fact.use == "list") for fact in facts], world.home)
+        is_whole = is_whole and len(covered) <= _MOST_GRANTS
+        covered = dict(list(covered.items())[:_MOST_GRANTS])
         learned[field] = {path: _told(files, facts) for path, files in covered.items()}
+        folded = {path for files in covered.values() for path in files}
         for fact in facts:
-            if not any(fact.path in files for files in covered.values()):
+            if fact.path not in folded and (fact.use == "list" or is_never(fact.path, world.home)):
                 said = "far more is in it than was used: name what is needed below it"
                 loud.setdefault(field, []).append(_loud(fact, said, world))
                 refused.append(fact)
-    learned["sockets"] = {fact.path: f"connected to by {fact.program}" for fact in grants["sockets"]}
+    sockets = grants["sockets"][:_MOST_GRANTS]
+    learned["sockets"] = {fact.path: f"connected to by {fact.program}" for fact in sockets}
     for field, found in learned.items():
         for path, said in found.items():
             entry = placed(path, world)
@@ -181,7 +198,7 @@ def propose(recording: Recording, world: World, before: str = "") -> Learned:
     data = {key: data[key] for key in sorted(data, key=lambda key: order.index(key) if key in order else 9)}
     for field, several in loud.items():
         loud[field] = _bounded(several)
-    head = _head(recording, loud, refused)
+    head = _head(recording.replace(is_whole=is_whole), loud, refused)
     text = head + policy_data.text(data, why, loud)
     warnings = tuple(line for several in loud.values() for line in several)
     policy = Policy.from_dict(data, workspace=world.workspace)
@@ -263,7 +280,8 @@ def _bounded(lines: list[str]) -> list[str]:
 
 def _told(files: tuple[str, ...], facts: Iterable[Fact]) -> str:
     """Return the reason for one grant: which programs, in which command, and some of the paths."""
-    about = [fact for fact in facts if fact.path in files]
+    named = set(files)
+    about = [fact for fact in facts if fact.path in named]
     programs = sorted({fact.program for fact in about})
     did = {"read": "read", "run": "run", "write": "written", "list": "listed"}
     uses = " and ".join(dict.fromkeys(did[fact.use] for fact in about if fact.use in did))
@@ -361,7 +379,7 @@ def _head(recording: Recording, loud: dict[str, list[str]], refused: list[Fact])
             "# WARNING: lines with NOT GRANTED are denied for a reason. Read it before you allow one."
         )
     if not recording.is_whole:
-        lines.append("# WARNING: the run used too many files to record all of them.")
+        lines.append("# WARNING: the run used too many files to propose all of them.")
     quiet = [
         fact for fact in refused if not any(fact.path in each for many in loud.values() for each in many)
     ]

@@ -39,8 +39,11 @@ _LONGEST_PATH, _PIECE = 4096, 256
 _AT_FDCWD = -100
 _O_PATH = os.O_PATH
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-#: The most facts, remembered calls and open memories. More is reported as not whole.
-_MOST_FACTS, _MOST_KNOWN, _MOST_MEMORIES = 100_000, 400_000, 64
+#: The most facts, remembered calls and open memories. More facts are reported as not whole.
+_MOST_FACTS, _MOST_KNOWN, _MOST_MEMORIES = 20_000, 100_000, 64
+#: The most facts of which some may be about the sandbox's own files, which need no grant.
+_MOST_OWN = 5_000
+_LONGEST_KNOWN = 512
 #: Seconds between two counts of the threads that were seen.
 _SAMPLE = 0.05
 _MOST_THREADS = 20_000
@@ -187,7 +190,7 @@ class UseRecorder:
         found, state, is_directory = self._find(thread, name, use) if follow else self._new(thread, name)
         if state is None:
             return  # it does not exist anywhere: no grant could change that
-        if len(self._known) < _MOST_KNOWN:
+        if len(self._known) < _MOST_KNOWN and len(name) <= _LONGEST_KNOWN:
             self._known.add((name, use))
         if use == "read" and is_directory:
             use = "list"
@@ -199,6 +202,8 @@ class UseRecorder:
 
     def _record(self, thread: int, path: str, use: Use, state: State, is_directory: bool) -> None:
         if (path, use) in self._facts:
+            return
+        if len(self._facts) >= _MOST_OWN and self._world.is_own(path):
             return
         if len(self._facts) >= _MOST_FACTS:
             self.is_whole = False
