@@ -39,6 +39,7 @@ _LEAST_MEMORY, _LEAST_PROCESSES, _LEAST_TIME = 256 << 20, 64, 10
 _STEP = 64 << 20
 _MOST_NAMED = 2
 _MOST_LINKS = 8
+_LEADING = "directories that are visible because of something below them"
 _MOST_LOUD = 12
 _MOST_HIDDEN = 4
 #: The most proposed grants of one field. Only a run that reads all over a home needs more.
@@ -93,9 +94,12 @@ class World(Value):
 
     def _leads(self, path: str) -> bool:
         """Whether `path` is a directory that is visible because something below it is."""
-        plan = self.plan
-        several = (each for items in (plan.grants, plan.scratch, plan.texts, plan.links) for each in items)
-        return any(covers(path, each) for each in (item.path for item in several))
+        known, plan = self.plan.derived, self.plan
+        if _LEADING not in known:
+            items = (plan.grants, plan.scratch, plan.texts, plan.links)
+            paths = [item.path for several in items for item in several]
+            known[_LEADING] = frozenset(each for path in paths for each in (path, *above(path)))
+        return bool(path in known[_LEADING])
 
     def is_own(self, path: str) -> bool:
         """Whether `path` is in the workspace or in a private directory of the sandbox."""
