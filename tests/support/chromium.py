@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -16,32 +17,64 @@ from typing import Any, Self
 #: An unused uid: as root, the browser and its own sandbox run without root's rights.
 _UID = 23417
 _PATIENCE = 20.0
-_KEYS = {"Enter": ("\r", 13), "Tab": ("", 9), "Escape": ("", 27), "ArrowRight": ("", 39), " ": (" ", 32)}
+_KEYS = {
+    "Enter": ("\r", 13),
+    "Tab": ("", 9),
+    "Escape": ("", 27),
+    "c": ("", 67),
+    "ArrowRight": ("", 39),
+    " ": (" ", 32),
+}
 
 
 class Chromium:
     """A browser with a profile of its own, until the end of the `with` block."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         program = shutil.which("chromium")
         assert program, "install chromium: scripts/system-packages page"
-        profile = directory / "profile"
-        profile.mkdir()
+        # A short path: the browser makes sockets in it.
+        self._directory = tempfile.TemporaryDirectory(prefix="page-", ignore_cleanup_errors=True)
+        profile = self._directory.name
         prefix: list[str] = []
         if os.geteuid() == 0:
             os.chown(profile, _UID, _UID)
-            for each in (directory, *directory.parents[:-2]):
-                each.chmod(each.stat().st_mode | 0o011)
             prefix = ["setpriv", f"--reuid={_UID}", f"--regid={_UID}", "--clear-groups", "--inh-caps=-all"]
         read_end, self._to = os.pipe()
         self._from, write_end = os.pipe()
         # The browser reads commands from descriptor 3, and writes answers to 4.
         script = f'exec 3<&{read_end} 4>&{write_end}; exec "$@"'
-        flags = ("--headless=new", "--remote-debugging-pipe", "--no-first-run", "--disable-gpu", "--mute-audio")
-        quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server")
-        words = [*prefix, "bash", "-c", script, "chromium", program, *flags, *quiet, f"--user-data-dir={profile}"]
-        environment = {"HOME": str(profile), "PATH": os.environ["PATH"], "TMPDIR": str(profile), "LANG": "C.UTF-8"}
-        self._log = open(directory / "chromium.log", "wb")  # noqa: SIM115 - closed at the end
+        flags = (
+            "--headless=new",
+            "--remote-debugging-pipe",
+            "--no-first-run",
+            "--disable-gpu",
+            "--mute-audio",
+        )
+        quiet = (
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--no-proxy-server",
+        )
+        words = [
+            *prefix,
+            "bash",
+            "-c",
+            script,
+            "chromium",
+            program,
+            *flags,
+            *quiet,
+            f"--user-data-dir={profile}",
+        ]
+        environment = {
+            "HOME": str(profile),
+            "PATH": os.environ["PATH"],
+            "TMPDIR": str(profile),
+            "LANG": "C.UTF-8",
+        }
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
         self.process = subprocess.Popen(
             [*words, "about:blank"],
             pass_fds=(read_end, write_end),
@@ -84,13 +117,22 @@ class Chromium:
             self._number += 1
             number = self._number
             message = {"id": number, "method": method, "params": parameters}
-            os.write(self._to, json.dumps({**message, **({"sessionId": session} if session else {})}).encode() + b"\0")
-            answered = self._changed.wait_for(lambda: number in self._answers or -1 in self._answers, _PATIENCE)
+            os.write(
+                self._to,
+                json.dumps({**message, **({"sessionId": session} if session else {})}).encode() + b"\0",
+            )
+            answered = self._changed.wait_for(
+                lambda: number in self._answers or -1 in self._answers, _PATIENCE
+            )
             assert answered, f"chromium does not answer {method}"
-            assert number in self._answers, f"chromium has ended: see {self._log.name}"
+            assert number in self._answers, f"chromium has ended: {self._told()}"
             found = self._answers.pop(number)
         assert "error" not in found, f"{method}: {found['error']}"
         return found["result"]
+
+    def _told(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:].decode(errors="replace")
 
     def page(self, width: int = 1280, height: int = 820, *, dark: bool = False) -> BrowserPage:
         """Open a page."""
@@ -114,6 +156,7 @@ class Chromium:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self._log.close()
+        self._directory.cleanup()
 
 
 class BrowserPage:
@@ -142,16 +185,31 @@ class BrowserPage:
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the window in pixels."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
 
     def dark(self, is_dark: bool) -> None:
         """Prefer a dark or a light scheme, and no motion."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme, {"name": "prefers-reduced-motion", "value": "reduce"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[scheme, {"name": "prefers-reduced-motion", "value": "reduce"}],
+        )
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
+            allowUnsafeEvalBlockedByCSP=False,
+        )
         assert "exceptionDetails" not in found, f"{expression}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
@@ -159,17 +217,19 @@ class BrowserPage:
         """Wait until an expression is true; return its value."""
         deadline = time.monotonic() + seconds
         while not (found := self.js(expression)):
-            assert time.monotonic() < deadline, f"not within {seconds} s: {expression}\n{self.text()[:3000]}\n{self.complaints}"
+            assert time.monotonic() < deadline, (
+                f"not within {seconds} s: {expression}\n{self.text()[:3000]}\n{self.complaints}"
+            )
             time.sleep(0.05)
         return found
 
     def text(self) -> str:
         """Return the text that is seen."""
-        return str(self.js("document.body.innerText"))
+        return str(self.js("document.body?.innerText"))
 
     def see(self, text: str, seconds: float = _PATIENCE) -> None:
         """Wait until this text is seen."""
-        self.until(f"document.body.innerText.includes({json.dumps(text)})", seconds)
+        self.until(f"document.body?.innerText.includes({json.dumps(text)})", seconds)
 
     def find(self, what: str) -> str:
         """Return an expression for the element of a selector, or the last button with this text or label."""
@@ -177,7 +237,7 @@ class BrowserPage:
             return f"document.querySelector({json.dumps(what)})"
         name = json.dumps(what)
         return (
-            "[...document.querySelectorAll('button, summary, dialog button')].filter((each) => each.checkVisibility()"
+            "[...document.querySelectorAll('button, summary')].filter((each) => each.checkVisibility()"
             f" && (each.ariaLabel === {name} || each.innerText.trim() === {name})).at(-1)"
         )
 
@@ -196,7 +256,12 @@ class BrowserPage:
     def press(self, key: str, modifiers: int = 0) -> None:
         """Press a key by its name."""
         text, code = _KEYS[key]
-        facts: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        facts: dict[str, Any] = {
+            "key": key,
+            "code": key,
+            "windowsVirtualKeyCode": code,
+            "modifiers": modifiers,
+        }
         self.call("Input.dispatchKeyEvent", type="keyDown", **facts, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
 

@@ -248,9 +248,7 @@ class ServerSnapshot:
     def diff(self, other: ServerSnapshot) -> list[Any]:
         """Return the changes that lead from the files of `other` to the files of this snapshot."""
         query = {"since": other.id}
-        found: list[Any] = decode(
-            self._sandbox._request("GET", f"/snapshots/{self.id}/changes", query=query)
-        )
+        found: list[Any] = decode(self._sandbox._request("GET", f"/snapshots/{self.id}/changes", query=query))
         return found
 
     def close(self) -> None:

@@ -328,8 +328,9 @@ class SandboxTable:
         def work() -> list[SandboxEntry]:
             forks = parent.sandbox.fork(count, **options)
             try:
-                for made in forks if begin is not None else ():
-                    made.restore(begin)
+                if begin is not None:
+                    for made in forks:
+                        made.restore(begin)
             except BaseException:
                 for made in forks:
                     made.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: Characters of a command, and changes, that a point keeps.
 MOST_LETTERS, MOST_CHANGES = 10_000, 100
 
+
 class HistoryPoint:
     """The files and shells of a sandbox after one command.
 

@@ -45,9 +45,25 @@ def _compared(root: str, old: LayerSnapshot, new: LayerSnapshot) -> list[Change]
     # A pair of renamed files may be two changes on the other side.
     known = {path for change in found for path in (change.path, change.old_path) if path}
     for change in diff(LayerView(own, below), at=at, elsewhere=elsewhere):
-        if not {change.path, change.old_path} & known:
-            found.append(_turned(change))
+        if (rest := _unknown_part(change, known)) is not None:
+            found.append(_turned(rest))
     return sorted(found, key=lambda change: change.path.split("/"))
+
+
+def _unknown_part(change: Change, known: set[str]) -> Change | None:
+    """Return the change, or the half of a renaming, whose path is not known yet; None if all is."""
+    is_known = change.path in known
+    if change.kind != "renamed" or (change.old_path in known) == is_known:
+        return None if is_known else change
+    if is_known:
+        part = change.replace(
+            kind="deleted", path=change.old_path, type=None, size=None, mode=None, target=None
+        )
+    else:
+        part = change.replace(kind="added", old_type=None, old_size=None, old_mode=None, old_target=None)
+    part = part.replace(old_path=None)
+    part._set("_source", change.__dict__.get("_source"))
+    return part
 
 
 def _turned(change: Change) -> Change:

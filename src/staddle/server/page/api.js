@@ -36,12 +36,13 @@ export const encoded = (text) =>
   text.replace(/\p{Cs}|[^\p{Cs}]+/gu, (part) =>
     /\p{Cs}/u.test(part) ? `%${(part.charCodeAt(0) & 0xff).toString(16)}` : encodeURIComponent(part));
 
-/** Make a request; return the response. */
+/** Make a request, with bytes or data; return the response. */
 export async function send(method, path, body, signal) {
   const headers = { Authorization: `Bearer ${token()}` };
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isBytes = body instanceof Uint8Array;
+  if (body !== undefined) headers["Content-Type"] = isBytes ? "application/octet-stream" : "application/json";
   const response = await fetch(path, {
-    method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit", cache: "no-store",
+    method, headers, signal, body: body === undefined || isBytes ? body : JSON.stringify(body), credentials: "omit", cache: "no-store",
   });
   if (response.ok) return response;
   const found = await response.json().catch(() => ({}));

@@ -42,7 +42,7 @@ export function sandboxView(place, sandbox, events, tab, { opened, tabbed }) {
       h("div", { class: "row" },
         facts.commands > 0 && button("Interrupt", () => post(`${path}/interrupt`)),
         button(isPaused ? "Resume" : "Pause", () => post(`${path}/${isPaused ? "resume" : "pause"}`)),
-        button("Close", close, { class: "danger" })),
+        button("Close…", close, { class: "danger" })),
       facts.gaps.length > 0 && h("ul", { class: "gaps", "aria-label": "Not enforced" }, facts.gaps.map((gap) => h("li", {}, shown(gap)))));
   }
 

@@ -3,7 +3,7 @@
 import "./strict_styles.js";
 import { FitAddon } from "./vendor/addon-fit.mjs";
 import { Terminal } from "./vendor/xterm.mjs";
-import { at, attached, get, post, remove } from "./api.js";
+import { at, attached, get, post, remove, send } from "./api.js";
 import { button, confirmed, h, put, tell } from "./dom.js";
 
 // Bytes that xterm.js has not drawn yet. Above, the page detaches until they are drawn: the server keeps the newest.
@@ -14,7 +14,7 @@ const LIGHT = { background: "#fcfcfa", foreground: "#1f2a2c", cursor: "#2a7a68",
 
 /** The terminals of a sandbox, one of them shown. */
 export function terminalView(sandbox) {
-  const bar = h("div", { class: "row bar" }), place = h("div", { class: "terminal" });
+  const bar = h("div", { class: "row bar" }), place = h("div", { class: "screen" });
   const element = h("div", { class: "fill" }, bar, place);
   let open = null, all = [], readsAloud = false;
 
@@ -36,7 +36,7 @@ export function terminalView(sandbox) {
         open.read(readsAloud);
         draw();
       } }, "Screen reader"),
-      open && button("Close", end, { "aria-label": "Close this terminal" }),
+      open && button("Close terminal", end),
     );
     if (!open) put(place, h("p", { class: "empty" }, "No terminal is open. Its program goes on while nobody watches."));
   }
@@ -107,6 +107,8 @@ function screen(sandbox, id, place, ended) {
 
   function say(message) {
     if (socket?.readyState === WebSocket.OPEN) socket.send(message);
+    // Detached from a program that prints faster than the page draws: its keys, as Ctrl-C, have to arrive.
+    else if (typeof message !== "string") send("POST", at(sandbox, "terminals", id, "input"), message).catch(tell);
   }
 
   function fit() {
