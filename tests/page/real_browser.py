@@ -296,6 +296,7 @@ def test_a_foreign_name_of_this_machine_is_refused(browser: Chromium, server: Se
 
 
 def test_the_page_asks_for_a_token_that_is_missing_or_wrong(browser: Chromium, server: ServerProcess) -> None:
+    """It shows nothing before. The right one, pasted, connects."""
     for fragment in ("", "#token=wrong"):
         page = browser.page()
         page.open(server.facts["url"] + "/" + fragment)
