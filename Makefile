@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages
+.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -25,6 +25,7 @@ help:
 	@echo "make reference  write the pages of docs/ that are made from the code"
 	@echo "make site    build the site of the documentation into build/site; warnings and broken links are errors"
 	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
+	@echo "make test-page  the page of staddle serve in chromium; writes its pictures and docs/server.md's table"
 	@echo "make pictures  write the pictures of docs/tui.md"
 	@echo "make dist    build the wheel and the source archive, twice, and compare them"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
@@ -109,6 +110,12 @@ site: $(VENV)/installed-site
 
 test-tui: test-packages $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/tui/real_terminal.py tests/kernel/test_tui.py tests/cli/test_tui.py tests/unit/tui
+
+page-packages:
+	@scripts/system-packages page
+
+test-page: page-packages $(VENV)/installed-dev
+	STADDLE_PAGE_PICTURES="$(CURDIR)/docs/images" timeout 600 $(BIN)/python -m pytest tests/page/real_browser.py tests/kernel/test_server_page.py tests/unit/server/test_page.py
 
 pictures: $(VENV)/installed-dev
 	$(BIN)/python -m tests.support.tui_scene

@@ -1,5 +1,7 @@
 """Compare the speed of this tree with that of another revision: `python benchmarks/revision.py REVISION`.
 
+REVISION may be the directory of another tree, where there is no repository.
+
 A program for each runs all the time, and they take turns in blocks, so that a busy machine is busy for both
 alike. Printed is the median of each, the least value, and the median of the ratios of neighbouring blocks.
 """
@@ -116,13 +118,16 @@ def main() -> None:
         sys.exit(f"usage: {sys.argv[0]} REVISION [ROUNDS]")
     revision, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) == 3 else 40
     with tempfile.TemporaryDirectory() as place:
-        archive = ["git", "archive", revision, "src"]
-        source = subprocess.run(archive, cwd=_HERE, check=True, capture_output=True)
-        subprocess.run(["tar", "-x", "-C", place], input=source.stdout, check=True)
+        other = Path(revision).absolute()
+        if not other.is_dir():
+            other = Path(place)
+            archive = ["git", "archive", revision, "src"]
+            source = subprocess.run(archive, cwd=_HERE, check=True, capture_output=True)
+            subprocess.run(["tar", "-x", "-C", place], input=source.stdout, check=True)
         workspace = Path(place, "workspace")
         workspace.mkdir()
         (workspace / "file").write_text("a file\n")
-        before, now = (_Program(tree, str(workspace)) for tree in (Path(place, "src"), _HERE / "src"))
+        before, now = (_Program(tree, str(workspace)) for tree in (other / "src", _HERE / "src"))
         for name in now.names:
             for number in range(rounds):
                 for program in (before, now) if number % 2 else (now, before):

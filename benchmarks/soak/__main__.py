@@ -31,13 +31,14 @@ import kills
 import load
 import on_systemd
 import page
+import serving
 from ledger import Leftovers, adopt_orphans, figures, reap
 from page import Outcome
 from part import Run
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-PARTS = (*cycles.PARTS, *load.PARTS, *kills.PARTS, *cancellations.PARTS, *interruptions.PARTS)
+PARTS = (*cycles.PARTS, *load.PARTS, *kills.PARTS, *cancellations.PARTS, *interruptions.PARTS, *serving.PARTS)
 _BY_NAME = {part.name: part for part in PARTS}
 _RESULT = "RESULT "
 

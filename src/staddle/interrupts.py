@@ -165,10 +165,21 @@ def wait_readable(fd: int, seconds: float) -> None:
         interruptible(partial(poll.poll, seconds * 1000))
 
 
+#: Dispositions of all signals without handlers of the caller's, as last seen, and what `_handlers` found.
+_plain: tuple[list[object], list[tuple[int, Callable[[int, object], object]]]] = ([], [])
+
+
 def _handlers() -> list[tuple[int, Callable[[int, object], object]]]:
-    """Return (signal, handler) for each signal with a handler in Python."""
-    found = zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True)
-    return [(number, handler) for number, handler in found if callable(handler)]
+    """Return (signal, handler) for each signal with a handler in Python. Quick if these are Python's own."""
+    global _plain  # noqa: PLW0603 - read and replaced whole
+    now = list(map(_signal.getsignal, _SIGNALS))
+    seen, found = _plain
+    if now == seen:
+        return found
+    found = [(number, handler) for number, handler in zip(_SIGNALS, now, strict=True) if callable(handler)]
+    if all(handler is _signal.default_int_handler for _, handler in found):
+        _plain = now, found
+    return found
 
 
 def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseException | None:

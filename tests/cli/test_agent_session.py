@@ -626,3 +626,49 @@ def test_the_ssh_agent_lists_and_signs_and_nothing_else(desk: Desk) -> None:
     finally:
         os.kill(int(variables["SSH_AGENT_PID"]), signal.SIGTERM)
     assert "there is no ssh-agent" in desk.run("claude", "--ssh-agent", status=125)
+
+
+#: In namespaces of its own: an ssh server for root, whose home is the one of the desk.
+PUSH = """
+set -e
+ip link set lo up
+mount --bind {home} /root
+dropbearkey -t ed25519 -f {top}/host >/dev/null 2>&1
+dropbear -F -E -s -r {top}/host -p 127.0.0.1:2222 -P {top}/pid 2>/dev/null &
+server=$!
+known=~/.ssh/known_hosts
+until ssh-keyscan -p 2222 127.0.0.1 2>/dev/null > $known && [ -s $known ]; do sleep 0.1; done
+eval $(ssh-agent -s) >/dev/null
+ssh-add -q ~/.ssh/key
+git init -q --bare -b main ~/remote.git
+git remote add origin ssh://root@127.0.0.1:2222/root/remote.git
+{command} "do:git push origin HEAD:refused" </dev/null || true
+job="do:echo x > x; git add x; git commit -qm new; git push origin HEAD:pushed"
+{command} --ssh-agent --allow 127.0.0.1:2222 "$job" </dev/null
+kill $server $SSH_AGENT_PID
+git -C ~/remote.git log -1 --format='%D: %s' --all
+"""
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+def test_an_agent_pushes_over_ssh_with_the_keys_of_the_ssh_agent_alone(desk: Desk, tmp_path: Path) -> None:
+    """A real ssh server and a real ssh-agent; the key's file is not inside."""
+    (desk.home / ".ssh").chmod(0o700)
+    key = desk.home / ".ssh/key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada-key", "-f", key], check=True)
+    (desk.home / ".ssh/authorized_keys").write_bytes((desk.home / ".ssh/key.pub").read_bytes())
+    command = " ".join([*COMMAND, "agent", "claude"])
+    script = PUSH.format(home=desk.home, top=tmp_path, command=command)
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "bash", "-c", script],
+        env={**desk.env, "HOME": "/root", "PATH": f"/root/bin:/usr/sbin:{os.environ['PATH']}"},
+        cwd=desk.project,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "pushed: new", done.stderr
+    assert "your ssh key ada-key signs for the agent" in done.stderr

@@ -58,6 +58,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("shell",),
     ("forkserver",),
     ("environment",),
+    ("learn",),
     ("sandbox/workspace",),
     ("sandbox/open",),
     ("sandbox",),

@@ -63,7 +63,10 @@ def test_the_wheel_has_the_package_its_documentation_and_nothing_else(built: tup
     metadata = {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
     names = wheel_names(built[0])
     ours = {name for name in names if not name.startswith(f"{data}/data/share/")}
-    assert ours == package | docs | pages | metadata | {f"{info}/licenses/LICENSE", f"{data}/scripts/staddle"}
+    vendor = "src/staddle/server/page/vendor"
+    licences = {"LICENSE", f"{vendor}/LICENSE-xterm.txt", f"{vendor}/LICENSE-addon-fit.txt"}
+    metadata |= {f"{info}/licenses/{name}" for name in licences}
+    assert ours == package | docs | pages | metadata | {f"{data}/scripts/staddle"}
     assert {PurePosixPath(name).suffix for name in package} <= SUFFIXES
 
 
@@ -113,7 +116,7 @@ def test_the_source_archive_builds_and_tests_itself(built: tuple[Path, Path]) ->
 
 def test_the_metadata_is_complete() -> None:
     project = PROJECT["project"]
-    assert project["license"] == "Apache-2.0"
+    assert project["license"] == "Apache-2.0 AND MIT"  # xterm.js
     assert project["dependencies"] == []
     wanted = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)}
     assert wanted <= set(project["classifiers"])

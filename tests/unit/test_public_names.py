@@ -60,8 +60,8 @@ PUBLIC = (
 SANDBOX = """
 alive at best_of bisect blame close code commit connect diff discard download_tar drift enforced environment
 events exec expose extend files fork from_snapshot frozen history id interrupt keep_downloads kill labels
-merge name packages pause plan policy processes ps python redo refusals reset restore resume review run
-session set_network set_timeout snapshot snapshots start state stream terminal undo upload_tar usage
+learned merge name packages pause plan policy processes ps python redo refusals reset restore resume review
+run session set_network set_timeout snapshot snapshots start state stream terminal undo upload_tar usage
 use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"

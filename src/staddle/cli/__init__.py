@@ -42,6 +42,7 @@ _COMMANDS = {
     "base": "import images as root file systems for sandboxes",
     "fleet": "run commands in sandboxes on the nodes of a Ray cluster",
     "explain": "print what a run would be allowed, line by line, and run nothing",
+    "learn": "run a command once, and propose the smallest policy that it needs",
     "audit": "read an audit log, and see whether a line is missing",
     "doctor": "show what this host can enforce, and how to get the rest",
     "serve": "hold sandboxes for other programs, which list, attach and steer them",
@@ -80,6 +81,7 @@ usage: staddle COMMAND [options] ...
   staddle run --keep fix -- ./agent        changes go to a layer, kept as `fix`
   staddle diff fix                         show its changes; then `staddle commit fix`
   staddle explain --write out -- make      what that would allow, and why
+  staddle learn -- make test               the smallest policy that it needs
   staddle doctor                           what this host can enforce
 
 `staddle COMMAND --help` describes each command, `staddle docs` has the documentation.

@@ -16,6 +16,7 @@ _OPTIONS = (
     Option("idle", "SECONDS", "end after this time without sandboxes and connections (default: never)"),
     Option("unused", "SECONDS", "close unlabelled sandboxes without use for this time (default: never)"),
     Option("detach", "", "go on in the background"),
+    Option("page", "", "print the address of the page for a browser; of your server, if it runs already"),
     Option("listen", "HOST:PORT", "listen at a TCP port as well; 0 is any free port"),
     Option("cert", "FILE", "certificate for TLS, in PEM; needed for any HOST but loopback"),
     Option("key", "FILE", "key of the certificate, in PEM"),
@@ -30,13 +31,14 @@ Hold sandboxes for other programs, until it is told to stop.
 usage: staddle serve [options]
 
 It listens on a UNIX socket that only you can open. Programs use it by `staddle.connect()`, which
-starts it by itself, or by HTTP. The first line of standard output is JSON with the socket and,
-with --listen, the address and the header with the token that a client needs. STADDLE_SERVER_TOKEN
-sets the token (default: a new one). SIGTERM ends it with all sandboxes; kept ones stay on disk.
+starts it by itself, or by HTTP. With --page it listens at a free port of this machine too, for your
+browser. The first line of standard output is JSON with the socket and, with --listen or --page, the
+address and the header with the token that a client needs. STADDLE_SERVER_TOKEN sets the token
+(default: a new one). SIGTERM ends it with all sandboxes; kept ones stay on disk.
 
 {options}
 
-  staddle serve
+  staddle serve --page
   staddle serve --listen 127.0.0.1:8931
   curl --unix-socket SOCKET http://localhost/v1/sandboxes
 """
@@ -54,19 +56,31 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(
             f"staddle serve does not understand {parsed.words[0]!r}", fix="see `staddle serve --help`"
         )
-    from ..server.process import ServeSettings, default_socket, serve
+    from ..server.process import ServeSettings, announce, connected, default_socket, serve
 
-    listen = parsed.one("listen")
+    listen, path = parsed.one("listen"), os.path.abspath(parsed.one("socket") or default_socket())
     if listen is None and (parsed.on("cert") or parsed.on("key") or parsed.on("host-name")):
         raise UsageError("--cert, --key and --host-name are for a TCP port", fix="add --listen HOST:PORT")
-    if listen is not None and parsed.on("detach"):
+    if (listen is not None or parsed.on("page")) and parsed.on("detach"):
         raise UsageError(
-            "--detach and --listen exclude each other", why="nobody would see the token", fix="use `&`"
+            f"--detach and {'--listen' if listen is not None else '--page'} exclude each other",
+            why="nobody would see the token",
+            fix="use `&`",
         )
+    if parsed.on("page") and listen is None:
+        found = connected(path)
+        if found is not None:
+            found.close()
+            from ..server.client import connect
+
+            with connect(path) as client:
+                announce({"socket": path, "pid": client.about()["pid"], **client.open_page()}, page=True)
+            return 0
+        listen = "127.0.0.1:0"
     gc.enable()  # it lives long
     return serve(
         ServeSettings(
-            os.path.abspath(parsed.one("socket") or default_socket()),
+            path,
             idle=_seconds("idle", parsed.one("idle")),
             unused=_seconds("unused", parsed.one("unused")),
             address=None if listen is None else _address(listen),
@@ -75,6 +89,7 @@ def main(words: Sequence[str]) -> int:
             names=parsed.many("host-name"),
             token=os.environ.get("STADDLE_SERVER_TOKEN"),
             detach=parsed.on("detach"),
+            page=parsed.on("page"),
         )
     )
 

@@ -76,6 +76,7 @@ class SandboxTemplate:
             another=confinement.another,
             ids=(config.uid, config.gid),
             confine_ahead=confinement.confine_ahead,
+            watched=confinement.watch,
         )
         self.trees.on_fork = self.agent.leave_out_one
 

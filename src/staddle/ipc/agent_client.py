@@ -172,6 +172,12 @@ class AgentClient:
         if message.kind != agent_messages.LOOKED:
             raise refused(message, "the sandbox's limits could not be read")
 
+    def watch(self, filter: bytes, channel: int) -> None:
+        """Load `filter` into every process that starts from now on; its listeners arrive on `channel`."""
+        message = self._ask(agent_messages.encode(agent_messages.WATCH, filter), (channel,))
+        if message.kind != agent_messages.WATCHED:
+            raise refused(message, "the sandbox's programs cannot be watched")
+
     def allow_sudo(self) -> None:
         """Have the agent serve `sudo` inside from now on."""
         message = self._ask(agent_messages.encode(agent_messages.SUDO))

@@ -41,6 +41,7 @@ FILE_SERVER_AS = b"C"  # as FILE_SERVER, and the user
 NETWORK = b"N"  # request a socket for the sandbox's network, on which its sockets arrive
 SUDO = b"d"  # make the pipe for requests of sudo, if there is none
 LOOK = b"v"  # have an agent that enforces limits sample now, and report
+WATCH = b"h"  # a filter for later processes; the socket that receives its listeners
 END_ALL = b"K"  # kill everything in the sandbox except the agent, including shells
 END_OTHERS = b"o"  # kill everything except the agent, idle shells, the file server and spared pids
 PAUSE = b"z"  # stop (1) or continue (0) everything in the sandbox
@@ -66,6 +67,7 @@ SWAPPED = b"W"  # as OTHERS_ENDED
 PAUSED = b"Z"
 LOOKED = b"V"
 SUDO_READY = b"D"
+WATCHED = b"H"
 COUNTED = b"U"  # usage, as from usage.Count
 ALL_ENDED = b"E"
 OTHERS_ENDED = b"O"  # pid and name of each process that was killed and not started by another of these
@@ -117,6 +119,8 @@ SHAPES: dict[bytes, tuple[tuple[object, ...], tuple[int, ...]]] = {
     ALL_ENDED: ((), (0,)),
     END_OTHERS: (([int],), (0,)),
     OTHERS_ENDED: ((_PROCESSES,), (0,)),
+    WATCH: ((bytes,), (1,)),
+    WATCHED: ((), (0,)),
     SUDO: ((), (0,)),
     SUDO_READY: ((), (0,)),
     LOOK: ((), (0,)),

@@ -312,7 +312,8 @@ def _merge_contents(base: Version | None, ours: Version, theirs: Version, effort
         return Clash("content", "both sides changed it, too much to be compared by line", sides)
     count = sum(isinstance(piece, LineConflict) for piece in pieces)
     if count:
-        return Clash("content", f"both sides changed the same lines, in {count} places", sides, pieces)
+        places = "1 place" if count == 1 else f"{count} places"
+        return Clash("content", f"both sides changed the same lines, in {places}", sides, pieces)
     return ours.having(text=joined(pieces))
 
 

@@ -62,8 +62,8 @@ def text_diff(
     if change.kind == "mode" or "file" not in (change.type, change.old_type):
         return head
     try:
-        old = _content(view, item, limit, new=False) if change.old_type == "file" else b""
-        new = _reviewed(change, view, item, limit) if change.type == "file" else b""
+        old = _side(change, view, item, limit, new=False) if change.old_type == "file" else b""
+        new = _side(change, view, item, limit, new=True) if change.type == "file" else b""
     except _TooLarge:
         return f"{head}Files differ; one has more than {limit:,} bytes\n"
     except _NotReviewed:
@@ -81,7 +81,7 @@ def content(change: ShownChange, limit: int, *, new: bool) -> bytes | None:
         return None
     view, item = change.__dict__.get("_source") or (None, None)
     try:
-        return _reviewed(change, view, item, limit) if new else _content(view, item, limit, new=False)
+        return _side(change, view, item, limit, new=new)
     except (OSError, _TooLarge, _NotReviewed):
         return None
 
@@ -103,10 +103,14 @@ def _head(change: ShownChange) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _reviewed(change: ShownChange, view: LayerView | None, item: Difference | None, limit: int) -> bytes:
-    """Return the new content; for a change in a review, only if it is the reviewed content."""
-    expected: str | None = change.__dict__.get("_reviewed")
-    data = _content(view, item, limit if expected is None else min(limit, WHOLE), new=True)
+def _side(
+    change: ShownChange, view: LayerView | None, item: Difference | None, limit: int, *, new: bool
+) -> bytes:
+    """Return the new or old content; for a change in a review, only if it is the reviewed content."""
+    if change.__dict__.get("_is_turned"):  # its new content is the old one of `item`
+        return _content(view, item, limit, new=not new)
+    expected: str | None = change.__dict__.get("_reviewed") if new else None
+    data = _content(view, item, limit if expected is None else min(limit, WHOLE), new=new)
     if expected is not None and digest_of(data) != expected:
         raise _NotReviewed
     return data

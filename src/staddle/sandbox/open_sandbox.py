@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from ..ipc.agent_messages import Who
     from ..layers.changes import Change
+    from ..learn.learning import Learning
+    from ..learn.recording import UseRecorder
     from ..limits.usage import Usage
     from ..observe.redaction import Secrets
     from .execution import Execution
@@ -85,6 +87,8 @@ class OpenSandbox:
     is_ours = True
     #: Takes the points of its history; None without one.
     recorder: FilesRecorder | None = None
+    #: Records what its programs use; None if it does not learn.
+    uses: UseRecorder | None = None
 
     def __init__(self, settings: SandboxSettings, snapshot: Snapshot | None = None) -> None:
         self.limits, self.rules = settings.policy.limits, settings.policy.rules
@@ -108,6 +112,8 @@ class OpenSandbox:
                 why=f"this user may have no more processes and threads ({error})",
                 fix="raise the limit (ulimit -u, pids.max), or end some",
             ) from error
+        if settings.learning is not None:
+            self._learn(settings.learning)
         if snapshot is not None:
             for name in snapshot.sessions:
                 snapshot.continue_in(self.main if name == MAIN else self.session(name), self.workspace)
@@ -164,6 +170,15 @@ class OpenSandbox:
         self._clients: dict[Who, FileClient] = {}  # of other users
         self._adding = threading.Lock()
         _EVERY.add(self)
+
+    def _learn(self, learning: Learning) -> None:
+        """Watch every program from now on; the first shell, which runs already, is replaced."""
+        try:
+            self.uses = learning.begin(self.agent, self.decided.backend.name)
+            self.main.restart()
+        except BaseException:
+            self.close()
+            raise
 
     def _open_hooks(self, settings: SandboxSettings) -> None:
         from .hooks import Hooks
@@ -432,6 +447,8 @@ class OpenSandbox:
             interpreter.drop()
         for twin in self.twins:
             twin.close("its sandbox was closed")
+        if self.uses is not None:
+            self.uses.close()
 
 
 # Explanations for commands that failed because the network is denied, or because they need root.

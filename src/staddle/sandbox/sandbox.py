@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..layers.changes import Change
     from ..layers.drift import Drift
     from ..layers.review import Committed, OnConflict, Review
+    from ..learn.proposal import Learned
     from ..limits.usage import Usage
     from ..observe.audit import AuditTarget
     from ..packages.installed import Package
@@ -94,7 +95,9 @@ class Sandbox:
     writes. `env` sets variables for all programs inside. If the host cannot enforce part of the policy, the
     call raises PolicyNotEnforceable before anything runs, or with `best_effort` lists that part in
     `enforced`. With `history` there is a point to `undo` to after each command that changed files; with
-    "interpreter" the points keep idle interpreters of `python` too. `keep` names the changes, so that they
+    "interpreter" the points keep idle interpreters of `python` too. With `learn` its programs are watched,
+    may read what you may read except secrets, and `learned` proposes a policy; with "refuse" they are watched
+    under the policy itself. `keep` names the changes, so that they
     stay after `close()` for the next sandbox of that name and `staddle diff`. `on_connect` decides about
     destinations that the policy's network leaves open; any answer but True within `on_connect_timeout`
     seconds refuses them. `on_command` is called before each command starts, `on_violation` for each refusal
@@ -135,13 +138,14 @@ class Sandbox:
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
         history: bool | Literal["interpreter"] = False,
+        learn: bool | Literal["refuse"] = False,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
         rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels}
         rare |= {"identity": identity, "environment": environment, "base": base, "workdir": workdir}
-        rare |= {"freeze": freeze, "history": history, **unknown}
+        rare |= {"freeze": freeze, "history": history, "learn": learn, **unknown}
         unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -720,6 +724,19 @@ class Sandbox:
         from .merging import best_of
 
         return best_of(self, n, attempt, test, keep=keep, progress=progress)
+
+    def learned(self) -> Learned:
+        """Propose the smallest policy for the commands so far, for a sandbox opened with `learn=True`.
+
+        `text()` of the result is a policy file with a reason for each line, `policy` its value, `facts` what
+        was used. What the default denies for a reason is only a comment, and in `warnings`. The record is
+        advice: a hostile command can make it wrong.
+        """
+        if self._settings.learning is None:
+            raise InvalidCall(
+                "this sandbox does not learn", why="it was opened without learn=True", fix="open it with that"
+            )
+        return self._settings.learning.learned()
 
     # ------------------------------------------------------------ history
 

@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from staddle import Network, Policy, __version__, kept_sandboxes
@@ -25,6 +25,7 @@ from staddle.faces import (
 )
 from staddle.json_values import OF_CLIENTS, decode, encode
 
+from .access import PROTOCOL
 from .commands import ServedCommand
 from .http import MOST_BODY, Disconnected, HttpRequest, Refused, Response
 from .output import OutputLog, frames
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         sandboxes: SandboxTable
 
         def metrics(self) -> str: ...
+        def open_page(self) -> dict[str, Any]: ...
         def stop(self) -> None: ...
 
 
@@ -127,6 +129,10 @@ def events(call: ApiCall) -> Any:
 def stop(call: ApiCall) -> Any:
     call.server.stop()
     return None
+
+
+def open_page(call: ApiCall) -> Any:
+    return call.server.open_page()
 
 
 def kept(call: ApiCall) -> Any:
@@ -415,6 +421,8 @@ def attach(call: ApiCall) -> Any:
     if request.headers.get("sec-websocket-version") != "13":
         raise Refused(426, "the version of WebSocket is not supported", fix="send Sec-WebSocket-Version: 13")
     more = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept_key(key)}
+    if request.has_word("sec-websocket-protocol", PROTOCOL):
+        more["Sec-WebSocket-Protocol"] = PROTOCOL
     response = Response(101, more=more)
     response.length = None
     connection = request.connection
@@ -574,9 +582,18 @@ def upload(call: ApiCall) -> Any:
 
 
 def changes(call: ApiCall) -> Any:
-    found = call.entry.sandbox.diff(everything=call.query.get("everything", False))
-    shown = call.query.get("diff", False)
-    return [{**encode(each), **({"diff": each.text_diff()} if shown else {})} for each in found]
+    paths = [call.query["path"]] if "path" in call.query else None
+    return _told(call, call.entry.sandbox.diff(paths, everything=call.query.get("everything", False)))
+
+
+def _told(call: ApiCall, found: Iterable[Any]) -> list[dict[str, Any]]:
+    """Changes as data for JSON, as the query asks."""
+    path, shown = call.query.get("path"), call.query.get("diff", False)
+    return [
+        {**encode(each), **({"diff": each.text_diff()} if shown else {})}
+        for each in found
+        if path in (None, each.path)
+    ]
 
 
 def review(call: ApiCall) -> Any:
@@ -593,15 +610,15 @@ def described_review(found: Any) -> dict[str, Any]:
     return {**shown, "left_out": list(found.left_out), "digest": found.digest, "paths": found.paths}
 
 
+def review_changes(call: ApiCall) -> Any:
+    return _told(call, call.entry.review(call.parts["review"]).changes)
+
+
 def commit(call: ApiCall) -> Any:
     options = dict(call.body)
     name = options.pop("review", None)
-    if name is None:
-        return encode(call.entry.sandbox.commit(**options))
-    found = call.entry.reviews.get(name)
-    if found is None:
-        raise FileNotFoundError(2, f"the sandbox has no review {name!r}")
-    return encode(found.commit(**options))
+    committed = call.entry.sandbox if name is None else call.entry.review(name)
+    return encode(committed.commit(**options))
 
 
 def discard(call: ApiCall) -> Any:
@@ -629,13 +646,22 @@ def delete_snapshot(call: ApiCall) -> Any:
     return None
 
 
+def snapshot_changes(call: ApiCall) -> Any:
+    new, old = (call.entry.snapshot(name) for name in (call.parts["snapshot"], call.query["since"]))
+    return _told(call, new.diff(old))
+
+
 def restore(call: ApiCall) -> Any:
-    found = call.entry.snapshot(call.body["snapshot"])
-    return encode(call.entry.sandbox.restore(found, processes=call.body.get("processes", "end")))
+    entry, found = call.entry, call.entry.snapshot(call.body["snapshot"])
+    restored = entry.sandbox.restore(found, processes=call.body.get("processes", "end"))
+    entry.current = found
+    return encode(restored)
 
 
 def fork(call: ApiCall) -> Any:
-    made = call.server.sandboxes.fork(call.entry, call.body.get("count", 1), freeze=call.body.get("freeze"))
+    entry, body = call.entry, call.body
+    begin = entry.snapshot(body["snapshot"]) if "snapshot" in body else None
+    made = call.server.sandboxes.fork(entry, body.get("count", 1), begin, freeze=body.get("freeze"))
     return [call.used(each).describe() for each in made]
 
 
@@ -650,7 +676,7 @@ def point_changes(call: ApiCall) -> Any:
     points = call.entry.sandbox.history()
     at = _position(points, call.parts["point"])
     other = _position(points, str(call.query["since"])) if "since" in call.query else max(0, at - 1)
-    return [encode(each) for each in points[at].diff(points[other])]
+    return _told(call, points[at].diff(points[other]))
 
 
 def _position(points: list[Any], number: str) -> int:
@@ -661,14 +687,15 @@ def _position(points: list[Any], number: str) -> int:
 
 
 def undo(call: ApiCall) -> Any:
-    return _step(call.entry.sandbox.undo(call.body.get("count", 1)))
+    return _step(call.entry, call.entry.sandbox.undo(call.body.get("count", 1)))
 
 
 def redo(call: ApiCall) -> Any:
-    return _step(call.entry.sandbox.redo(call.body.get("count", 1)))
+    return _step(call.entry, call.entry.sandbox.redo(call.body.get("count", 1)))
 
 
-def _step(found: Any) -> dict[str, Any]:
+def _step(entry: SandboxEntry, found: Any) -> dict[str, Any]:
+    entry.current = None  # a point of the history is no listed snapshot
     points = [each.facts for each in found.points]
     return {"point": found.point.facts, "points": points, "ended": encode(list(found.ended))}
 

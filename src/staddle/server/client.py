@@ -102,6 +102,11 @@ class Client:
         found: dict[str, Any] = self._transport.request("GET", "/v1").json()
         return found
 
+    def open_page(self) -> dict[str, Any]:
+        """Return the address of the server's page, with the token; see `staddle serve --page`."""
+        found: dict[str, Any] = self._transport.request("POST", "/v1/page").json()
+        return found
+
     def create(
         self, workspace: str | os.PathLike[str] | None = None, policy: Policy | None = None, **options: Any
     ) -> ServerSandbox:
@@ -239,6 +244,12 @@ class ServerSnapshot:
     def parent(self) -> ServerSnapshot | None:
         """The snapshot that it continues; None if there is none."""
         return next((each for each in self._sandbox.snapshots() if each.id == self._parent), None)
+
+    def diff(self, other: ServerSnapshot) -> list[Any]:
+        """Return the changes that lead from the files of `other` to the files of this snapshot."""
+        query = {"since": other.id}
+        found: list[Any] = decode(self._sandbox._request("GET", f"/snapshots/{self.id}/changes", query=query))
+        return found
 
     def close(self) -> None:
         """Delete it."""
@@ -734,6 +745,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     expose = refused("expose", "the port would be the server's", "use a Sandbox")
     environment = refused("environment", "its tools would be a call for each file", "use a Sandbox")
     check = refused("check", "the server checks options", "call create(), which raises before anything runs")
+    learned = refused("learned", "a server learns no policies", "use Sandbox(learn=True), or `staddle learn`")
     at = refused("at", "its files would be a fork for each call", _KEPT_HISTORY)
     bisect = refused("bisect", "its test may be a function", _KEPT_HISTORY)
     blame = refused("blame", "it reads the layers of this process", _KEPT_HISTORY)

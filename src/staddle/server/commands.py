@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 #: Bytes of output kept for each command, and for all ended commands of a sandbox together.
 KEPT_OUTPUT, KEPT_OUTPUTS = 8 << 20, 32 << 20
 #: Ended commands that are listed, and ids that are remembered so that no request starts one again.
-KEPT_COMMANDS, KEPT_IDS = 256, 100_000
+KEPT_COMMANDS, KEPT_IDS = 64, 20_000
 #: The most commands of a sandbox that run or wait at a time.
 MOST_RUNNING = 64
+#: Stands for the events of ended commands, because an Event takes most of a kilobyte.
+_SET = threading.Event()
+_SET.set()
 _STREAMS = {"stdout": STDOUT, "stderr": STDERR}
 #: Seconds for the output of a background process in one step.
 _STEP = 1.0
@@ -77,6 +80,7 @@ class ServedCommand:
             self.output.close()
             self.started.set()
             self.ended.set()
+            self.started = self.ended = self._cancelled = _SET
 
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: self.body[name] for name in names if name in self.body}

@@ -41,6 +41,7 @@ _ONCE = frozenset(
     (
         *("host", "content-length", "content-type", "authorization", "transfer-encoding", "origin", "expect"),
         *("connection", "upgrade", "cookie", "range", "idempotency-key", "sec-websocket-key"),
+        *("sec-websocket-protocol", "sec-fetch-site"),
     )
 )
 _REASONS = {status.value: status.phrase for status in HTTPStatus}

@@ -26,6 +26,8 @@ GET /v1/events events
     ?sandbox string only events of this sandbox
 POST /v1/stop stop 202
     End the server and every sandbox. Kept sandboxes stay on disk.
+POST /v1/page open_page
+    Listen at a free port of this machine, if at none yet. Returns the address of the page, with the token.
 GET /v1/kept kept array
     Names of kept sandboxes: create one with `keep` to continue it.
 GET /v1/sandboxes list_sandboxes array
@@ -173,9 +175,14 @@ GET /v1/sandboxes/{sandbox}/changes changes array
     Changes to the workspace.
     ?everything boolean with the home and /tmp
     ?diff boolean each with its text diff
+    ?path string only the change of this path
 POST /v1/sandboxes/{sandbox}/review review 201
     What `commit` would do, taken at one moment.
     .paths array|null only these files and directories (default: all)
+GET /v1/sandboxes/{sandbox}/reviews/{review}/changes review_changes array
+    Changes of a review. Their content is shown only while it is the reviewed content.
+    ?diff boolean each with its text diff
+    ?path string only the change of this path
 POST /v1/sandboxes/{sandbox}/commit commit
     Write the changes to the host, all or none. With `review` exactly the reviewed ones.
     .paths array|null only these files and directories (default: all)
@@ -187,13 +194,18 @@ POST /v1/sandboxes/{sandbox}/discard discard
     Drop changes.
     .paths array|null only these files and directories (default: all)
 GET /v1/sandboxes/{sandbox}/snapshots list_snapshots array
-    List the snapshots, each with its parent: a tree.
+    List the snapshots, each with its parent: a tree. `current`: the sandbox continues from it.
 POST /v1/sandboxes/{sandbox}/snapshots snapshot 201
     Take a snapshot.
     .label string text
     .processes string none (default), or interpreter: those of `python`
 DELETE /v1/sandboxes/{sandbox}/snapshots/{snapshot} delete_snapshot
     Delete a snapshot.
+GET /v1/sandboxes/{sandbox}/snapshots/{snapshot}/changes snapshot_changes array
+    Changes that lead to a snapshot.
+    ?since string! id or label of the other snapshot
+    ?diff boolean each with its text diff
+    ?path string only the change of this path
 POST /v1/sandboxes/{sandbox}/restore restore
     Return to a snapshot, by its id or label.
     .snapshot string! id or label
@@ -201,12 +213,15 @@ POST /v1/sandboxes/{sandbox}/restore restore
 POST /v1/sandboxes/{sandbox}/fork fork 201 array
     Open sandboxes that continue from here.
     .count integer how many (default: 1)
+    .snapshot string id or label: continue from this snapshot instead
     .freeze boolean|null see `Sandbox.fork`
 GET /v1/sandboxes/{sandbox}/history history array
     List the points of a sandbox created with `history`, one for each command that changed files.
 GET /v1/sandboxes/{sandbox}/history/{point}/changes point_changes array
     Changes that lead to a point.
     ?since integer number of the other point (default: the one before)
+    ?diff boolean each with its text diff
+    ?path string only the change of this path
 POST /v1/sandboxes/{sandbox}/undo undo
     Take back the last points. Ends background processes.
     .count integer how many points (default: 1)

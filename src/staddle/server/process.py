@@ -18,16 +18,20 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from staddle import places
 from staddle.errors import InvalidCall, StaddleError
 
 from .access import SocketAccess, TokenAccess, is_loopback, peer_uid
+from .page_files import page_files
 from .server import SandboxServer, tcp_listener, unix_listener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 #: Seconds without use until a server that was started on first use ends.
 IDLE = 60.0
@@ -133,9 +137,10 @@ class ServeSettings:
         names: Sequence[str] = (),
         token: str | None = None,
         detach: bool = False,
+        page: bool = False,
     ) -> None:
         self.path, self.idle, self.address, self.detach = path, idle, address, detach
-        self.unused = unused
+        self.unused, self.page = unused, page
         self.token = token or secrets.token_urlsafe(32)
         self.names = names
         self.context: ssl.SSLContext | None = None
@@ -173,18 +178,21 @@ def serve(settings: ServeSettings) -> int:
             fix="use it, or `staddle stop --server`",
         )
     listener = unix_listener(settings.path)
-    tcp = None if settings.address is None else tcp_listener(*settings.address)
+    port = PortListener(settings)
+    if settings.address is not None:
+        port.bind()
     if settings.detach and not _detached():
         return 0
     server = SandboxServer(idle=settings.idle, unused=settings.unused)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: server.stop())
-    facts = {"socket": settings.path, "pid": os.getpid()}
-    if tcp is not None:
-        facts |= _listen_on_tcp(server, tcp, settings)
+    facts: dict[str, Any] = {"socket": settings.path, "pid": os.getpid()}
+    server.open_port = partial(port.open, server)
+    if settings.address is not None:
+        facts |= port.open(server)
     server.listen(listener, SocketAccess())
     if not settings.detach:
-        print(json.dumps(facts), flush=True)
+        announce(facts, page=settings.page)
     server.wait()
     # From here no client finds it; one that has just connected is told by the end of its connection.
     os.unlink(settings.path)
@@ -193,20 +201,52 @@ def serve(settings: ServeSettings) -> int:
     return 0
 
 
-def _listen_on_tcp(
-    server: SandboxServer, listener: socket.socket, settings: ServeSettings
-) -> dict[str, object]:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    names = {f"{name}:{port}".lower() for name in (shown, *settings.names)}
-    if is_loopback(host):
-        names.add(f"localhost:{port}")
-    access = TokenAccess(names, settings.token, is_tls=settings.context is not None)
-    server.listen(listener, access, settings.context)
-    return {
-        "url": f"{access.scheme}://{shown}:{port}",
-        "headers": {"Authorization": f"Bearer {settings.token}"},
-    }
+def announce(facts: dict[str, Any], *, page: bool) -> None:
+    """Print the facts for programs and, if asked, the address of the page for a person."""
+    print(json.dumps(facts), flush=True)
+    if page:
+        print(f"the page: {facts['page']}", file=sys.stderr, flush=True)
+
+
+class PortListener:
+    """The TCP port of a server, opened at its start or by the first request for the page. Thread-safe."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._listener: socket.socket | None = None
+        self._facts: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def bind(self) -> socket.socket:
+        """Return the listening socket: at the address of the settings, or a free port of loopback."""
+        if self._listener is None:
+            self._listener = tcp_listener(*self._settings.address or ("127.0.0.1", 0))
+        return self._listener
+
+    def open(self, server: SandboxServer) -> dict[str, Any]:
+        """Serve it, once; return the URL, the header with the token, and the address of the page."""
+        with self._lock:
+            if not self._facts:
+                self._facts = self._opened(server)
+            return self._facts
+
+    def _opened(self, server: SandboxServer) -> dict[str, Any]:
+        settings, listener = self._settings, self.bind()
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        names = {f"{name}:{port}".lower() for name in (shown, *settings.names)}
+        if is_loopback(host):
+            names.add(f"localhost:{port}")
+        access = TokenAccess(names, settings.token, is_tls=settings.context is not None, page=page_files())
+        server.listen(listener, access, settings.context)
+        url = f"{access.scheme}://{shown}:{port}"
+        called = f"{access.scheme}://{settings.names[0]}:{port}" if settings.names else url
+        return {
+            "url": url,
+            "headers": {"Authorization": f"Bearer {settings.token}"},
+            # A fragment is never sent to a server, so it is in no log.
+            "page": f"{called}/#token={quote(settings.token, safe='')}",
+        }
 
 
 def _await_other(path: str) -> int:

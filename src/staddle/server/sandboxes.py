@@ -118,6 +118,7 @@ class SandboxEntry:
         self._events = events
         self.terminals: dict[str, ServedTerminal] = {}
         self.snapshots: dict[str, Snapshot] = {}
+        self.current: Snapshot | None = None  # the sandbox continues from it
         self.reviews: dict[str, Review] = {}
         self.questions: dict[str, Question] = {}
         self._users: set[object] = set()  # connections on which requests for it have come
@@ -197,7 +198,7 @@ class SandboxEntry:
                     fix="delete some of them",
                 )
             name = secrets.token_hex(4)
-            self.snapshots[name] = snapshot
+            self.snapshots[name] = self.current = snapshot
         return name
 
     def snapshot(self, name: str) -> Snapshot:
@@ -218,6 +219,7 @@ class SandboxEntry:
                 "label": each.label,
                 "created": each.created,
                 "parent": None if each.parent is None else ids.get(id(each.parent)),
+                "current": each is self.current,
                 "method": each.method,
                 "processes": encode(each.processes),
             }
@@ -232,6 +234,13 @@ class SandboxEntry:
             name = secrets.token_hex(4)
             self.reviews[name] = review
         return name
+
+    def review(self, name: str) -> Review:
+        """Return the review with this id."""
+        found = self.reviews.get(name)
+        if found is None:
+            raise FileNotFoundError(2, f"the sandbox has no review {name!r}")
+        return found
 
     def add_terminal(self, **options: Any) -> ServedTerminal:
         """Open a terminal."""
@@ -311,13 +320,24 @@ class SandboxTable:
             hooks["on_connect"] = entry.on_connect
         return self._opened(1, lambda: [self._filled(entry, Sandbox(**options, **hooks))])[0]
 
-    def fork(self, parent: SandboxEntry, count: int, **options: Any) -> list[SandboxEntry]:
-        """Open sandboxes that continue from another one."""
+    def fork(
+        self, parent: SandboxEntry, count: int, begin: Snapshot | None = None, **options: Any
+    ) -> list[SandboxEntry]:
+        """Open sandboxes that continue from another one, as it is or as it was at a snapshot."""
 
         def work() -> list[SandboxEntry]:
+            forks = parent.sandbox.fork(count, **options)
+            try:
+                if begin is not None:
+                    for made in forks:
+                        made.restore(begin)
+            except BaseException:
+                for made in forks:
+                    made.close()
+                raise
             return [
                 self._filled(SandboxEntry(secrets.token_hex(8), self.events, parent.options, parent.id), made)
-                for made in parent.sandbox.fork(count, **options)
+                for made in forks
             ]
 
         return self._opened(count, work)

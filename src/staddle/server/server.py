@@ -37,6 +37,8 @@ from .routes import RouteTable, checked_body, checked_query
 from .sandboxes import SandboxTable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     Access = SocketAccess | TokenAccess
 
 #: The most connections at a time; a further one is closed at once.
@@ -136,6 +138,8 @@ class SandboxServer:
         self._stopping = threading.Event()
         self._listeners: list[socket.socket] = []
         self._counts: Counter[str] = Counter()
+        #: Listens at a port if it does not yet; returns what a client needs to know. Set by the process.
+        self.open_port: Callable[[], dict[str, Any]] | None = None
 
     # ------------------------------------------------------------ connections
 
@@ -193,8 +197,7 @@ class SandboxServer:
         request: HttpRequest | None = None
         try:
             request = connection.request(access.idle)
-            access.check(request)
-            response = self._answer(request)
+            response = access.check(request) or self._answer(request)
         except Refused as error:
             response = _failed(error, error.status)
             if request is None or error.status in (401, 403, 421):
@@ -290,6 +293,14 @@ class SandboxServer:
             if name.startswith("status_"):
                 text.append(f'staddle_requests_total{{status="{name[7:]}"}} {count}\n')
         return "".join(text)
+
+    def open_page(self) -> dict[str, Any]:
+        """Return the address of the page, with the token."""
+        if self.open_port is None:
+            raise InvalidCall(
+                "this server has no page", why="it is part of another program", fix="run `staddle serve`"
+            )
+        return self.open_port()
 
     # ------------------------------------------------------------ its life
 

@@ -64,13 +64,14 @@ class SandboxAgent:
         another: Callable[[Who], AnotherUser] | None = None,
         ids: tuple[int, int] = (0, 0),
         confine_ahead: Callable[[], None] | None = None,
+        watched: Callable[[bytes, int], None] | None = None,
     ) -> None:
         """Prepare to serve.
 
         `become` confines a child of ours and execs in it; see `processes.start`. `confine` only confines,
         inside the sandbox's cgroups or outside. `started` is called with each child, which may wait for that.
         `another` returns `become` and `confine` for another user of the sandbox, such as its root.
-        `confine_ahead` confines the starter of programs.
+        `confine_ahead` confines the starter of programs. `watched` makes later processes report their calls.
 
         `user` owns the terminals (-1: we do), and `ids` are its ids inside. `swap` replaces mounted trees,
         and `tidy` removes the old trees when the agent is idle; see `TreeMounts`.
@@ -78,6 +79,7 @@ class SandboxAgent:
         self._become, self._confine, self._started = become, confine, started
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
         self._ids, self._confine_ahead = ids, confine_ahead
+        self._watched = watched
         self._wishes: dict[int, _socket.socket] = {}
         self._later: list[int] = []  # closed when there is nothing else to do
         self._shells = 0
@@ -265,6 +267,9 @@ class SandboxAgent:
             self._start_file_server(self._another(message.fields[1]).confine, message)
         elif message.kind == agent_messages.SUDO and self._another is not None:
             self._allow_sudo(self._another)
+        elif message.kind == agent_messages.WATCH and self._watched is not None:
+            self._watched(message.fields[0], os.dup(message.descriptors[0]))
+            self._main.send(agent_messages.encode(agent_messages.WATCHED))
         elif message.kind == agent_messages.LOOK and self.watch is not None:
             self.watch.look(gone=1)  # count the failed command
             self._main.send(agent_messages.encode(agent_messages.LOOKED))

@@ -15,7 +15,7 @@ from ...ipc.exec_spec import ExecSpec
 from ...ipc.wire import CONFINEMENT, NotStarted
 from ...limits import process_attributes
 from ...linux import cgroups, process, procfs, userns
-from ...linux.seccomp import load
+from ...linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
 from ...linux.syscalls import AUDIT_ARCH, COLUMN, NUMBERS, architecture, call
 from ..confine import become_command, confine
 from . import verify
@@ -58,6 +58,15 @@ class ProcessConfinement:
         self._namespace = -1  # until the first process has made it
         self._cgroup_fds: tuple[int, ...] = ()
         self._goes_first = False
+        self._watch: tuple[bytes, int] | None = None
+
+    def watch(self, filter: bytes, channel: int) -> None:
+        """Load `filter` into every later process of the sandbox, and send its listener on `channel`.
+
+        The filter only reports calls. Our own filter is loaded after it, and the stricter answer counts.
+        """
+        os.set_inheritable(channel, False)
+        self._watch = filter, channel
 
     def begin(self, cgroup_fds: tuple[int, ...], *, goes_first: bool = False) -> None:
         """Begin for one sandbox. Each process enters the sandbox's cgroups with `cgroup_fds`.
@@ -95,6 +104,7 @@ class ProcessConfinement:
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
         """Confine this process and exec. Raises only NotStarted or OSError."""
         self._enter(self._rights)
+        self._be_watched()
         spec = self._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=self._last, kept=self._rights)
 
@@ -104,6 +114,7 @@ class ProcessConfinement:
         NotStarted if the limit on open files is too low for this process to work.
         """
         self._enter(self._rights)
+        self._be_watched()
         open_files = confine(self._spec((), (), b"/"), None, guardian=0, kept=self._rights)
         self._last()
         if open_files:
@@ -153,6 +164,21 @@ class ProcessConfinement:
             process.keep_capabilities(kept)
         else:
             process.clear_capabilities()
+
+    def _be_watched(self) -> None:
+        """Report our calls from here on, if the sandbox is watched; the host program continues each."""
+        if self._watch is None:
+            return
+        filter, channel = self._watch
+        process.no_new_privs()
+        try:
+            listener = load(filter, NEW_LISTENER | WAIT_KILLABLE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            listener = load(filter, NEW_LISTENER)  # before Linux 5.19
+        process.send_descriptor(channel, listener)
+        os.close(listener)
 
     def _join(self) -> None:
         call("setns", self._namespace, userns.CLONE_NEWUSER)
@@ -215,6 +241,7 @@ class AnotherUser:
         """Like `ProcessConfinement.become`."""
         mine, who = self._confinement, self._who
         mine._enter_as(who)
+        mine._be_watched()
         spec = mine._spec(argv, environment, directory)
         become_command(spec, None, -1, guardian=0, last=lambda: mine._last_as(who), kept=self._kept)
 

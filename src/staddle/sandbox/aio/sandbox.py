@@ -260,6 +260,7 @@ class AsyncSandbox(InThreads, SandboxNames):
     restore = Forwarded(Sandbox.restore)
     drift = Forwarded(Sandbox.drift)
     history = Forwarded(Sandbox.history)
+    learned = Forwarded(Sandbox.learned)
     undo = Forwarded(Sandbox.undo)
     redo = Forwarded(Sandbox.redo)
     blame = Forwarded(Sandbox.blame)

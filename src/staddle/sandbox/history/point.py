@@ -6,18 +6,13 @@ import shlex
 
 from ..._value import Value
 from ...errors import InvalidCall, LayerError
-from ...layers.changes import Change, diff
-from ...layers.merged_view import LayerView
-from ...paths import WORKSPACE_PATH
-from ..workspace.trees import path_of
+from ...layers.changes import Change
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from ...layers.differences import Kind
-    from ...layers.stack import LayerSnapshot
     from ..processes import EndedProcess
     from ..workspace.kept_points import PointRecord
     from ..workspace.snapshot import Snapshot
@@ -26,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Characters of a command, and changes, that a point keeps.
 MOST_LETTERS, MOST_CHANGES = 10_000, 100
-
-_OPPOSITE: dict[Kind, Kind] = {"added": "deleted", "deleted": "added"}
 
 
 class HistoryPoint:
@@ -92,21 +85,14 @@ class HistoryPoint:
 
         Changes in the home and in /tmp come after those in the workspace.
         """
-        ours, theirs = self._trees(), other._trees()
-        found: list[Change] = []
-        for root in (WORKSPACE_PATH, *(root for root in ours if root != WORKSPACE_PATH)):
-            if root in ours and root in theirs:
-                found += _compared(root, theirs[root], ours[root])
-        return found
-
-    def _trees(self) -> dict[str, LayerSnapshot]:
-        if self.snapshot.closed:
-            raise LayerError(
-                f"the point {self.number} is gone",
-                why="the sandbox is closed, or the history has dropped it",
-                fix="use a point that sb.history() lists",
-            )
-        return self.snapshot._trees
+        for point in (self, other):
+            if point.snapshot.closed:
+                raise LayerError(
+                    f"the point {point.number} is gone",
+                    why="the sandbox is closed, or the history has dropped it",
+                    fix="use a point that sb.history() lists",
+                )
+        return self.snapshot.diff(other.snapshot)
 
     def __repr__(self) -> str:
         told = f" {self.command[:60]!r}" if self.command else ""
@@ -143,45 +129,4 @@ def found_in(points: Sequence[HistoryPoint], asked: HistoryPoint | int) -> Histo
         f"the history has no point {number!r}",
         why="it was dropped, or it is of another sandbox",
         fix="use a point that sb.history() lists",
-    )
-
-
-def _compared(root: str, old: LayerSnapshot, new: LayerSnapshot) -> list[Change]:
-    """Return the changes of one tree from `old` to `new`."""
-    at, elsewhere = path_of(root), root != WORKSPACE_PATH
-    common = 0
-    while (
-        common < min(len(old.layers), len(new.layers)) and old.layers[-1 - common] is new.layers[-1 - common]
-    ):
-        common += 1
-    first = [layer.upper for layer in old.layers]
-    second = [layer.upper for layer in new.layers[: len(new.layers) - common]]
-    found = diff(LayerView(tuple(second), (*first, *old.bases)), at=at, elsewhere=elsewhere) if second else []
-    if common == len(old.layers):
-        return found  # everything that `old` has is below
-    # Entries of `old` alone: compared the other way round, and turned.
-    own = tuple(first[: len(first) - common])
-    below = (*(layer.upper for layer in new.layers), *new.bases)
-    # A pair of renamed files may be two changes on the other side.
-    known = {path for change in found for path in (change.path, change.old_path) if path}
-    for change in diff(LayerView(own, below), at=at, elsewhere=elsewhere):
-        if not {change.path, change.old_path} & known:
-            found.append(_turned(change))
-    return sorted(found, key=lambda change: change.path.split("/"))
-
-
-def _turned(change: Change) -> Change:
-    """Return the change in the other direction."""
-    if change.kind == "renamed":
-        return change.replace(path=change.old_path, old_path=change.path)
-    return change.replace(
-        kind=_OPPOSITE.get(change.kind, change.kind),
-        type=change.old_type,
-        size=change.old_size,
-        mode=change.old_mode,
-        target=change.old_target,
-        old_type=change.type,
-        old_size=change.size,
-        old_mode=change.mode,
-        old_target=change.target,
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from ...events import Event
+    from ...learn.learning import Learning
     from ...network.host.approval_calls import OnConnect
     from ...observe.audit import AuditTarget
 
@@ -56,6 +57,7 @@ class SandboxSettings(Value):
     #: Whether a copy of the workspace is below its layers; None: if it is small.
     freeze: bool | None = False
     history: History = False
+    learning: Learning | None = None
 
 
 def settings(  # noqa: PLR0917 - Sandbox's parameters
@@ -82,13 +84,14 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
     """Check the arguments of a Sandbox, without probing the host's backends.
 
     With `awaited`, an event loop can await callbacks. `overrides` are the policy's fields that a sandbox
-    takes as arguments (identity, environment, base), `workdir`, `freeze` and `history`.
+    takes as arguments (identity, environment, base), `workdir`, `freeze`, `history` and `learn`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
         _USUAL[:] = [policy]
     policy = check.instance("policy", policy, Policy, "use Policy.agent()", PolicyError)
     freeze, history = overrides.pop("freeze", False), overrides.pop("history", False)
+    learn = overrides.pop("learn", False)
     given = {field: value for field, value in overrides.items() if value is not None}
     workdir = given.pop("workdir", None)
     if given:
@@ -123,13 +126,22 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
                 fix="choose a project directory",
             )
     variables = Environment() if env is None else checked(env)
+    learning = None
+    if learn is not False:
+        from .settings import prepared_learning
+
+        learning = prepared_learning(learn, policy, workspace, str(mode), variables, str(backend), on_connect)
+    if learning is not None:
+        policy = learning.watched
+        on_connect = learning.decide if learning.asks else on_connect
+        on_command, on_result = hooked(learning, on_command, on_result)
     decider, asks = _decider(on_connect, on_connect_timeout, awaited)
     hooks = None
     if not (on_command is on_result is on_violation is audit is None):
         from .settings import checked_hooks
 
         hooks = checked_hooks(on_command, on_result, on_violation, audit, awaited=awaited)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {} if learning is None else {"learning": learning}
     if not (workspace_at is name is labels is None):
         from .settings import checked_labels, checked_place, checked_title
 
@@ -276,7 +288,7 @@ _ELSEWHERE = {
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
-    *("labels", "identity", "environment", "base", "workdir", "freeze", "history"),
+    *("labels", "identity", "environment", "base", "workdir", "freeze", "history", "learn"),
 )
 #: All options of a command.
 _COMMAND_OPTIONS = (
@@ -376,6 +388,47 @@ def checked_history(history: object, mode: str) -> History:
             fix="leave one of them out",
         )
     return asked
+
+
+def prepared_learning(  # noqa: PLR0917 - settings of the sandbox
+    learn: object,
+    policy: Policy,
+    workspace: str | None,
+    mode: str,
+    env: Mapping[str, str],
+    backend: str,
+    on_connect: Any,
+) -> Learning | None:
+    """Check `learn`; return what the sandbox learns with, if it learns."""
+    from ...learn import learning
+
+    asked = learning.checked(learn)
+    if not asked:
+        return None
+    learning.check_backend(backend)
+    if policy.base is not None:
+        raise InvalidCall(
+            "a sandbox with a base cannot learn",
+            why="its files are not those of this host, which a policy grants",
+            fix="leave out base, or learn",
+        )
+    return learning.Learning(
+        policy, workspace=workspace, mode=mode, env=env, refuse=asked == "refuse", on_connect=on_connect
+    )
+
+
+def hooked(learning: Learning, on_command: Any, on_result: Any) -> tuple[Any, Any]:
+    """Return the hooks of a sandbox that learns, which call the caller's own."""
+
+    def begins(start: CommandStart) -> Any:
+        learning.command_begins(start.command)
+        return None if on_command is None else on_command(start)
+
+    def ended(result: Any) -> Any:
+        learning.command_ended(result.ok, result.usage)
+        return None if on_result is None else on_result(result)
+
+    return begins, ended
 
 
 def checked_title(name: object) -> str:

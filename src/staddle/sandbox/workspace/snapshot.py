@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Protocol
 
     from ...ipc.agent_messages import NamedProcess
+    from ...layers.changes import Change
     from ...layers.store import Layer
     from ...shell.shell import Shell
     from ...shell.state import SavedShell
@@ -146,6 +147,29 @@ class Snapshot:
         layers = [layer.upper for layer in tree.layers]
         at = tree.mounted_at[0]
         return drift(self.workspace, self.created, layers, at=at, limit=limit, most=most)
+
+    def diff(self, other: Snapshot) -> list[Change]:
+        """Return the changes that lead from the files of `other` to the files of this snapshot.
+
+        Changes in the home and in /tmp come after those in the workspace. Both are of the same workspace: of
+        this sandbox, or of its forks.
+        """
+        from .snapshot_diff import changes_between
+
+        for each in (self, other):
+            if each.closed:
+                raise LayerError(
+                    f"the snapshot {each.label!r} is gone",
+                    why="it, or its sandbox, is closed",
+                    fix="take another",
+                )
+        if self.workspace != other.workspace:
+            raise InvalidCall(
+                "these snapshots cannot be compared",
+                why="they are of different workspaces",
+                fix="compare snapshots of a sandbox and its forks",
+            )
+        return changes_between(other._trees, self._trees)
 
     def save(
         self,
