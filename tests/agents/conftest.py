@@ -143,4 +143,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "row(agent, way, what): what a test shows, for docs/internals/agents-tested.md")
+    config.addinivalue_line(
+        "markers", "row(agent, way, what): what a test shows, for docs/internals/agents-tested.md"
+    )
