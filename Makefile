@@ -8,21 +8,22 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
+.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
 
 help:
 	@echo "make demo    install, then see a confined command at work"
 	@echo "make test    install what the tests need, and run them"
 	@echo "make test-everything   the slow tests as well, and every test as both root and a user (half an hour)"
 	@echo "make test-adapters   each framework's own suite, in environments below /var/tmp (ADAPTERS='inspect_ai --lowest' for some)"
-	@echo "make test-hosts  staddle in containers of every kind, on other kernels; writes docs/container-hosts.md"
+	@echo "make test-hosts  staddle in containers of every kind, on other kernels; writes docs/internals/container-hosts.md"
 	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
-	@echo "make test-fleet  the fleet on several Ray nodes of this machine; figures into docs/fleet.md (FLEET=--quick for the tests alone)"
+	@echo "make test-fleet  the fleet on several Ray nodes of this machine; figures into docs/internals/fleet.md (FLEET=--quick for the tests alone)"
 	@echo "make lint    ruff and mypy"
 	@echo "make bench   the benchmarks: ratios against peers in the same run"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
 	@echo "make reference  write the pages of docs/ that are made from the code"
+	@echo "make site    build the site of the documentation into build/site; warnings and broken links are errors"
 	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
 	@echo "make test-page  the page of staddle serve in chromium; writes its pictures and docs/server.md's table"
 	@echo "make pictures  write the pictures of docs/tui.md"
@@ -98,6 +99,14 @@ docs: $(VENV)/installed-dev
 
 reference: $(VENV)/installed
 	$(BIN)/python scripts/reference.py
+
+$(VENV)/installed-site: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[site]'
+	@$(MEND)
+	@touch $@
+
+site: $(VENV)/installed-site
+	$(BIN)/python scripts/site.py
 
 test-tui: test-packages $(VENV)/installed-dev
 	$(BIN)/python -m pytest tests/tui/real_terminal.py tests/kernel/test_tui.py tests/cli/test_tui.py tests/unit/tui

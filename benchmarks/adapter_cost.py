@@ -1,6 +1,6 @@
 """Cost of each adapter's command over staddle's own, which runs inside of the same call.
 
-    python benchmarks/adapter_cost.py       # each framework in its environment; writes docs/adapters.md
+    python benchmarks/adapter_cost.py       # each in its environment; writes internals/adapters-tested.md
     ENVIRONMENT/bin/python benchmarks/adapter_cost.py NAME
 
 The environments are those of `make test-adapters`. Each call is timed as a whole, and the calls of staddle
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "adapters.md"
+PAGE = ROOT / "docs" / "internals" / "adapters-tested.md"
 BEGIN, END = "<!-- cost: begin -->", "<!-- cost: end -->"
 CACHE = Path(os.environ.get("ADAPTERS_CACHE") or f"/var/tmp/staddle-adapters-{os.getuid()}")
 ROUNDS, PATIENCE = 100, 600

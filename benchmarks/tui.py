@@ -1,6 +1,6 @@
 """`staddle tui` against `staddle shell`, both in tmux, in one run: echo of a key, a flood, and the start.
 
-Standalone as well: `python benchmarks/tui.py`, which writes the figures of a whole run into docs/tui.md.
+Standalone as well: `python benchmarks/tui.py`, which writes its figures into internals/tui-figures.md.
 Needs tmux and the extra `tui`.
 """
 
@@ -153,9 +153,9 @@ def opened(tmux: Tmux, command: str, where: str) -> tuple[str, float]:
     return pane, tmux.when(pane, PROMPT) - began
 
 
-#: (what, claim, figure of `staddle shell`, figure of `staddle tui`), as docs/tui.md has them.
+#: (what, claim, figure of `staddle shell`, figure of `staddle tui`), as the page has them.
 ROWS: list[tuple[str, str, str, str]] = []
-PAGE = Path(__file__).parents[1] / "docs" / "tui.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "tui-figures.md"
 BEGIN, END = "<!-- figures: begin, written by benchmarks/tui.py -->", "<!-- figures: end -->"
 
 

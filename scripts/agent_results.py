@@ -1,7 +1,8 @@
 """Write what `make test-agents` found into the documentation: agent_results.py DIRECTORY PACKAGE...
 
-The table of whole runs goes into docs/coding-agents.md. The counts of the conformance package, and the
-scenarios that staddle does not offer, go into docs/mcp.md. With `conformance` as the first package, the
+The table of whole runs goes into docs/internals/agents-tested.md. The counts of the conformance package,
+and the scenarios that staddle does not offer, go into internals/mcp-conformance.md beside it. With
+`conformance` as the first package, the
 script writes only these counts.
 """
 
@@ -29,11 +30,11 @@ def main() -> None:
             passed = row["passed"] and rows.get(key, row)["passed"]
             rows[key] = {**row, "passed": passed}
     if packages[:1] != ["conformance"]:
-        write("coding-agents.md", whole_run(rows, packages))
+        write("agents-tested.md", whole_run(rows, packages))
     counted = {key: row["found"] for key, row in rows.items() if "scenarios" in row.get("found", {})}
     if counted:
         version = next(word for word in packages if "conformance@" in word).rpartition("@")[2]
-        write("mcp.md", conformance(counted, version))
+        write("mcp-conformance.md", conformance(counted, version))
 
 
 def whole_run(rows: dict[tuple[str, str, str], dict[str, Any]], packages: list[str]) -> list[str]:

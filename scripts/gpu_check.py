@@ -4,7 +4,7 @@
 Run it as root. It checks as root and as an ordinary user, on each usable backend. It needs the driver's
 `nvidia-smi`, and torch for the checks that compute. Each step has a timeout, and all of it ends after eight
 minutes. It prints each result, writes gpu_check.json into the directory of `--out`, and with `--write` fills
-the table in docs/gpu.md. The exit status is 0 if nothing failed.
+the table in docs/internals/gpu.md. The exit status is 0 if nothing failed.
 """
 
 from __future__ import annotations
@@ -399,13 +399,13 @@ def table() -> str:
 
 
 def write_page() -> None:
-    """Put the table between the marks of docs/gpu.md."""
-    page = HERE / "docs" / "gpu.md"
+    """Put the table between the marks of docs/internals/gpu.md."""
+    page = HERE / "docs" / "internals" / "gpu.md"
     text = page.read_text()
     before, start, rest = text.partition("<!-- gpu_check: start -->\n")
     _, end, after = rest.partition("<!-- gpu_check: end -->")
     if not start or not end:
-        sys.exit("docs/gpu.md has no marks for the table")
+        sys.exit("docs/internals/gpu.md has no marks for the table")
     page.write_text(f"{before}{start}{table()}\n{end}{after}")
 
 
@@ -423,7 +423,7 @@ def first_gpu() -> tuple[str, int, list[str]]:
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--write", action="store_true", help="fill the table in docs/gpu.md")
+    options.add_argument("--write", action="store_true", help="fill the table in docs/internals/gpu.md")
     options.add_argument("--out", default=os.environ.get("OUT", "."), help="directory of gpu_check.json")
     options.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
     given = options.parse_args()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/ that are made from the code: errors.md, api.md and the other api-*.md.
+"""Write the pages of docs/ that are made from the code: errors.md, system-calls.md and api*.md.
 
 `make reference` runs it; tests/docs/test_reference.py fails when a page is not current.
 """
@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import staddle  # noqa: E402
 from staddle import errors  # noqa: E402
 from staddle._value import Value  # noqa: E402
+from staddle.linux.seccomp import rules as filter_rules  # noqa: E402
 
 MADE = "<!-- Made from the code by scripts/reference.py: run `make reference` after a change. -->"
 
@@ -42,7 +43,7 @@ ADVICE = {
     "UnknownBackend": ("No backend has this name.", "Use a name from [backends](backends.md)."),
     "BackendUnavailable": (
         "The backend cannot confine a command on this host.",
-        "Run `staddle doctor`; see [install](install.md#hosts-that-refuse).",
+        "Run `staddle doctor`; see [install](install.md#if-doctor-finds-no-backend).",
     ),
     "LandlockUnavailable": (
         "The kernel has no Landlock, or one that is too old.",
@@ -171,6 +172,56 @@ ADVICE = {
     ),
     "GitFailed": ("Git exited with an error; `status` is its exit status.", "Read `why`."),
     "UsageError": ("The command line is not valid. The exit status is 125.", "See `staddle COMMAND --help`."),
+}
+
+#: The page of each error, for what `ADVICE` says in one sentence.
+EXPLAINED = {
+    "StaddleError": "troubleshooting.md",
+    "PolicyError": "policy.md",
+    "PathEscape": "paths.md#write-a-path",
+    "PolicyNotEnforceable": "backends.md",
+    "BackendError": "backends.md",
+    "UnknownBackend": "backends.md",
+    "BackendUnavailable": "install.md#if-doctor-finds-no-backend",
+    "LandlockUnavailable": "backends.md#landlock",
+    "LaunchFailed": "troubleshooting.md#staddle-does-not-start-the-command-exit-status-125",
+    "AuditFailed": "audit.md",
+    "AlreadyWrapped": "api.md#wrap",
+    "PathNotAllowed": "environment.md#files",
+    "CommandEnded": "environment.md#commands",
+    "CommandTimeout": "limits.md",
+    "CommandCancelled": "environment.md#commands",
+    "CommandNotFound": "troubleshooting.md#the-program-does-not-work-inside",
+    "CommandRefused": "command-rules.md",
+    "CommandNotUnderstood": "command-rules.md#rules",
+    "ExtraMissing": "dependencies.md#extras",
+    "CommandFailed": "sessions.md#run-a-command",
+    "InvalidCall": "api.md",
+    "SessionError": "sessions.md",
+    "SandboxClosed": "usage.md#pause-and-end-a-sandbox",
+    "SandboxLost": "reliability.md#a-lost-sandbox",
+    "SessionBusy": "sessions.md",
+    "UserUnavailable": "users.md",
+    "RootUnavailable": "users.md#what-root-inside-can-do",
+    "WaitTimeout": "background.md",
+    "PoolExhausted": "pools.md",
+    "WorkspaceError": "jail-reference.md#states",
+    "WorkspaceBusy": "jail-reference.md#states",
+    "LayerError": "layers.md",
+    "TooManyOpenFiles": "pools.md#open-many-sandboxes",
+    "ThreadUnavailable": "reliability.md#something-is-full",
+    "CommitRefused": "review.md#commit-or-discard-changes",
+    "CommitFailed": "reliability.md#something-is-full",
+    "ArchiveRefused": "snapshots.md#save-a-snapshot-to-a-file",
+    "BaseError": "base.md#importing-images",
+    "FleetError": "fleet.md#what-happens-when-something-dies",
+    "FleetBusy": "fleet.md#capacity",
+    "FleetLost": "fleet.md#what-happens-when-something-dies",
+    "TransferFailed": "fleet.md#what-travels",
+    "GitError": "jail-reference.md#git-on-a-tree-that-an-agent-has-touched",
+    "GitRefused": "jail-reference.md#git-on-a-tree-that-an-agent-has-touched",
+    "GitFailed": "jail-reference.md#git-on-a-tree-that-an-agent-has-touched",
+    "UsageError": "cli.md",
 }
 
 #: Objects that the public names return: (module, class, how to get one).
@@ -409,7 +460,7 @@ def errors_page() -> str:
         *("# Errors", "", MADE, ""),
         ERRORS_ARE,
         *("```text", *tree(errors.StaddleError), "```", ""),
-        *("| error | raised when | what to do |", "| --- | --- | --- |"),
+        *("| error | raised when | what to do | page |", "| --- | --- | --- | --- |"),
     ]
     for kind in error_classes():
         when, do = ADVICE[kind.__name__]
@@ -419,16 +470,77 @@ def errors_page() -> str:
             if not issubclass(base, errors.StaddleError) and base is not Exception
         ]
         notes = [f"also a `{base}`" for base in also]
-        if (more := attributes(kind)) and kind is not errors.StaddleError:
-            notes.append("attributes " + ", ".join(more))
-        lines.append(f"| `{kind.__name__}` | {when}{' (' + '; '.join(notes) + ')' if notes else ''} | {do} |")
+        if (found := attributes(kind)) and kind is not errors.StaddleError:
+            notes.append("attributes " + ", ".join(found))
+        page = EXPLAINED[kind.__name__]
+        place = page.partition("#")[0].removesuffix(".md")
+        more = f" ({'; '.join(notes)})" if notes else ""
+        lines.append(f"| `{kind.__name__}` | {when}{more} | {do} | [{place}]({page}) |")
     return "\n".join(lines) + "\n"
+
+
+CALLS_ARE = """\
+The filter refuses these system calls, each for the reason beside it. It is a second line: namespaces or
+Landlock around the command are the boundary, and the filter removes calls that they leave open or that
+programs do not need. `staddle explain --verbose` lists the rules of one run.
+[Security](security.md#the-system-call-filter) names the programs that fail because of it.
+
+`ENOSYS` is the answer where libraries fall back to another call, `EPERM` where the kernel itself gives that
+answer without the right. Every call of another architecture kills the process. A number that the table does
+not contain gets `ENOSYS`.
+"""
+#: Headings of the page of system calls, and the groups of rules.py below each.
+CALLS = (
+    ("Mounts and namespaces", "On every backend with a filter.", ("MOUNTS_AND_NAMESPACES",)),
+    ("Devices", "On every backend with a filter.", ("DEVICES_AND_WHITEOUTS",)),
+    ("Surface of the kernel", "On every backend with a filter.", ("KERNEL_SURFACE",)),
+    ("Other processes", "On every backend with a filter.", ("OTHER_PROCESSES", "PID_1")),
+    ("The process itself", "On every backend with a filter.", ("SELF_MODIFICATION",)),
+    ("The terminal", "On every backend with a filter.", ("TERMINAL",)),
+    (
+        "Sockets",
+        "On `namespaces`, `bwrap`, `systemd`, and `landlock` with an open network.",
+        ("ALL_SOCKETS", "PAIRS"),
+    ),
+    ("PID 1 of the sandbox", "On `namespaces`, `bwrap` and `systemd`.", ("PID_1_LIMITS",)),
+    ("Set-user-ID files", "Where the policy lets a directory of the host be written.", ("NO_SETUID_FILES",)),
+    ("Processes of the host", "On `landlock`, which has no namespaces.", ("HOST_PROCESSES", "NO_SYSTEM_V")),
+    (
+        "Sockets on `landlock`",
+        "A supervisor decides and connects in the command's place.",
+        ("SUPERVISED_UNIX_SOCKETS",),
+    ),
+    ("Sockets on `landlock` with an allow list", "In place of the sockets above.", ("TCP_SOCKETS",)),
+    ("Sockets on `landlock` without a network", "In place of the sockets above.", ("NO_NETWORK_SOCKETS",)),
+)
+
+
+def system_calls() -> str:
+    """docs/system-calls.md: every filtered system call with its reason."""
+    lines = ["# Filtered system calls", "", MADE, "", CALLS_ARE]
+    for heading, where, groups in CALLS:
+        lines += [
+            f"## {heading}",
+            "",
+            where,
+            "",
+            "| system call | refused if | answer | reason |",
+            "| --- | --- | --- | --- |",
+        ]
+        for rule in (rule for group in groups for rule in getattr(filter_rules, group)):
+            calls = ", ".join(f"`{name}`" for name in rule.calls)
+            condition = " and ".join(check.text() for check in rule.checks) or "always"
+            cells = (calls, condition, rule.answer.text, rule.why)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def pages() -> dict[str, str]:
     """Every page by its name in docs/."""
     made = {
         "errors.md": errors_page(),
+        "system-calls.md": system_calls(),
         "api-objects.md": api_objects(),
         **{page: api(page) for page in TOPICS},
     }

@@ -3,7 +3,7 @@
     python scripts/test_adapters.py [NAME...] [--lowest] [--no-table] [--as root|user|both]
 
 Each framework has a virtual environment of its own, below ADAPTERS_CACHE (/var/tmp/staddle-adapters-UID),
-made by uv, which is installed there first. The table in docs/adapters.md gets a row for what was run; the
+made by uv, which is installed there first. docs/internals/adapters-tested.md gets a row for what was run; the
 other rows stay. Every suite has a time limit.
 """
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "adapters.md"
+PAGE = ROOT / "docs" / "internals" / "adapters-tested.md"
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 CACHE = Path(os.environ.get("ADAPTERS_CACHE") or f"/var/tmp/staddle-adapters-{os.getuid()}")
 TOOLS = ("pytest>=8", "pytest-timeout", "pytest-asyncio")
@@ -317,7 +317,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run the suites of the adapters.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="the suites; all, if none is named")
     parser.add_argument("--lowest", action="store_true", help="with the lowest versions of the frameworks")
-    parser.add_argument("--no-table", action="store_true", help="do not write docs/adapters.md")
+    parser.add_argument(
+        "--no-table", action="store_true", help="do not write docs/internals/adapters-tested.md"
+    )
     parser.add_argument("--as", dest="user", choices=("root", "user", "both"), default="both")
     given = parser.parse_args()
     unknown = set(given.names) - {suite.name for suite in SUITES}

@@ -1,4 +1,4 @@
-"""Test the fleet on several Ray nodes of this machine, and write what was measured into docs/fleet.md.
+"""Test the fleet on several Ray nodes of this machine, and write the figures into docs/internals/fleet.md.
 
     scripts/test_fleet.py [--quick] [--resume] [--only PART …] [--faults N] [--seconds N] [--tasks N]
 
@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PLACE = Path(f"/var/tmp/staddle-fleet-{os.getuid()}")
-PAGE = ROOT / "docs" / "fleet.md"
+PAGE = ROOT / "docs" / "internals" / "fleet.md"
 #: What was found, also by an earlier run.
 FIGURES, RECORD, SIMULATION = PLACE / "figures.json", PLACE / "faults.json", PLACE / "simulation.json"
 PARTS = ("tests", "figures", "faults")

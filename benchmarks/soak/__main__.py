@@ -5,7 +5,7 @@
 
 Each part runs in a process of its own. That process and all below it have directories for temporary
 files, layers and commits that belong to the part: what is in them afterwards was left behind. As root
-each part is run once more as an ordinary user. The results are written to docs/reliability.md. Ends
+each part is run once more as an ordinary user. The results are written to docs/internals/soak.md. Ends
 with 1 if a part had an error, left something or was not flat.
 """
 
@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the parts")
     parser.add_argument("--as-user", action="store_true", help="only as an ordinary user")
     parser.add_argument("--as-root", action="store_true", help="only as root")
-    parser.add_argument("--no-page", action="store_true", help="leave docs/reliability.md as it is")
+    parser.add_argument("--no-page", action="store_true", help="leave docs/internals/soak.md as it is")
     for name in ("--supervise", "--work"):
         parser.add_argument(name, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--victim", nargs=2, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""The table of results in docs/reliability.md: one row for each part and user, the latest run of each."""
+"""The table of results in docs/internals/soak.md: one row for each part and user, the latest run of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ledger import Figure
 from part import Part
 
-PAGE = Path(__file__).parents[2] / "docs/reliability.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/soak.md"
 _BEGIN, _END = "<!-- soak: begin -->", "<!-- soak: end -->"
 _HEAD = ("part", "as", "steps", "errors", "left", "host memory", "descriptors", "threads", "helpers", "on")
 USERS = ("root", "user")

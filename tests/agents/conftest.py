@@ -1,7 +1,7 @@
 """Real coding agents, driven by a scripted model: `make test-agents`. They are not part of `make test`.
 
 STADDLE_AGENTS is the directory that scripts/test-agents has installed them in. What each test found is
-written to results.json there, and from there into docs/coding-agents.md.
+written to results.json there, and from there into docs/internals/agents-tested.md.
 """
 
 from __future__ import annotations
@@ -143,4 +143,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "row(agent, way, what): what a test shows, for docs/coding-agents.md")
+    config.addinivalue_line(
+        "markers", "row(agent, way, what): what a test shows, for docs/internals/agents-tested.md"
+    )

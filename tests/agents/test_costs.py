@@ -1,4 +1,4 @@
-"""What the shim and the server cost, as rows of docs/coding-agents.md. Nothing is asserted about time."""
+"""What the shim and the server cost, as rows of agents-tested.md. Nothing is asserted about time."""
 
 from __future__ import annotations
 

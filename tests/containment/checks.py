@@ -26,7 +26,7 @@ from .probes import ATTACKS, TERMINAL, TWINS
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 BATCH = [name for name, attack in ATTACKS.items() if not attack.solo and name not in TERMINAL]
-LIMITS = " ".join((ROOT / "docs" / "security.md").read_text().split())
+LIMITS = " ".join((ROOT / "docs" / "backends.md").read_text().split())
 SOLO = [name for name, attack in ATTACKS.items() if attack.solo]
 #: Gaps that are declared where nothing holds a limit that the policy leaves to the host.
 DEFAULT_LIMITS = {"limits.memory", "limits.processes", "limits.disk"}

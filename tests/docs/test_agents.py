@@ -1,4 +1,4 @@
-"""docs/coding-agents.md names the agents, ways and weaknesses that the code has."""
+"""docs/agent-settings.md names the agents, ways and weaknesses that the code has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.same_for_everyone
 def test_agents_ways_and_what_stays_outside() -> None:
     table = [
         (code(row[0])[0], code(row[1])[0], row[2] == "closed", row[3])
-        for row in rows("coding-agents.md", "agent")
+        for row in rows("agent-settings.md", "agent")
     ]
     assert table == [
         (agent.name, name, way.closed, way.outside)
@@ -30,7 +30,7 @@ def test_agents_ways_and_what_stays_outside() -> None:
 
 def test_every_way_is_compared() -> None:
     ways = {name for agent in CODING_AGENTS.values() for name in agent.ways}
-    assert {code(row[0])[0] for row in rows("coding-agents.md", "way")} == ways
+    assert {code(row[0])[0] for row in rows("agent-settings.md", "way")} == ways
 
 
 def test_the_settings_to_paste_are_those_that_are_installed(
@@ -40,7 +40,7 @@ def test_the_settings_to_paste_are_those_that_are_installed(
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_DATA_HOME", "CODEX_HOME"):
         monkeypatch.delenv(name, raising=False)
-    page = text("coding-agents.md")
+    page = text("agent-settings.md")
     written = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, re.DOTALL)]
     written += re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     installed: list[object] = []
@@ -58,7 +58,7 @@ def test_the_settings_to_paste_are_those_that_are_installed(
 
 
 def test_reasons_why_something_was_not_run_are_on_the_page() -> None:
-    page = text("coding-agents.md")
+    page = text("agent-settings.md")
     for agent in CODING_AGENTS.values():
         for way in agent.ways.values():
             assert way.untried in page

@@ -45,7 +45,7 @@ NUMBERS = (
     ("limits.md", "prints {:.0f} GiB beyond that is killed", "observe.output.FLOOD", GIB),
     ("limits.md", "on a disk at most {:.0f} GiB", "limits.enforced.MOST_ON_DISK", GIB),
     ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
-    ("limits.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
+    ("usage.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
     ("limits-enforcement.md", "and {:.0f} MiB are added to the limit", "sandbox.open.limits._ROOM", MIB),
     (
         "limits-enforcement.md",
@@ -59,15 +59,15 @@ NUMBERS = (
     ("network.md", "`on_connect_timeout` seconds ({:.0f};", "policy.network.PATIENCE", 1),
     ("network.md", "More than {} open questions", "network.gateway.host_channel._MOST_QUESTIONS", 1),
     ("network-rules.md", "a wildcard allows {} names", "network.namespace.from_policy.WILDCARD_SLOTS", 1),
-    ("policy.md", "a name over {} bytes", "paths.LONGEST_NAME", 1),
-    ("policy.md", "a path over {} bytes", "paths.LONGEST_PATH", 1),
+    ("paths.md", "a name over {} bytes", "paths.LONGEST_NAME", 1),
+    ("paths.md", "a path over {} bytes", "paths.LONGEST_PATH", 1),
     ("policy-file.md", "more than {:.0f} KiB", "policy.file.LARGEST_FILE", KIB),
     ("policy-file.md", "more than {} dots", "policy.file.MOST_DOTS", 1),
     ("policy-file.md", "number of more than {} characters", "policy.file.LONGEST_WORD", 1),
     ("policy-file.md", "more than {} brackets", "policy.file.MOST_NESTED", 1),
-    ("prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
+    ("internals/prewarming.md", "it ends after {:.0f} seconds", "inside.agent.starter._IDLE", 1),
     ("protected-names.md", "More than {:,} files", "hostinfo.protected.MOST_ENTRIES", 1),
-    ("sessions.md", "With a limit below {} no sandbox", "linux.open_files.LEAST", 1),
+    ("pools.md", "With a limit below {} no sandbox", "linux.open_files.LEAST", 1),
     ("troubleshooting.md", "it printed {:.0f} GiB beyond `output`", "observe.output.FLOOD", GIB),
     ("world.md", "at most {} |", "policy.identity.LONGEST_USER", 1),
     ("world.md", "0 to {}", "policy.identity.LAST_ID", 1),
@@ -141,7 +141,7 @@ def test_sizes_of_private_directories() -> None:
     assert {path: size // MIB for path, size in sizes.items()} == {
         "/dev/shm": 1024, "/tmp": 1024, "/var/tmp": 1024, "/run": 64, "/home/user": 1024
     }  # fmt: skip
-    page = " ".join(text("policy.md").split())
+    page = " ".join(text("inside.md").split())
     assert (
         "`/tmp`, `/var/tmp` and `/dev/shm` (1 GiB each), `/run` (64 MiB), and the home `/home/user` (1 GiB)"
         in page
@@ -150,7 +150,7 @@ def test_sizes_of_private_directories() -> None:
 
 def test_retention_of_workspaces() -> None:
     assert {state: seconds / 86400 for state, seconds in RETENTION.items()} == {"published": 1, "failed": 3}
-    assert "were published a day ago or failed three days ago" in " ".join(text("jail.md").split())
+    assert "were published a day ago or failed three days ago" in " ".join(text("jail-reference.md").split())
 
 
 def test_counts_in_words() -> None:
@@ -165,7 +165,7 @@ def test_counts_in_words() -> None:
     assert running.GRACE == 5
     assert "five seconds after SIGTERM, kills it" in " ".join(text("cli.md").split())
     assert file_room.PATIENCE == 60
-    assert "when there is no room for a minute" in " ".join(text("sessions.md").split())
+    assert "when there is no room for a minute" in " ".join(text("pools.md").split())
     assert enforced.RESERVE == 4
     assert "each process may reserve four times the limit" in text("limits-enforcement.md")
     assert bash.OLDEST == (4, 4)
@@ -293,3 +293,11 @@ def test_gaps_of_the_backends() -> None:
         for name, cell in zip(heading[1:], cells[1:], strict=True):
             found[name] |= {code(cells[0])[0]} if cell == "**gap**" else set()
     assert found == {"`namespaces`, `bwrap`, `systemd`": set(), **declared}
+
+
+def test_what_it_costs_on_the_first_screen_is_what_was_measured() -> None:
+    """The README names figures of the generated table of hosts: of the machine itself."""
+    [figures] = re.findall(r"^\| none: .* \| ([^|]+) \|$", text("internals/container-hosts.md"), re.MULTILINE)
+    ahead, _, command = figures.split(", ")
+    readme = (TREE / "README.md").read_text()
+    assert f"A sandbox opens in {ahead}, and a command in it that does nothing takes {command}" in readme

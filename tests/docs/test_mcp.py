@@ -55,8 +55,10 @@ def test_the_tools_of_a_default_server() -> None:
 
 
 def test_the_counts_of_the_conformance_package_add_up() -> None:
-    listed = [row[2].split(", ") for row in rows("mcp.md", "scenario that is not offered")]
-    table = rows("mcp.md", "revision")
+    listed = [
+        row[2].split(", ") for row in rows("internals/mcp-conformance.md", "scenario that is not offered")
+    ]
+    table = rows("internals/mcp-conformance.md", "revision")
     assert len(table) == 4
     for revision, fixtures, *numbers in table:
         scenarios, passed, not_offered, failed = map(int, numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -28,4 +29,11 @@ def test_every_public_name_is_on_a_page() -> None:
 
 
 def test_every_error_has_advice() -> None:
-    assert set(reference.ADVICE) == {kind.__name__ for kind in reference.error_classes()}
+    kinds = {kind.__name__ for kind in reference.error_classes()}
+    assert set(reference.ADVICE) == set(reference.EXPLAINED) == kinds
+
+
+def test_every_filtered_call_is_listed_with_its_reason() -> None:
+    rows = set(re.findall(r"^\| (.+?) \| .+ \| (.+) \|$", reference.system_calls(), re.MULTILINE))
+    rules = {rule for rules in reference.filter_rules.RULES.values() for rule in rules}
+    assert {(", ".join(f"`{name}`" for name in rule.calls), rule.why) for rule in rules} <= rows

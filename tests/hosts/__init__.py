@@ -1,1 +1,1 @@
-"""Containers of many kinds: `make test-hosts` runs staddle in each, and writes docs/container-hosts.md."""
+"""Containers of many kinds: `make test-hosts` runs staddle in each, and writes a page."""

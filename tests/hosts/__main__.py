@@ -1,4 +1,4 @@
-"""Run staddle in containers of every kind, and on kernels of distributions; write docs/container-hosts.md.
+"""Run staddle in containers of every kind, and on kernels of distributions; write the page.
 
     make test-hosts
     python -m tests.hosts containers "Debian 12"        some of it
@@ -26,7 +26,7 @@ from tests.hosts import kernels, limits, machines
 from tests.support import engine_profiles
 from tests.support.containers import CAPABILITIES, TREE, Container
 
-PAGE = TREE / "docs/container-hosts.md"
+PAGE = TREE / "docs/internals/container-hosts.md"
 PROFILE = TREE / "src/staddle/containers/seccomp.json"
 #: Podman's own, where its package is installed.
 PODMAN = Path("/usr/share/containers/seccomp.json")
@@ -341,12 +341,12 @@ def page(lines: list[str], kernel_rows: list[str]) -> str:
     kernel = os.uname()
     return "\n".join(
         (
-            "# Containers that were tried",
+            "# Tested container runtimes",
             "",
             "Written by `make test-hosts`, which starts each container with runc over the root file system",
             f"of its machine: Linux {kernel.release.split('-')[0]}, {kernel.machine},",
             f"Python {sys.version.split()[0]}. The filters are tables of what Docker and Podman refuse.",
-            "See [containers](containers.md) for the options.",
+            "See [containers](../containers.md) for the options.",
             "",
             "| container | enforced, of 19 protections | `auto` | nested session | snapshot | figures |",
             "| --- | --- | --- | --- | --- | --- |",

@@ -17,7 +17,7 @@ from tests.hosts.kernels import SERVICE, UNITS
 from tests.hosts.machines import DEBIAN, TESTED
 from tests.support.containers import TREE
 
-PAGE = TREE / "docs/limits-enforcement.md"
+PAGE = TREE / "docs/internals/tests.md"
 _BEGIN, _END = "<!-- limits: begin -->", "<!-- limits: end -->"
 _SUITE, _SYSTEM = "trixie", "Debian 13 with systemd"
 #: The machine is emulated, and ends after so many seconds.

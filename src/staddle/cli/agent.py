@@ -61,7 +61,7 @@ Other ways, which confine less:
   shell     the agent runs outside; each of its shell commands runs in one sandbox, which writes the project
   mcp       the agent runs outside without its own tools, with those of `staddle mcp`
 
-`staddle docs coding-agents` compares them. Options of the agent itself come after `--`.
+`staddle docs agent-settings` compares them. Options of the agent itself come after `--`.
 
 {options}
 

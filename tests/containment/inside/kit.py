@@ -55,7 +55,7 @@ class Attack(NamedTuple):
     twin: str
     #: Answers of a kernel that was built without what is attacked; then the control shows that much.
     optional: frozenset[str] = frozenset()
-    #: A sentence of docs/security.md, when getting through is a limit that is documented there.
+    #: A sentence of docs/backends.md, when getting through is a limit that is documented there.
     limit: str = ""
     #: Only what changed outside counts, not the attack's own answer.
     silent: bool = False
