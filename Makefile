@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters clean check-python demo-packages test-packages bench-packages hosts-packages
+.PHONY: help test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters call-list clean check-python demo-packages test-packages bench-packages hosts-packages
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -25,6 +25,7 @@ help:
 	@echo "make reference  write the pages of docs/ that are made from the code"
 	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
 	@echo "make pictures  write the pictures of docs/tui.md"
+	@echo "make call-list  rebuild the shipped machine code of call lists from its C source"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
 
 check-python:
@@ -105,6 +106,9 @@ pictures: $(VENV)/installed-dev
 
 filters: $(VENV)/installed
 	$(BIN)/python -m staddle.linux.seccomp
+
+call-list: $(VENV)/installed
+	$(BIN)/python -m staddle.linux.call_list
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
