@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from staddle.linux import call_list, syscalls
-from staddle.linux.call_list import AT_FDCWD, CallList, Buffer, Slot
+from staddle.linux.call_list import AT_FDCWD, Buffer, CallList, Slot
 from staddle.linux.call_list.__main__ import _SOURCE, build, compiler
 
 STATUS = b"/proc/self/status"

@@ -12,7 +12,7 @@ import struct
 from ...errors import LaunchFailed
 from ...ipc.wire import CONFINEMENT, NotStarted, reason
 from ...linux import mounts, overlay
-from ...linux.call_list import AT_FDCWD, CallList, Buffer, Slot
+from ...linux.call_list import AT_FDCWD, Buffer, CallList, Slot
 from ...linux.openat2 import how_without_symlinks
 from ...mounts.builder import Builder, empty_options
 from ...mounts.operations import Empty, Mask, decode_operations
@@ -40,7 +40,7 @@ _LONGEST = 4096
 _TABLE_ROOM, _LINK_ROOM = 8 << 20, 64
 _LONGEST_NAME = 64
 #: The first of three descriptors that nothing else uses, for calls that take no descriptor but a path.
-_TARGET = 90
+_TARGET = 60
 _TMPFS_MAGIC = 0x01021994
 #: Of struct utsname.
 _NAME_LENGTH = 65

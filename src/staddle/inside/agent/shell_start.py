@@ -13,7 +13,7 @@ import struct
 from ..._value import Value
 from ...limits.process_attributes import BEFORE_OTHERS, OOM_SCORE
 from ...linux import process, userns
-from ...linux.call_list import AT_FDCWD, CallList, Buffer
+from ...linux.call_list import AT_FDCWD, Buffer, CallList
 from ..child import SEARCH_PATH, places
 from ..confine import fewer_files
 
@@ -57,9 +57,7 @@ class ShellStart:
         self._namespace, self._proc = calls.slot(), calls.slot()
         self._stdio = [calls.slot() for _ in range(3)]
         self._cgroups = [calls.slot() for _ in range(plan.cgroups)]
-        # Before any process of the sandbox runs: none may trace us, the agent. This also hides us in its
-        # /proc. Not earlier, because then the agent could not open its own files there.
-        self._prctl(process.PR_SET_DUMPABLE, 0, what="the agent could be traced")
+        self._close_agent()
         self._pid, end = calls.fork(what="a process cannot be made")
         self._begin()
         self._enter_groups()
@@ -68,6 +66,7 @@ class ShellStart:
         self._verify()
         self._exec()
         end()
+        self._close_agent()  # where fs.suid_dumpable is 1, the child's change of rights has opened our memory
         calls.prepare()
 
     def start(self, stdio: tuple[int, ...], namespace: int, cgroup_fds: tuple[int, ...], proc: int) -> int:
@@ -83,6 +82,11 @@ class ShellStart:
     def text(self) -> str:
         """Return the list, a line for each call."""
         return self._calls.text()
+
+    def _close_agent(self) -> None:
+        # Before any process of the sandbox runs: none may trace us, the agent. This also hides us in its
+        # /proc. Not earlier, because then the agent could not open its own files there.
+        self._prctl(process.PR_SET_DUMPABLE, 0, what="the agent could be traced")
 
     def _prctl(self, option: int, *args: int, what: str) -> None:
         self._calls.call("prctl", option, *args, *(0,) * (4 - len(args)), what=what)

@@ -39,6 +39,9 @@ def build(machine: str) -> bytes:
     with tempfile.TemporaryDirectory() as place:
         built, code = os.path.join(place, "built.o"), os.path.join(place, "code")
         subprocess.run([f"{prefix}gcc", *_FLAGS, *flags, "-c", _SOURCE, "-o", built], check=True)
+        symbols = subprocess.run([f"{prefix}nm", built], check=True, capture_output=True).stdout.split()
+        if any(int(address, 16) for address in symbols[::3]) or b"carry_out" not in symbols:
+            raise ValueError(f"the code does not begin with carry_out alone: {symbols}")
         subprocess.run([f"{prefix}objcopy", "-O", "binary", "-j", ".text", built, code], check=True)
         return Path(code).read_bytes()
 

@@ -7,6 +7,8 @@
  */
 
 typedef long word;
+/* The code is entered at its first byte, so nothing but `carry_out` may be a function of its own. */
+#define INLINE static inline __attribute__((always_inline))
 
 struct call {
   word number; /* of a system call; below 0 one of the words below */
@@ -26,7 +28,7 @@ enum { VM = 0x100, VFORK = 0x4000, SIGCHLD = 17, EILSEQ = 84 };
 enum { READ = 0, CLONE = 56, EXIT = 60 };
 #define PAUSE_FOREVER "1: mov $34, %%eax\n syscall\n jmp 1b\n"
 
-static inline word system_call(word number, const word *a) {
+INLINE word system_call(word number, const word *a) {
   register word r10 __asm__("r10") = a[3], r8 __asm__("r8") = a[4], r9 __asm__("r9") = a[5];
   word result;
   __asm__ volatile("syscall"
@@ -37,7 +39,7 @@ static inline word system_call(word number, const word *a) {
 }
 
 /* The child shares our stack, so it uses none. */
-static inline word hold(word flags) {
+INLINE word hold(word flags) {
   register word r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
   word result;
   __asm__ volatile("syscall\n test %%rax, %%rax\n jnz 2f\n" PAUSE_FOREVER "2:"
@@ -49,7 +51,7 @@ static inline word hold(word flags) {
 #elif defined(__aarch64__)
 enum { READ = 63, CLONE = 220, EXIT = 93 };
 
-static inline word system_call(word number, const word *a) {
+INLINE word system_call(word number, const word *a) {
   register word x8 __asm__("x8") = number, x0 __asm__("x0") = a[0], x1 __asm__("x1") = a[1];
   register word x2 __asm__("x2") = a[2], x3 __asm__("x3") = a[3], x4 __asm__("x4") = a[4];
   register word x5 __asm__("x5") = a[5];
@@ -57,7 +59,7 @@ static inline word system_call(word number, const word *a) {
   return x0;
 }
 
-static inline word hold(word flags) {
+INLINE word hold(word flags) {
   register word x8 __asm__("x8") = CLONE, x0 __asm__("x0") = flags, x1 __asm__("x1") = 0;
   register word x2 __asm__("x2") = 0, x3 __asm__("x3") = 0, x4 __asm__("x4") = 0;
   __asm__ volatile("svc #0\n cbnz x0, 2f\n"
@@ -70,7 +72,7 @@ static inline word hold(word flags) {
 }
 #endif
 
-static inline word find(const unsigned char *text, word length, const unsigned char *wanted, word size, word how) {
+INLINE word find(const unsigned char *text, word length, const unsigned char *wanted, word size, word how) {
   word found = 0;
   for (word at = 0; at + size <= length && !found; at++) {
     word same = 0;
@@ -81,7 +83,7 @@ static inline word find(const unsigned char *text, word length, const unsigned c
   return found == !!how && (how != 2 || size == length) ? 0 : -EILSEQ;
 }
 
-static inline word whole(word descriptor, word address, word room) {
+INLINE word whole(word descriptor, word address, word room) {
   word used = 0, got;
   do {
     word a[6] = {descriptor, address + used, room - used, 0, 0, 0};
