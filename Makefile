@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
+.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters call-list dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-page  the page of staddle serve in chromium; writes its pictures and docs/server.md's table"
 	@echo "make pictures  write the pictures of docs/tui.md"
 	@echo "make dist    build the wheel and the source archive, twice, and compare them"
+	@echo "make call-list  rebuild the shipped machine code of call lists from its C source"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
 
 check-python:
@@ -125,6 +126,9 @@ filters: $(VENV)/installed
 
 dist: $(VENV)/installed-dev
 	@scripts/dist
+
+call-list: $(VENV)/installed
+	$(BIN)/python -m staddle.linux.call_list
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import pytest
 
 from . import namespaces, session
+from .mutated import SOURCE, edited
 from .probes import ATTACKS, TERMINAL, TWINS
+from .switches import Edit
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src"
 BATCH = [name for name, attack in ATTACKS.items() if not attack.solo and name not in TERMINAL]
 LIMITS = " ".join((ROOT / "docs" / "backends.md").read_text().split())
 SOLO = [name for name, attack in ATTACKS.items() if attack.solo]
@@ -33,9 +34,15 @@ DEFAULT_LIMITS = {"limits.memory", "limits.processes", "limits.disk"}
 
 
 @functools.cache
-def report(backend: str, network: str = "deny", deny_below: str = "work") -> dict[str, Any]:
-    """The report of one run of the catalogue, made once."""
-    return session.run(backend, network=network, deny_below=deny_below)
+def report(
+    backend: str, network: str = "deny", deny_below: str = "work", edits: tuple[Edit, ...] = ()
+) -> dict[str, Any]:
+    """The report of one run of the catalogue, made once; with `edits` in a process of a changed copy."""
+    if not edits:
+        return session.run(backend, network=network, deny_below=deny_below)
+    arguments = {"backend": backend, "network": network, "deny_below": deny_below}
+    with edited(edits) as source:
+        return in_a_process(arguments, around=[], source=source)
 
 
 def verdict(report: dict[str, Any], name: str) -> str:
@@ -106,6 +113,8 @@ class Containment:
 
     backend: ClassVar[str]
     networks: ClassVar[tuple[str, ...]] = ("deny", "open", "loopback", "allow")
+    #: In a copy of staddle with another text.
+    edits: ClassVar[tuple[Edit, ...]] = ()
     #: In which zone denied paths lie.
     deny_below: ClassVar[str] = "work"
     #: Twins that this backend cannot offer, each with the reason in the subclass.
@@ -116,13 +125,15 @@ class Containment:
     may_pass: ClassVar[frozenset[str]] = frozenset()
 
     def report(self, network: str = "deny") -> dict[str, Any]:
-        return report(self.backend, network, self.deny_below)
+        return report(self.backend, network, self.deny_below, self.edits)
 
     def in_a_process(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return in_a_process({**self.usual, **arguments}, around=namespaces.same_user())
+        with edited(self.edits) as source:
+            return in_a_process({**self.usual, **arguments}, around=namespaces.same_user(), source=source)
 
     def in_a_terminal(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return in_a_terminal({**self.usual, **arguments})
+        with edited(self.edits) as source:
+            return in_a_terminal({**self.usual, **arguments}, source=source)
 
     @property
     def usual(self) -> dict[str, Any]:

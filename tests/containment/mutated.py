@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .checks import SOURCE
 from .switches import Edit
 
+SOURCE = Path(__file__).parents[2] / "src"
 #: What another interpreter is about to write.
 HALF_WRITTEN = re.compile(r".*\.pyc\..*")
 

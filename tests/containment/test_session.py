@@ -20,6 +20,7 @@ from tests.support.sandboxes import descriptors, open_none_in_advance
 from tests.support.waiting import until
 
 from .checks import Containment
+from .switches.session import IN_PYTHON
 
 
 class TestSession(Containment):
@@ -30,6 +31,12 @@ class TestSession(Containment):
 
     def test_everything_ends_with_whoever_started_it(self) -> None:
         """Killing the host program is tried in tests/kernel/test_forkserver.py."""
+
+
+class TestSessionByCallsInPython(TestSession):
+    """As where the machine code of call lists cannot be used."""
+
+    edits = (IN_PYTHON,)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ NUMBERS = (
     ("kept.md", "more than {:,} changes", "sandbox.workspace.persistent._MOST_TOUCHED", 1),
     ("limits.md", "prints {:.0f} GiB beyond that is killed", "observe.output.FLOOD", GIB),
     ("limits.md", "on a disk at most {:.0f} GiB", "limits.enforced.MOST_ON_DISK", GIB),
-    ("limits.md", "`oom_score_adj` {}", "limits.process_attributes._BEFORE_OTHERS", 1),
+    ("limits.md", "`oom_score_adj` {}", "limits.process_attributes.BEFORE_OTHERS", 1),
     ("usage.md", "commands shorter than {:.2f} ms", "shell.usage_meter._SHORT", 0.001),
     ("limits-enforcement.md", "and {:.0f} MiB are added to the limit", "sandbox.open.limits._ROOM", MIB),
     (

@@ -37,7 +37,7 @@ from ..ipc.forkserver_messages import (
     decode_request,
 )
 from ..ipc.wire import Malformed, close_all, reason, receive, receive_last, send
-from ..linux import mounts, overlay, process, userns
+from ..linux import call_list, mounts, overlay, process, userns
 from ..linux.openat2 import open_beneath
 from ..linux.syscalls import call
 from ..mounts.builder import Builder, place_for
@@ -67,6 +67,7 @@ def main(words: list[str]) -> NoReturn:
     try:
         config = decode_config(contents(int(words[1])))
         outside = verify.outside(config)
+        call_list.use_machine_code()  # while its file can be opened
         process.close_from(3, keep=(socket.fileno(),))
         # Every process inside can read our command lines, so they contain no path of the host.
         process.set_command_line(COMMAND_LINE)

@@ -10,12 +10,13 @@ import _socket
 import os
 import select
 
-from ..inside.agent import own_namespaces, verify
+from ..inside.agent import verify
 from ..inside.agent.agent import SandboxAgent
 from ..inside.agent.confinement import ROOT_RIGHTS, ProcessConfinement
 from ..inside.agent.mount_swap import TreeMounts
 from ..inside.agent.own_namespaces import AgentNetwork
-from ..inside.agent.shell_files import InDirectory
+from ..inside.agent.own_view import OwnView
+from ..inside.agent.shell_files import SHELL_OPTIONS, InDirectory
 from ..inside.child import live
 from ..ipc import agent_messages
 from ..ipc.forkserver_messages import LONGEST, decode_request
@@ -50,7 +51,7 @@ class SandboxTemplate:
     """The parts that all sandboxes of a configuration share, made before the first clone."""
 
     def __init__(self, config: ForkServerConfig, outside: verify.Outside) -> None:
-        self.config, self.outside = config, outside
+        self.config, self.view = config, OwnView(config, outside)
         places = tuple(map(os.fsdecode, config.places))
         self.trees = TreeMounts(
             config.whose,
@@ -66,13 +67,15 @@ class SandboxTemplate:
             # A root has rights only in layers of its own, not in the host's directories.
             rights=ROOT_RIGHTS if config.uid == 0 and config.places else 0,
         )
+        argv = config.bash, *SHELL_OPTIONS
+        outer = bool(config.outer_processes)
+        confinement.prepare(argv, config.environment, config.cgroup_fds, outer=outer)
         self.agent = SandboxAgent(
             confinement.become,
             user=config.whose,
             swap=self.trees.swap,
             tidy=self.trees.tidy,
             confine=confinement.confine,
-            started=confinement.started,
             another=confinement.another,
             ids=(config.uid, config.gid),
             confine_ahead=confinement.confine_ahead,
@@ -107,12 +110,10 @@ def _live(
         process.death_signal(process.SIGKILL)
         process.close_from(3, keep=(socket.fileno(), *cgroup_fds))
         process_attributes.narrow_cpus(config.processors)
-        doing = ""
+        doing = "while its own part of the view was made"
         if config.outer_processes:
             procfs.use_outer(os.open(procfs.PROC, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
-        control = own_namespaces.made(config, template.outside, layer)
-        doing = "at a last look"
-        verify.at_the_first()
+        control = template.view.make(layer)
         doing = "while its shell was started"
         if config.scoped:
             # Our domain contains all our children, so that they may talk to each other.
@@ -122,8 +123,9 @@ def _live(
         template.confinement.begin(cgroup_fds, goes_first=True)
         network = None if config.network else AgentNetwork(config.reach)
         agent.begin(socket, InDirectory(control, CONTROL.encode()), network)
-        shell = agent.start_shell(config.bash, config.environment, b"/")
-        agent.confirm()
+        shell = agent.start_shell(
+            config.bash, config.environment, b"/", start=template.confinement.start_shell
+        )
         doing = "while its workspace was mounted"
         extra_fds = _await_workspace(socket, trees, lambda: _wake(shell[1][1], _THERE % config.directory))
         doing = "while its limits were put on"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PASSED_ON = (process.SIGHUP, process.SIGINT, process.SIGQUIT, process.SIGTERM)
 HANDLED = (*PASSED_ON, process.SIGCHLD)
 #: The search path for programs without a PATH.
-_PATH = b"/usr/bin:/bin"
+SEARCH_PATH = b"/usr/bin:/bin"
 
 
 class Attendant:
@@ -123,7 +123,7 @@ def live(work: Callable[[], int], failed: Callable[[BaseException], int]) -> NoR
 def execute(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
     """Exec `argv`, found on the PATH of `environment`. Raises NotStarted with the most telling error."""
     failure: OSError | None = None
-    for program in places(argv[0], environment.get(b"PATH", _PATH)):
+    for program in places(argv[0], environment.get(b"PATH", SEARCH_PATH)):
         try:
             os.execve(program, argv, environment)  # noqa: S606 - no shell, on purpose
         except OSError as error:
@@ -144,7 +144,7 @@ def spawn(argv: tuple[bytes, ...], environment: Mapping[bytes, bytes], stdio: Se
     """
     streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for program in places(argv[0], environment.get(b"PATH", _PATH)):
+    for program in places(argv[0], environment.get(b"PATH", SEARCH_PATH)):
         try:
             os.stat(program)  # a failed child for each path would use up a pid of the sandbox
             return os.posix_spawn(program, argv, environment, file_actions=streams, setsid=True)

@@ -140,7 +140,7 @@ def confine(
         if not process.is_filtered():
             raise NotStarted(CONFINEMENT, "the system call filter was loaded, but is not on")
     process.default_signals()
-    return open_files or _fewer_files()
+    return open_files or fewer_files()
 
 
 def _allow_thread_names(ruleset: Ruleset) -> None:
@@ -155,7 +155,7 @@ def _allow_thread_names(ruleset: Ruleset) -> None:
         os.close(threads)
 
 
-def _fewer_files() -> tuple[int, int] | None:
+def fewer_files() -> tuple[int, int] | None:
     """Return the limit on open files of a command whose policy sets none; None if it is low already.
 
     Descriptors that it sends and no process receives count against all processes of its user. The processes

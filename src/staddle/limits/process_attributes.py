@@ -45,9 +45,9 @@ def narrow_cpus(number: int) -> None:
     os.sched_setaffinity(0, chosen)
 
 
-_OOM_SCORE = "oom_score_adj"
+OOM_SCORE = "oom_score_adj"
 #: The range is from -1000 (never killed) to 1000 (killed first).
-_BEFORE_OTHERS = 500
+BEFORE_OTHERS = 500
 
 
 def go_first() -> None:
@@ -57,21 +57,21 @@ def go_first() -> None:
     """
     fd = _open_oom_score()
     try:
-        if int(os.read(fd, 16)) < _BEFORE_OTHERS:
-            os.pwrite(fd, b"%d" % _BEFORE_OTHERS, 0)
+        if int(os.read(fd, 16)) < BEFORE_OTHERS:
+            os.pwrite(fd, b"%d" % BEFORE_OTHERS, 0)
     finally:
         os.close(fd)
 
 
 def _open_oom_score() -> int:
     try:
-        return os.open(own(_OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
+        return os.open(own(OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
     except PermissionError:
         # This process is a fork of a process that is not dumpable, so root owns its files in /proc. No
         # process in the sandbox can use the moment in which we are dumpable: all are in another user
         # namespace, with no rights over ours.
         process.dumpable(True)
         try:
-            return os.open(own(_OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
+            return os.open(own(OOM_SCORE), os.O_RDWR | os.O_CLOEXEC)
         finally:
             process.dumpable(False)

@@ -24,6 +24,10 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC, ATTR_IDMAP = 0x01, 0x02, 0x04
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
+#: Flags of open_tree(2), move_mount(2) and mount_setattr(2) as they are used here.
+CLONE_TREE = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
+BY_DESCRIPTORS = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH
+RECURSIVELY = _AT_EMPTY_PATH | _AT_RECURSIVE
 _ATTR = struct.Struct("QQQQ")  # struct mount_attr: set, clear, propagation, userns
 
 
@@ -55,13 +59,12 @@ def clone_tree(descriptor: int) -> int:
 
     It includes the mounts below, because without them the copy would show the files that they cover.
     """
-    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE | _AT_EMPTY_PATH
-    return call("open_tree", descriptor, b"", flags)
+    return call("open_tree", descriptor, b"", CLONE_TREE)
 
 
 def attach(tree: int, target: int) -> None:
     """Mount a detached `tree` over the open file or directory `target`."""
-    call("move_mount", tree, b"", target, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
+    call("move_mount", tree, b"", target, b"", BY_DESCRIPTORS)
 
 
 def set_attributes(tree: int, attributes: int, *, recursive: bool = True, private: bool = False) -> None:
@@ -87,10 +90,15 @@ def map_ids(tree: int, user_namespace: int, *, recursive: bool = True) -> None:
     _mount_setattr(tree, ATTR_IDMAP, user_namespace, recursive)
 
 
+def packed_attributes(attributes: int, propagation: int = 0, user_namespace: int = 0) -> bytes:
+    """Return the struct mount_attr that adds these attributes."""
+    return _ATTR.pack(attributes, 0, propagation, user_namespace)
+
+
 def _mount_setattr(
     tree: int, attributes: int, user_namespace: int, recursive: bool, propagation: int = 0
 ) -> None:
-    attr = _ATTR.pack(attributes, 0, propagation, user_namespace)
+    attr = packed_attributes(attributes, propagation, user_namespace)
     flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
     call("mount_setattr", tree, b"", flags, attr, _ATTR.size)
 

@@ -33,6 +33,11 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
     )
 
 
+def how_without_symlinks(flags: int) -> bytes:
+    """Return the struct open_how with which the kernel follows no link in any component."""
+    return _HOW.pack(flags, 0, RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+
+
 def open_in_root(directory: int, path: str, flags: int) -> int:
     """Open `path` as if `directory` were the root: links are followed, and none leads out."""
     return _openat2(directory, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)

@@ -120,21 +120,26 @@ def in_one_string(lowers: Sequence[int], upper: int, work: int, *, volatile: boo
 
     It is mounted for a moment on the work directory, which is ours alone, and copied from there.
     """
-    options = (
-        f"lowerdir={':'.join(path_of(lower) for lower in lowers)},"
-        f"upperdir={path_of(upper)},workdir={path_of(work)},index=off,userxattr"
-        f"{',volatile' if volatile else ''}"
-    )
-    if len(options) > _OPTION_PAGE:
+    text = options(lowers, upper, work, volatile=volatile)
+    if len(text) > _OPTION_PAGE:
         raise OSError(errno.E2BIG, f"{len(lowers)} layers are too many for this kernel: squash them")
     place = os.readlink(path_of(work))  # by name: the mount covers the directory of the descriptor
-    mount("overlay", place, "overlay", options=options)
+    mount("overlay", place, "overlay", options=text)
     try:
         tree = call("open_tree", _AT_FDCWD, os.fsencode(place), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     finally:
         umount(place)
     set_attributes(tree, ATTR_NOSUID | ATTR_NODEV, recursive=False)
     return tree
+
+
+def options(lowers: Sequence[int], upper: int, work: int, *, volatile: bool) -> str:
+    """Return the mount options for these open directories."""
+    return (
+        f"lowerdir={':'.join(path_of(lower) for lower in lowers)},"
+        f"upperdir={path_of(upper)},workdir={path_of(work)},index=off,userxattr"
+        f"{',volatile' if volatile else ''}"
+    )
 
 
 def put_beneath(tree: int, target: int) -> None:

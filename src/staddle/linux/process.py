@@ -15,7 +15,7 @@ from .syscalls import call, ctypes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 # Signal numbers, the same on x86_64 and aarch64. Importing `signal` takes half as long as an interpreter's
 # start.
 SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGUSR2, SIGPIPE, SIGTERM, SIGCHLD = 1, 2, 3, 9, 12, 13, 15, 17
+SIGSTOP = 19
 LAST_SIGNAL = 64
 
 RLIMIT_FSIZE, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_MEMLOCK, RLIMIT_NICE, RLIMIT_RTPRIO = 1, 4, 7, 8, 13, 14
 UNLIMITED = -1
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 4, 15, 21
-_PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 24, 28
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
-_CAPABILITY_VERSION_3 = 0x20080522
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_SECCOMP = 1, 4, 15, 21
+PR_CAPBSET_DROP, PR_SET_SECUREBITS = 24, 28
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 36, 38, 47
+CAPABILITY_VERSION_3 = 0x20080522
 #: noroot, no ambient raise, and every switch locked, except for keeping capabilities over a change of ids.
 #: There are none to keep, and programs that ask for it (setpriv, ping) give up if refused.
-_SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 6 | 1 << 7
-_SIG_BLOCK, _SIG_UNBLOCK, _SIG_SETMASK = 0, 1, 2
+SECUREBITS = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 6 | 1 << 7
+_SIG_BLOCK, _SIG_UNBLOCK, SIG_SETMASK = 0, 1, 2
 _O_CLOEXEC = 0o2000000
 
 
@@ -48,12 +49,12 @@ def _prctl(option: int, *args: int) -> int:
 
 def no_new_privs() -> None:
     """From now on no exec gains privileges: setuid bits and file capabilities have no effect."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def empty_bounding_set() -> None:
     """Drop every capability from the bounding set, for this process and its children. Needs CAP_SETPCAP."""
-    _prctl(_PR_SET_SECUREBITS, _SECUREBITS)
+    _prctl(PR_SET_SECUREBITS, SECUREBITS)
     _bound(0)
 
 
@@ -70,7 +71,7 @@ def _bound(kept: int) -> None:
     try:
         for capability in range(64):
             if not kept >> capability & 1:
-                _prctl(_PR_CAPBSET_DROP, capability)
+                _prctl(PR_CAPBSET_DROP, capability)
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: past the last capability of this kernel
             raise
@@ -92,22 +93,32 @@ def drop_capabilities() -> None:
 
 def clear_capabilities(kept: int = 0) -> None:
     """Drop all capabilities except the bit set `kept`; the bounding set stays as it is."""
-    _prctl(_PR_CAP_AMBIENT, 4)  # clear all
-    low, high = kept & 0xFFFFFFFF, kept >> 32
-    data = struct.pack("6I", low, low, 0, high, high, 0)
-    call("capset", struct.pack("Ii", _CAPABILITY_VERSION_3, 0), data)
+    _prctl(PR_CAP_AMBIENT, 4)  # clear all
+    call("capset", *packed_capabilities(kept))
     if capabilities() != (kept, kept, 0):
         raise OSError(errno.EPERM, "capabilities are left after dropping them all")
 
 
+def packed_capabilities(kept: int) -> tuple[bytes, bytes]:
+    """Return the two structures with which capset(2) keeps the bit set `kept`."""
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    return struct.pack("Ii", CAPABILITY_VERSION_3, 0), struct.pack("6I", low, low, 0, high, high, 0)
+
+
+def last_capability() -> int:
+    """Return the number of the last capability that this kernel knows."""
+    with open("/proc/sys/kernel/cap_last_cap", "rb") as file:
+        return int(file.read())
+
+
 def is_filtered() -> bool:
     """Whether a system call filter is active."""
-    return _prctl(_PR_GET_SECCOMP) == 2
+    return _prctl(PR_GET_SECCOMP) == 2
 
 
 def capabilities() -> tuple[int, int, int]:
     """Return the effective, permitted and inheritable sets, as bits."""
-    header, data = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    header, data = struct.pack("Ii", CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     call("capget", header, ctypes.addressof(data))
     low = struct.unpack_from("III", data.raw, 0)
     high = struct.unpack_from("III", data.raw, 12)
@@ -131,7 +142,7 @@ def new_session_keyring() -> None:
 
 def dumpable(yes: bool) -> None:
     """Set whether processes of the same user may trace this one, and whether it owns its /proc files."""
-    _prctl(_PR_SET_DUMPABLE, int(yes))
+    _prctl(PR_SET_DUMPABLE, int(yes))
 
 
 def set_command_line(text: bytes) -> None:
@@ -140,7 +151,7 @@ def set_command_line(text: bytes) -> None:
     The kernel reads a command line from the memory of the process, where we overwrite it.
     """
     name = ctypes.create_string_buffer(text[:15])
-    _prctl(_PR_SET_NAME, ctypes.addressof(name))
+    _prctl(PR_SET_NAME, ctypes.addressof(name))
     with open("/proc/self/stat", "rb") as file:
         words = file.read().rpartition(b")")[2].split()
     begin, end = int(words[45]), int(words[46])  # arg_start and arg_end: see proc(5)
@@ -149,11 +160,16 @@ def set_command_line(text: bytes) -> None:
 
 def set_rlimits(limits: Mapping[int, tuple[int, int]]) -> None:
     """Set (soft, hard) by resource number (UNLIMITED: no limit). Never above our hard limit."""
+    for resource, packed in packed_rlimits(limits):
+        call("prlimit64", 0, resource, packed, None)
+
+
+def packed_rlimits(limits: Mapping[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """Yield (resource, struct rlimit64) for each limit, never above our hard limit."""
     for resource, (soft, hard) in limits.items():
         _, ceiling = rlimit(resource)
         new_hard = min(hard & 0xFFFFFFFFFFFFFFFF, ceiling)
-        new_soft = min(soft & 0xFFFFFFFFFFFFFFFF, new_hard)
-        call("prlimit64", 0, resource, struct.pack("QQ", new_soft, new_hard), None)
+        yield resource, struct.pack("QQ", min(soft & 0xFFFFFFFFFFFFFFFF, new_hard), new_hard)
 
 
 def rlimit(resource: int) -> tuple[int, int]:
@@ -169,12 +185,12 @@ def rlimit(resource: int) -> tuple[int, int]:
 
 def death_signal(number: int) -> None:
     """Get this signal when the thread that started us ends. A change of ids clears it."""
-    _prctl(_PR_SET_PDEATHSIG, number)
+    _prctl(PR_SET_PDEATHSIG, number)
 
 
 def subreaper() -> None:
     """Become the parent of every orphaned descendant."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def pidfd_open(pid: int, flags: int = 0) -> int:
@@ -284,8 +300,13 @@ def leave_real_time() -> None:
 
     It would run before everything else on the host, and could not enter a cgroup with CPU shares.
     """
-    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+    if is_real_time():
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def is_real_time() -> bool:
+    """Whether this process has real-time scheduling."""
+    return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
 
 
 def default_signals() -> None:
@@ -300,7 +321,7 @@ def default_signals() -> None:
     for number in range(1, LAST_SIGNAL + 1):
         if changed >> (number - 1) & 1:
             call("rt_sigaction", number, action, None, 8)
-    call("rt_sigprocmask", _SIG_SETMASK, bytes(8), None, 8)
+    call("rt_sigprocmask", SIG_SETMASK, bytes(8), None, 8)
 
 
 def _status_masks(*names: bytes) -> list[int]:

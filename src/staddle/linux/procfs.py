@@ -23,7 +23,7 @@ class _OuterProc:
     """The /proc of an outer pid namespace, by descriptor, because the visible mount is read-only."""
 
     def __init__(self, fd: int) -> None:
-        self.root = f"{PROC}/self/fd/{fd}"
+        self.fd, self.root = fd, f"{PROC}/self/fd/{fd}"
         self._names: dict[int, str] = {}  # by our pids, as last read
 
     def directory(self, pid: int) -> str:
@@ -73,6 +73,11 @@ def use_outer(fd: int) -> None:
 def is_outer() -> bool:
     """Whether the pids in /proc are not ours."""
     return bool(_used)
+
+
+def outer() -> int:
+    """Return the descriptor of the outer /proc in use; -1 if there is none."""
+    return _used[0].fd if _used else -1
 
 
 def directory(pid: int) -> str:

@@ -12,6 +12,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes as ctypes  # noqa: PLC0414 - others import it from here
+    from collections.abc import Sequence
 
 
 def _load_ctypes() -> object:
@@ -49,6 +50,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "cachestat": (451, 451),
     "capget": (90, 125),
     "capset": (91, 126),
+    "chdir": (49, 80),
     "chmod": (None, 90),
     "chown": (None, 92),
     "chroot": (51, 161),
@@ -63,10 +65,12 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "creat": (None, 85),
     "create_module": (None, 174),
     "delete_module": (106, 176),
+    "dup3": (24, 292),
     "epoll_ctl": (21, 233),
     "epoll_pwait": (22, 281),
     "epoll_pwait2": (441, 441),
     "epoll_wait": (None, 232),
+    "execve": (221, 59),
     "execveat": (281, 322),
     "exit": (93, 60),
     "exit_group": (94, 231),
@@ -87,10 +91,13 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "fspick": (433, 433),
     "futex": (98, 202),
     "get_kernel_syms": (None, 177),
+    "getgroups": (158, 115),
     "getpeername": (205, 52),
     "getpid": (172, 39),
     "getppid": (173, 110),
     "getrandom": (278, 318),
+    "getresgid": (150, 120),
+    "getresuid": (148, 118),
     "getsockname": (204, 51),
     "getsockopt": (209, 55),
     "gettid": (178, 186),
@@ -158,6 +165,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "pidfd_send_signal": (424, 424),
     "pipe2": (59, 293),
     "pivot_root": (41, 155),
+    "ppoll": (73, 271),
     "prctl": (167, 157),
     "prlimit64": (261, 302),
     "process_madvise": (440, 440),
@@ -169,6 +177,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "quotactl": (60, 179),
     "quotactl_fd": (443, 443),
     "read": (63, 0),
+    "readlinkat": (78, 267),
     "reboot": (142, 169),
     "recvfrom": (207, 45),
     "recvmsg": (212, 47),
@@ -181,6 +190,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "rt_sigreturn": (139, 15),
     "rt_tgsigqueueinfo": (240, 297),
     "sched_setaffinity": (122, 203),
+    "sched_setscheduler": (119, 144),
     "seccomp": (277, 317),
     "semctl": (191, 66),
     "semget": (190, 64),
@@ -202,6 +212,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "setresuid": (147, 117),
     "setreuid": (145, 113),
     "setrlimit": (164, 160),
+    "setsid": (157, 112),
     "setsockopt": (208, 54),
     "settimeofday": (170, 164),
     "setuid": (146, 105),
@@ -213,6 +224,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "socket": (198, 41),
     "socketpair": (199, 53),
     "splice": (76, 275),
+    "statfs": (43, 137),
     "statmount": (457, 457),
     "swapoff": (225, 168),
     "swapon": (224, 167),
@@ -221,7 +233,9 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "syslog": (116, 103),
     "tgkill": (131, 234),
     "tkill": (130, 200),
+    "umask": (166, 95),
     "umount2": (39, 166),
+    "uname": (160, 63),
     "unshare": (97, 272),
     "uprobe": (None, 336),
     "uretprobe": (None, 335),
@@ -275,3 +289,9 @@ def call(name: str, *args: int | bytes | None) -> int:
         error = ctypes.get_errno()
         raise OSError(error, f"{name}: {os.strerror(error)}")
     return result
+
+
+def plain(number: int, args: Sequence[int]) -> int:
+    """Make the system call `number` with integers; return its result, or its error as a negative number."""
+    result: int = _syscall(_Long(number), *[_Unsigned(arg) for arg in args])
+    return result if result >= 0 else -ctypes.get_errno()

@@ -104,6 +104,16 @@ def outer_processes(place: str = "/proc") -> int:
     return tree
 
 
+def empty_options(operation: Empty, owner: int) -> str:
+    """Return the mount options of a private directory, which belongs to `owner` (-1: to us)."""
+    options = f"mode={operation.mode:04o}"
+    if operation.size > 0:
+        # Our own root contains only our files; elsewhere each file takes memory, even if it is empty.
+        own = not operation.mode or operation.path == "/"
+        options += f",size={operation.size}" if own else f",{tmpfs_options(operation.size)}"
+    return f"{options},uid={owner},gid={owner}" if owner >= 0 and operation.mode else options
+
+
 class Builder:
     """Carries out operations on a tree that is attached at `place`.
 
@@ -277,13 +287,7 @@ class Builder:
 
     def _empty(self, operation: Empty) -> None:
         path, mode = operation.path, operation.mode
-        options = f"mode={mode:04o}"
-        if operation.size > 0:
-            # Our own root contains only our files; elsewhere each file takes memory, even if it is empty.
-            own = not mode or path == "/"
-            options += f",size={operation.size}" if own else f",{tmpfs_options(operation.size)}"
-        if self._owner >= 0 and mode and (self._handed_on or path != "/"):
-            options += f",uid={self._owner},gid={self._owner}"
+        options = empty_options(operation, self._owner if self._handed_on or path != "/" else -1)
         if path == "/":
             mounts.mount("tmpfs", self._place, "tmpfs", flags=_PLAIN, options=options)
             self._root = os.open(self._place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -84,7 +84,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     ),
     # Descriptors in flight count against all processes of a user.
     "lower limit of open files in a sandbox": HostSwitch(
-        Edit("inside/confine.py", "return open_files or _fewer_files()", "return open_files"),
+        Edit("inside/confine.py", "return open_files or fewer_files()", "return open_files"),
         "tests/kernel/test_in_flight.py",
         "in_flight",
         starts=True,
@@ -133,7 +133,7 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
         starts=True,
     ),
     "no real-time scheduling inside": HostSwitch(
-        Edit("linux/process.py", "in (os.SCHED_FIFO, os.SCHED_RR):", "in ():"),
+        Edit("linux/process.py", "in (os.SCHED_FIFO, os.SCHED_RR)", "in ()"),
         "tests/kernel/test_sandbox_limits.py",
         "real_time",
         starts=True,

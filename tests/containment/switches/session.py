@@ -55,23 +55,33 @@ def _ids_of_the_host() -> None:
     _trust()
 
 
-_NO_LOOK_AROUND = Edit(
-    "inside/agent/*.py",
-    'doing = "at a last look"\n        verify.around(config, outside)\n',
-    'doing = ""\n',
+#: Lists of calls are carried out by Python.
+IN_PYTHON = Edit("linux/call_list/__init__.py", "    _native[:] = [", "    [*_native] + [")
+_VIEW = "inside/agent/own_view.py"
+_NO_LOOK_AROUND = Edit(_VIEW, "        self._verify(last, outside)\n", "")
+# The first shell is started by a list of calls, and every other process by a fork of the agent.
+_SHELL = "inside/agent/shell_start.py"
+_NO_LOOK_AT_ITSELF = (
+    Edit(
+        "inside/agent/confinement.py",
+        "        verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)\n",
+        "        pass\n",
+    ),
+    Edit(_SHELL, "        self._verify()\n", ""),
 )
-_NO_LOOK_AT_ITSELF = Edit(
-    "inside/agent/confinement.py",
-    "        verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)\n",
-    "        pass\n",
+_NOBODY_ELSE = (
+    Edit(
+        "inside/agent/confinement.py", "            process.become(uid, gid, groups)\n", "            pass\n"
+    ),
+    Edit(_SHELL, "            self._change_ids()\n", "            pass\n"),
 )
-_NOBODY_ELSE = Edit(
-    "inside/agent/confinement.py", "            process.become(uid, gid, groups)\n", "            pass\n"
-)
-_SAME_USER_NAMESPACE = Edit(
-    "inside/agent/confinement.py",
-    '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n',
-    "        pass\n",
+_SAME_USER_NAMESPACE = (
+    Edit(
+        "inside/agent/confinement.py",
+        '        call("setns", self._namespace, userns.CLONE_NEWUSER)\n',
+        "        pass\n",
+    ),
+    Edit(_SHELL, '        calls.call("setns", self._namespace, userns.CLONE_NEWUSER, what=what)\n', ""),
 )
 _KEEPING_CAPABILITIES = (
     Edit(
@@ -80,13 +90,17 @@ _KEEPING_CAPABILITIES = (
         "            pass\n",
     ),
     Edit("inside/agent/confinement.py", "            process.clear_capabilities()\n", "            pass\n"),
+    Edit(_SHELL, "            self._empty_bounding_set()  #", "            pass  #"),
+    Edit(_SHELL, "        self._clear_capabilities()\n", ""),
     Edit(
         "inside/confine.py",
         '        _checked("capabilities cannot be dropped", process.drop_capabilities)\n',
         "        pass\n",
     ),
 )
-_ASIDE_STAYS = Edit("inside/agent/*.py", "    mounts.umount(ASIDE)\n", "")
+_ASIDE_STAYS = Edit(
+    _VIEW, '        calls.call("umount2", ASIDE.encode(), mounts.MNT_DETACH, what=_NOT_MADE)\n', ""
+)
 #: Of the clone that a sandbox begins with, by their names in /proc.
 _CLONED = {
     "mount": Edit("forkserver/*.py", "    mounts.CLONE_NEWNS\n    | userns", "    0\n    | userns"),
@@ -154,17 +168,13 @@ SWITCHES: dict[str, Switch] = {
         ("change-a-control-file", "remove-a-control-file", "plant-a-control-file"),
         only="user",  # as root they belong to the fork server, whom nobody is inside
         edits=(
-            Edit(
-                "inside/agent/own_namespaces.py",
-                "        mounts.set_attributes(cover, mounts.ATTR_RDONLY)\n",
-                "",
-            ),
+            Edit(_VIEW, "self._control, mounts.ATTR_RDONLY, close=False", "self._control, 0, close=False"),
         ),
     ),
-    "user namespace of its own": Switch(nothing, ("start",), edits=(_SAME_USER_NAMESPACE,)),
+    "user namespace of its own": Switch(nothing, ("start",), edits=_SAME_USER_NAMESPACE),
     "capability drop": Switch(nothing, ("start",), edits=_KEEPING_CAPABILITIES),
     "capability drop and the last look": Switch(
-        nothing, ("have-a-capability",), edits=(*_KEEPING_CAPABILITIES, _NO_LOOK_AT_ITSELF)
+        nothing, ("have-a-capability",), edits=(*_KEEPING_CAPABILITIES, *_NO_LOOK_AT_ITSELF)
     ),
     "closedness of the first process, capability drop, user namespace of its own, and the last look": Switch(
         # Whoever has no capabilities there cannot look into a process that has some.
@@ -172,10 +182,11 @@ SWITCHES: dict[str, Switch] = {
         ("read-environment-of-the-first-process", "enter-the-root-of-the-first-process"),
         edits=(
             *_KEEPING_CAPABILITIES,
-            _SAME_USER_NAMESPACE,
-            _NOBODY_ELSE,
-            _NO_LOOK_AT_ITSELF,
-            Edit("inside/agent/confinement.py", "            process.dumpable(False)\n", ""),
+            *_SAME_USER_NAMESPACE,
+            *_NOBODY_ELSE,
+            *_NO_LOOK_AT_ITSELF,
+            Edit(_SHELL, 'PR_SET_DUMPABLE, 0, what="the agent', 'PR_SET_DUMPABLE, 1, what="the agent'),
+            IN_PYTHON,  # the machine code shares its memory, which no step makes traceable again
             SEEN_FIRST_PROCESS,
         ),
     ),
@@ -184,7 +195,7 @@ SWITCHES: dict[str, Switch] = {
         ("read-a-path-of-the-host-in-the-command-line-of-the-first-process",),
         edits=(
             Edit("forkserver/server.py", "        process.set_command_line(COMMAND_LINE)\n", ""),
-            Edit("inside/agent/verify.py", 'b"/" not in read_whole("/proc/self/cmdline")', "True"),
+            Edit(_VIEW, 'b"/", "absent", what=', 'b"//", "absent", what='),
         ),
     ),
     "last look at the command line": Switch(
@@ -198,6 +209,11 @@ SWITCHES: dict[str, Switch] = {
         edits=(
             Edit(
                 "inside/confine.py", '    _checked("no_new_privs cannot be set", process.no_new_privs)\n', ""
+            ),
+            Edit(
+                _SHELL,
+                '        self._prctl(process.PR_SET_NO_NEW_PRIVS, 1, what="no_new_privs cannot be set")\n',
+                "",
             ),
         ),
         same_for_everyone=True,
@@ -231,7 +247,7 @@ SWITCHES: dict[str, Switch] = {
         same_for_everyone=True,
     ),
     "another user than root, and the last look": Switch(
-        _ids_of_the_host, ("uids",), only="root", edits=(_NOBODY_ELSE, _NO_LOOK_AT_ITSELF)
+        _ids_of_the_host, ("uids",), only="root", edits=(*_NOBODY_ELSE, *_NO_LOOK_AT_ITSELF)
     ),
 }
 
@@ -288,7 +304,7 @@ AS_ROOT: dict[str, Switch] = {
         nothing,
         ("start",),
         edits=(
-            _SAME_USER_NAMESPACE,
+            *_SAME_USER_NAMESPACE,
             Edit("inside/agent/confinement.py", "            enter_alone()\n", "            pass\n"),
         ),
     ),

@@ -60,7 +60,6 @@ class SandboxAgent:
         swap: Swap | None = None,
         tidy: Callable[[], None] = lambda: None,
         confine: Callable[[bool], None] | None = None,
-        started: Callable[[int], None] = lambda _: None,
         another: Callable[[Who], AnotherUser] | None = None,
         ids: tuple[int, int] = (0, 0),
         confine_ahead: Callable[[], None] | None = None,
@@ -69,14 +68,14 @@ class SandboxAgent:
         """Prepare to serve.
 
         `become` confines a child of ours and execs in it; see `processes.start`. `confine` only confines,
-        inside the sandbox's cgroups or outside. `started` is called with each child, which may wait for that.
+        inside the sandbox's cgroups or outside.
         `another` returns `become` and `confine` for another user of the sandbox, such as its root.
         `confine_ahead` confines the starter of programs. `watched` makes later processes report their calls.
 
         `user` owns the terminals (-1: we do), and `ids` are its ids inside. `swap` replaces mounted trees,
         and `tidy` removes the old trees when the agent is idle; see `TreeMounts`.
         """
-        self._become, self._confine, self._started = become, confine, started
+        self._become, self._confine = become, confine
         self._user, self._swap, self._tidy, self._another = user, swap, tidy, another
         self._ids, self._confine_ahead = ids, confine_ahead
         self._watched = watched
@@ -118,9 +117,11 @@ class SandboxAgent:
         environment: tuple[bytes, ...],
         directory: bytes,
         become: Become | None = None,
+        start: Callable[[tuple[int, int, int]], int] | None = None,
     ) -> tuple[bytes, tuple[int, ...]]:
         """Start a shell, as the sandbox's user or by `become`; return (announcement, descriptors to send).
 
+        `start` starts it with the given streams, and returns its pid when it runs.
         The caller closes its socket, the pipe of its commands and its pidfd, but not its files.
         """
         files = ChannelFiles(self._channel, self._shells)
@@ -135,7 +136,10 @@ class SandboxAgent:
             )
             os.write(commands, greeting(files.paths()))
             self._count.leave_out_one()
-            child, theirs = self._start(spec, files, become or self._become)
+            if start is not None:
+                child, theirs = self._add(lambda: (start((control, null, noise)), -1), files)
+            else:
+                child, theirs = self._start(spec, files, become or self._become)
             child.again = (program, environment, directory, become)
             said = agent_messages.encode(agent_messages.OPENED, child.pid, files.paths())
             return said, (theirs.detach(), commands, *files.descriptors(), *usage.handle(child.pid))
@@ -456,7 +460,6 @@ class SandboxAgent:
         else:
             child.above = self._starter.pid
         self._poll.register(ours.fileno(), select.POLLIN)
-        self._started(pid)
         return child, theirs
 
     def _heard_start(self, report: int) -> None:
@@ -511,6 +514,7 @@ class SandboxAgent:
 
     def _end(self) -> NoReturn:
         # The kernel kills a pid namespace with its first process.
+
         if os.getpid() != 1:
             process_tree.end_everything(os.getpid())
         os._exit(0)

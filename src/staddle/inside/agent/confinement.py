@@ -6,7 +6,6 @@ without capabilities, or as root there with ROOT_RIGHTS.
 
 from __future__ import annotations
 
-import _socket
 import errno
 import os
 import struct
@@ -15,10 +14,12 @@ from ...ipc.exec_spec import ExecSpec
 from ...ipc.wire import CONFINEMENT, NotStarted
 from ...limits import process_attributes
 from ...linux import cgroups, process, procfs, userns
+from ...linux.call_list import CallList
 from ...linux.seccomp import NEW_LISTENER, WAIT_KILLABLE, load
 from ...linux.syscalls import AUDIT_ARCH, COLUMN, NUMBERS, architecture, call
 from ..confine import become_command, confine
 from . import verify
+from .shell_start import ShellPlan, ShellStart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from ...ipc.agent_messages import Who
 
-_DONE = b"!"
 _FEW_FILES = 32
 
 
@@ -55,10 +55,15 @@ class ProcessConfinement:
         self._rlimits, self._filter = rlimits, filter
         self._rights = rights
         self._outer = verify.user_namespace()
-        self._namespace = -1  # until the first process has made it
+        self._namespace = -1  # until `begin`
         self._cgroup_fds: tuple[int, ...] = ()
         self._goes_first = False
         self._watch: tuple[bytes, int] | None = None
+        self._shell: ShellStart | None = None
+        self._child = CallList()
+        why = "the sandbox's inner user namespace cannot be made"
+        self._held = self._child.hold(userns.CLONE_NEWUSER, what=why)
+        self._child.prepare()
 
     def watch(self, filter: bytes, channel: int) -> None:
         """Load `filter` into every later process of the sandbox, and send its listener on `channel`.
@@ -68,38 +73,62 @@ class ProcessConfinement:
         os.set_inheritable(channel, False)
         self._watch = filter, channel
 
+    def prepare(
+        self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], cgroups: int, *, outer: bool
+    ) -> None:
+        """Prepare the start of the first shell in every sandbox, with as many `cgroups`, for `start_shell`.
+
+        `outer`: /proc is that of an outer container.
+        """
+        self._shell = ShellStart(
+            ShellPlan(
+                argv,
+                environment,
+                self._uid,
+                self._gid,
+                changes_ids=bool(self._whose),
+                maps=self._maps()[-2:],
+                around=self._outer,
+                kept=self._rights,
+                rlimits=self._rlimits,
+                filters=(self._filter, *((program(architecture()),) if self._pretends else ())),
+                cgroups=cgroups,
+                outer_processes=outer,
+            )
+        )
+
     def begin(self, cgroup_fds: tuple[int, ...], *, goes_first: bool = False) -> None:
         """Begin for one sandbox. Each process enters the sandbox's cgroups with `cgroup_fds`.
 
         With `goes_first`, or in cgroups, the kernel kills its processes first when memory runs out.
         """
         self._cgroup_fds, self._goes_first = cgroup_fds, goes_first or bool(cgroup_fds)
-        self._ours, self._theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        self._namespace = self._make_namespace()
 
-    def started(self, pid: int) -> None:
-        """Write the id maps of the namespace that the first child, `pid`, has made for all later processes.
-
-        A separate process for the namespace would cost a fork and some hundred copied pages.
-        """
-        if self._namespace >= 0:
-            return
-        self._theirs.close()
+    def _make_namespace(self) -> int:
+        """Return the user namespace of the sandbox's processes, made with a child that only waits."""
+        self._child.carry_out()
+        pid = self._child[self._held]
         try:
-            if self._ours.recv(1) != _DONE:
-                return  # it has failed, and reports why
             for name, text in self._maps():
                 fd = os.open(f"{procfs.directory(pid)}/{name}", os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     os.write(fd, text)
                 finally:
                     os.close(fd)
-            self._namespace = os.open(f"{procfs.directory(pid)}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            # Before any process of the sandbox runs: none may trace us, the agent. This also hides us in its
-            # /proc. Not earlier, because then we could not open the child's maps.
-            process.dumpable(False)
-            self._ours.send(_DONE)
+            return os.open(f"{procfs.directory(pid)}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            self._ours.close()
+            os.kill(pid, process.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def start_shell(self, stdio: tuple[int, int, int]) -> int:
+        """Start the first shell, confined as by `become`; return its pid. NotStarted if a step fails."""
+        if self._shell is None:
+            raise NotStarted(CONFINEMENT, "its start was not prepared")
+        try:
+            return self._shell.start(stdio, self._namespace, self._cgroup_fds, procfs.outer())
+        except OSError as error:
+            raise NotStarted(CONFINEMENT, error.strerror or str(error), error.errno) from None
 
     def become(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> NoReturn:
         """Confine this process and exec. Raises only NotStarted or OSError."""
@@ -152,10 +181,7 @@ class ProcessConfinement:
     def _enter(self, kept: int = 0, *, grouped: bool = True, who: Who | None = None) -> None:
         uid, gid, groups = who or (self._uid, self._gid, ())
         self._enter_groups(grouped)
-        if self._namespace < 0:
-            self._found()
-        else:
-            self._join()
+        self._join()
         if not kept:
             process.empty_bounding_set()  # before the steps that drop the right to do it
         if self._whose:
@@ -193,21 +219,14 @@ class ProcessConfinement:
                 cgroups.enter(self._cgroup_fds)
             call("unshare", userns.CLONE_NEWCGROUP)  # from inside, our cgroup has no name
 
-    def _found(self) -> None:
-        """Make the user namespace, and wait until the agent has written its id maps."""
-        self._ours.close()
-        call("unshare", userns.CLONE_NEWUSER)
-        self._theirs.send(_DONE)
-        if self._theirs.recv(1) != _DONE:
-            raise OSError(errno.EPERM, "the sandbox's inner user namespace cannot be made")
-
     def _look(self) -> None:
         verify.at_myself(self._uid, self._gid, self._maps()[-2:], self._outer, self._rights)
 
     def _last(self) -> None:
         """Verify right before the exec. If there is only one id, make root's changes of owners succeed."""
+
         self._look()
-        if self._rights and not self._whose:
+        if self._pretends:
             pretend_owners()
 
     def _last_as(self, who: Who) -> None:
@@ -219,6 +238,11 @@ class ProcessConfinement:
         uid, gid, _ = who
         maps = self._maps()[-2:] if self._whose else ROOT_MAPS
         verify.at_myself(uid, gid, maps, self._outer, 0 if uid else ROOT_RIGHTS)
+
+    @property
+    def _pretends(self) -> bool:
+        """Whether changes of owners succeed without effect, because root has only one id."""
+        return bool(self._rights) and not self._whose
 
     def _spec(self, argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: bytes) -> ExecSpec:
         return ExecSpec(argv, environment, directory, rlimits=self._rlimits, filter=self._filter)

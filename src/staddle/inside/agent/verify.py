@@ -10,8 +10,7 @@ import os
 
 from ...ipc.namespace_spec import foreign
 from ...linux.fileio import read_whole
-from ...mounts.shared_view import ASIDE
-from ..verify import absent, is_read_only, own_root, refuse_without, rights, shared
+from ..verify import absent, refuse_without, rights
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,29 +32,6 @@ def outside(config: ForkServerConfig) -> Outside:
 def template() -> Outside:
     """Return the namespace that the fork server has made for itself alone."""
     return foreign(("mnt",))
-
-
-def around(config: ForkServerConfig, outside: Outside) -> None:
-    """Verify the view, in the child that made it. NotStarted if something is missing."""
-    mountinfo = read_whole("/proc/self/mountinfo")
-    found = {
-        "a PID 1 above it": os.getppid() == 1,
-        "its own host name": not config.host or os.fsencode(os.uname().nodename) == config.host,
-        "a root of its own": own_root(mountinfo),
-        "a /proc of its own, or one that cannot be written": bool(config.outer_processes)
-        == is_read_only(mountinfo, b"/proc"),
-        "an end to what is kept aside": f" {ASIDE}/".encode() not in mountinfo,
-    }
-    refuse_without([*shared(outside), *absent(found)])
-
-
-def at_the_first() -> None:
-    """Verify the first process, before it starts any process of the sandbox."""
-    found = {
-        "being its PID 1": os.getpid() == 1,
-        "a command line without paths of the host": b"/" not in read_whole("/proc/self/cmdline"),
-    }
-    refuse_without(absent(found))
 
 
 def user_namespace() -> int:
