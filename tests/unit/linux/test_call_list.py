@@ -79,8 +79,8 @@ def test_the_first_failure_ends_the_list_and_is_described(tmp_path: Path) -> Non
     ("text", "how", "holds"),
     [
         (b"\nName", "within", False),
-        (b"\nPid:\t%d\n" % os.getpid(), "within", True),
-        (b"\nPid:\t%d\n" % os.getpid(), "absent", False),
+        (b"\nPPid:\t", "within", True),
+        (b"\nPPid:\t", "absent", False),
         (b"\nPid:\t0\n", "absent", True),
         (b"Name:", "whole", False),
         (b"", "whole", False),
