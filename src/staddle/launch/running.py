@@ -7,7 +7,6 @@ import sys
 import time
 
 from ..errors import CommandCancelled, LaunchFailed, PolicyError, resource_fix
-from ..observe.output import HeadTail
 from .signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -18,13 +17,13 @@ if TYPE_CHECKING:
 
     from ..linux.process_tree import Children
     from ..network.host.gateway_log import GatewayLog
-    from ..observe.output import Tail
+    from ..observe.output import HeadTail, Tail
     from ..observe.redaction import Secrets
     from ..policy.limits import Limits
     from .contract import Launch
     from .subprocesses import Completed
 
-    Kept = TypeVar("Kept", HeadTail, Tail)
+    Kept = TypeVar("Kept", "HeadTail", Tail)
 
 #: Attribute of a process with the private directories of its launch.
 _SCRATCH = "_staddle_scratch"
@@ -241,6 +240,8 @@ def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None)
     With secrets they are always captured, except terminals. A buffer that keeps nothing then relays them.
     """
     import subprocess
+
+    from ..observe.output import HeadTail
 
     if secrets is None or not secrets.values:
         return iter((HeadTail(limit), HeadTail(limit)))
