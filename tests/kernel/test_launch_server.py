@@ -53,9 +53,16 @@ def test_one_server_starts_all_commands_with_their_own_streams(server: LaunchSer
     assert (tmp_path / "out").read_bytes() == b"written\n"
     assert run("sh", "-c", "kill -9 $$").returncode == 137
     assert launch_server._server == [server]
-    assert sorted(os.listdir(f"/proc/{server.pid}/fd"))[:3] == ["0", "1", "2"]
-    links = [os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in ("1", "2")]
-    assert links == ["/dev/null", "/dev/null"]
+
+
+def test_it_has_no_descriptor_of_the_program(server: LaunchServer, tmp_path: Path) -> None:
+    launch_server._server.pop().end()
+    with (tmp_path / "open").open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        run("true")
+        (now,) = launch_server._server
+        shown = {os.readlink(f"/proc/{now.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{now.pid}/fd")}
+    assert all(link == "/dev/null" or link.startswith("socket:") for link in shown), shown
 
 
 def test_threads_share_it_and_none_but_the_main_one_starts_it(server: LaunchServer) -> None:
