@@ -18,6 +18,8 @@ from ..interrupts import uninterrupted
 from ..ipc import wire
 from ..linux.fileio import read_if_there
 from ..linux.open_files import hand_down
+from ..linux.process import pidfd_open, pidfd_send_signal
+from ..linux.userns import reap
 from .contract import ENVIRONMENT, Launch, give_pipes, helper_command
 from .signals import SIGKILL, SIGPIPE, SIGXFSZ
 
@@ -47,6 +49,7 @@ class LaunchServer:
             raise
         finally:
             theirs.close()
+        self._handle = pidfd_open(self.pid)  # a program that reaps all children frees the number
         hand_down(self.pid)
 
     def serves(self, inherited: tuple[object, ...]) -> bool:
@@ -78,10 +81,12 @@ class LaunchServer:
         self._socket.close()
         if self.inherited[0] == os.getpid():  # else it is our parent's
             try:
-                os.kill(self.pid, SIGKILL)
-                os.waitpid(self.pid, 0)
-            except (ProcessLookupError, ChildProcessError):
-                pass  # the program around us reaps all children
+                pidfd_send_signal(self._handle, SIGKILL)
+            except ProcessLookupError:
+                pass  # it has been reaped
+            else:
+                reap(self.pid)
+        os.close(self._handle)
 
 
 _lock = _thread.allocate_lock()
