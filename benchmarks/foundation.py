@@ -76,6 +76,28 @@ def wrapping() -> list[Claim]:
     return [Claim("wrap + bwrap / the same bwrap by hand", ratio, 1.3, detail)]
 
 
+def running() -> list[Claim]:
+    """wrap() and its run on namespaces, in one program: the second and later commands."""
+    with wrap(["true"], Policy.agent(), backend="namespaces").popen() as first:
+        first.wait()
+    times = interleaved(
+        {
+            "bare": lambda: spawn(BARE),
+            "popen": lambda: wrap(["true"], Policy.agent(), backend="namespaces").popen().wait(),
+            "run": lambda: wrap(["true"], Policy.agent(), backend="namespaces").run(),
+        }
+    )
+    return [
+        Claim(
+            f"wrap + {name} on namespaces / bare interpreter",
+            times[name] / times["bare"],
+            most,
+            ms(times[name]),
+        )
+        for name, most in (("popen", 6), ("run", 3))
+    ]
+
+
 def importing() -> list[Claim]:
     times = interleaved(
         {
@@ -102,4 +124,4 @@ def compiling() -> list[Claim]:
     return [Claim("compile 1,000 read, write and deny paths, in ms", best * 1000, 50, "")]
 
 
-CLAIMS = (one_command, wrapping, importing, compiling)
+CLAIMS = (one_command, wrapping, running, importing, compiling)

@@ -6,16 +6,15 @@ import _signal  # type: ignore[import-not-found]  # the wrappers in `signal` tak
 import _thread
 import os
 import select
-import threading
+import sys
 import time
-from functools import partial, wraps
-from types import FunctionType
 
 from .errors import is_full, too_many_open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _thread
+    import threading
     from collections.abc import Callable, Sequence
     from typing import ParamSpec, TypeVar
 
@@ -36,7 +35,9 @@ _GENERATOR = 0x20  # CO_GENERATOR
 
 
 #: The main thread, which runs signal handlers. In a forked child it is the thread that called fork.
-_main_thread = [threading.main_thread().ident]
+#: A launcher has no other thread, and does not import `threading`, which takes five milliseconds.
+_threading = sys.modules.get("threading")
+_main_thread = [_thread.get_ident() if _threading is None else _threading.main_thread().ident]
 
 
 def _after_fork() -> None:
@@ -162,7 +163,7 @@ def wait_readable(fd: int, seconds: float) -> None:
     if _deferral is not None:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        interruptible(partial(poll.poll, seconds * 1000))
+        interruptible(lambda: poll.poll(seconds * 1000))
 
 
 #: Dispositions of all signals without handlers of the caller's, as last seen, and what `_handlers` found.
@@ -196,6 +197,8 @@ def _put_back(handlers: dict[int, Callable[[int, object], object]]) -> BaseExcep
 
 def uninterruptible(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method: it runs `uninterrupted`."""
+
+    from functools import partial, wraps  # not in a launcher, which defers but decorates nothing
 
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -295,7 +298,7 @@ def unmistakable(
             found: property = vars(cls)[name]
             setattr(cls, name, property(unmistaken_method(found.fget), doc=found.__doc__))  # type: ignore[arg-type]
         for name, method in list(vars(cls).items()):
-            is_plain = isinstance(method, FunctionType) and not method.__code__.co_flags & _GENERATOR
+            is_plain = isinstance(method, type(_after_fork)) and not method.__code__.co_flags & _GENERATOR
             if is_plain and not name.startswith("_") and name not in but:
                 setattr(cls, name, unmistaken_method(owned_method(method) if name in own else method))
         return cls
@@ -306,6 +309,8 @@ def unmistakable(
 def owned_method(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method: it runs `owned`."""
 
+    from functools import partial, wraps  # not in a launcher, which defers but decorates nothing
+
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
         return owned(partial(method, *args, **kwargs))
@@ -315,6 +320,8 @@ def owned_method(method: Callable[P, T]) -> Callable[P, T]:
 
 def unmistaken_method(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method: it runs `unmistaken`."""
+
+    from functools import partial, wraps  # not in a launcher, which defers but decorates nothing
 
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -388,7 +395,7 @@ def with_all(locks: Sequence[_thread.LockType | threading.RLock], work: Callable
         with locks[0]:
             return with_all(locks[1:], work)
     while not locks[0].acquire(blocking=False):
-        interruptible(partial(_touch, locks[0]))
+        interruptible(lambda: _touch(locks[0]))
     try:
         return with_all(locks[1:], work)
     finally:

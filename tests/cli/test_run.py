@@ -6,10 +6,12 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import staddle as staddle_package
 from staddle.cli.report import say_violations
 from staddle.events import Event
 from tests.support.in_a_child import captured
@@ -43,6 +45,20 @@ def test_streams_can_be_opened_by_name(backend: str, tmp_path: Path) -> None:
         "run", "--backend", backend, "--output-cap", "1K", "-c", script, input="in\n", cwd=tmp_path
     )
     assert (done.stdout, done.stderr) == ("out\nin\n", "err\n")
+
+
+def test_a_run_loads_few_modules(tmp_path: Path) -> None:
+    src = str(Path(staddle_package.__file__).parents[1])
+    code = f"import sys; sys.path.append({src!r}); from staddle.cli import main; main(['run', '--', 'true'])"
+    words = [sys.executable, "-I", "-S", "-X", "importtime", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+    lines = [line.split("|") for line in done.stderr.splitlines()]
+    loaded = {line[2].strip() for line in lines if len(line) == 3}
+    assert "staddle.inside.namespace_init" in loaded
+    ours = {name for name in loaded if name.startswith("staddle")}
+    assert len(ours) <= 90, sorted(ours)
+    # Each costs milliseconds: `tests/unit/test_imports.py` names more.
+    assert not loaded & {"threading", "functools", "collections", "re", "signal", "staddle.limits.usage"}
 
 
 @pytest.mark.same_for_everyone

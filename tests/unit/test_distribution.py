@@ -27,7 +27,9 @@ ROOT_FILES = {"Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.
     "hatch_build.py",
 }
 #: Kinds of files in the package: code, markers, system call filters, and what the server gives to a browser.
-SUFFIXES = {".py", ".typed", ".bpf", ".bin", ".json", ".html", ".css", ".js", ".mjs", ".svg", ".txt", ".md", ".c", ""}
+SUFFIXES = {"", ".py", ".typed", ".md", ".txt", ".json", ".c", ".bin", ".bpf"} | {
+    *(".html", ".css", ".js", ".mjs", ".svg"),
+}
 
 
 def build(tree: Path, into: Path) -> tuple[Path, Path]:

@@ -27,11 +27,15 @@ TOLD.append("by the command line")
 def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
     """Run a command on our own streams, then report the limit that ended it and dropped output."""
     from ..launch.foreground import attend
-    from ..observe.redaction import secrets_of
 
+    secrets = None
+    if any(variable.secret for variable in wrapped.plan.variables):
+        from ..observe.redaction import secrets_of
+
+        secrets = secrets_of(wrapped.plan)
     audited = wrapped.begin_audit()
     try:
-        outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets_of(wrapped.plan))
+        outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets)
     except BaseException as error:
         wrapped.end_audit(audited, error=error)
         raise

@@ -8,7 +8,8 @@ import sys
 import time
 
 from ..errors import CommandNotUnderstood, CommandRefused, InvalidCall, UsageError
-from ..launch.running import GRACE, give_pipes
+from ..launch.contract import give_pipes
+from ..launch.running import GRACE
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..observe.redaction import RedactedStreams
 from ..sandbox.sandbox import Sandbox

@@ -10,7 +10,8 @@ import time
 
 from ..display import shown
 from ..errors import StaddleError
-from ..launch.running import GRACE, give_pipes
+from ..launch.contract import give_pipes
+from ..launch.running import GRACE
 from ..launch.signals import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, waiting_among_threads
 from ..linux.fileio import write_all
 from ..observe.redaction import RedactedStreams

@@ -10,6 +10,7 @@ Backends start this program in other roles too:
 
     namespaces DESCRIPTOR         build the sandbox itself
     bwrap DESCRIPTOR COMMAND…     give bubblewrap a network
+    launch-server PARENT          clone the sandboxes of a program that runs several commands
     forwarder                     make sockets in a command's network for the host program
 
 It is started for every confined command, so it imports only what it needs.
@@ -32,6 +33,10 @@ def main() -> None:
         from staddle.inside import namespace_launcher
 
         namespace_launcher.main(sys.argv[2:])
+    elif sys.argv[1:2] == ["launch-server"]:
+        from staddle.inside import launch_server
+
+        launch_server.main(sys.argv[2:])
     elif sys.argv[1:2] == ["bwrap"]:
         from staddle.inside import bwrap_prelude
 

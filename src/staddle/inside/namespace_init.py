@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..mounts.operations import Operation
     from .gateway import CommandGateway
 
-_RLIMIT_NPROC, _CAP_SYS_PTRACE = 6, 19
+_RLIMIT_NPROC, _CAP_SYS_PTRACE, _CLONE_PARENT = 6, 19, 0x8000
 
 
 def start(
@@ -54,7 +54,7 @@ def start(
     `status.written`). Once the command is exec'd, the descriptor is at end of file. If the policy allows
     network access, `gateway` is running already, in our network.
     """
-    work = _Work(spec, gateway)
+    work = _Work(spec, gateway, launchers=1)
     if spec.unprivileged_uid >= 0:
         call("unshare", userns.CLONE_NEWPID)
     else:
@@ -83,9 +83,15 @@ def start(
 
 
 def start_here(
-    spec: NamespaceSpec, prepare: Callable[[], None], gateway: CommandGateway | None = None
+    spec: NamespaceSpec,
+    prepare: Callable[[], None],
+    gateway: CommandGateway | None = None,
+    *,
+    confirmed: int = -1,
 ) -> int:
     """Start the sandbox as a child of this process, which continues unchanged. Returns its first process.
+
+    With `confirmed`, it is a child of our parent instead, and exec's nothing before a byte arrives there.
 
     Only for a process with a single thread, of whose memory the first process may have a copy. That reports
     why there is no command on `spec.status`, whose other end must be ours. The child calls `prepare` first of
@@ -93,18 +99,20 @@ def start_here(
     """
     work = _Work(spec, gateway)
     own = userns.CLONE_NEWPID | (userns.CLONE_NEWUSER if spec.unprivileged_uid < 0 else 0)
+    own |= _CLONE_PARENT if confirmed >= 0 else 0
     uid, gid = os.geteuid(), os.getegid()
 
     def be_first() -> int:
         gc.disable()  # a collection would copy all of our parent's memory
         process.block_signals(HANDLED)
         prepare()
-        process.close_from(3, keep=(spec.status, *spec.cgroup_fds, *work.kept(), *work.translated.values()))
+        kept = (spec.status, confirmed, *spec.cgroup_fds, *work.kept(), *work.translated.values())
+        process.close_from(3, keep=kept)
         os.set_inheritable(spec.status, False)
         open_streams()
         if spec.unprivileged_uid < 0:
             userns.map_ids(uid, gid, spec.uid, spec.gid)
-        return _first(work, range(3), spec.status)
+        return _first(work, range(3), spec.status, confirmed)
 
     first = call("clone", own | process.SIGCHLD, 0, 0, 0, 0)
     if first == 0:
@@ -130,8 +138,9 @@ def open_streams() -> None:
 class _Work:
     """The first process's task, and the descriptors that only a process outside can make for it."""
 
-    def __init__(self, spec: NamespaceSpec, gateway: CommandGateway | None) -> None:
-        self.spec = spec
+    def __init__(self, spec: NamespaceSpec, gateway: CommandGateway | None, launchers: int = 0) -> None:
+        """There are so many `launchers` in the user namespace of the sandbox."""
+        self.spec, self.launchers = spec, launchers
         self.gateway = gateway
         self.operations = spec.operations()
         self.translated: dict[tuple[int, int], int] = {}
@@ -209,7 +218,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     """Be PID 1 of the sandbox. Returns the command's exit status.
 
     It reports on `report_to` if there is no command. It reads from `awaited` that the launcher has dropped
-    its rights; nothing is exec'd before.
+    its rights, or that the host program knows this process; nothing is exec'd before.
     """
     spec = work.spec
     _die_with_the_launcher(report_to)
@@ -254,7 +263,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     command = decode(spec.command)
     ruleset = confine.build_ruleset(command)
     if awaited >= 0 and os.read(awaited, 1) != b"!":
-        raise NotStarted(CONFINEMENT, "the launcher could not give up its rights")
+        raise NotStarted(CONFINEMENT, "the process that started this has not confirmed it")
     if work.gateway is not None:
         work.gateway.await_ready()
     waiting, go = os.pipe2(os.O_CLOEXEC)
@@ -262,7 +271,7 @@ def _first(work: _Work, stdio: Sequence[int], report_to: int, awaited: int = -1)
     if pid == 0:
         os.close(go)
         # Our own processes among those that the kernel counts in this user namespace.
-        ours = 2 if awaited >= 0 and spec.unprivileged_uid < 0 else 1
+        ours = 1 + (work.launchers if spec.unprivileged_uid < 0 else 0)
         most = spec.processes + ours if spec.processes else 0
         if work.go_first is not None:
             work.go_first()  # the kernel must kill it before us

@@ -16,7 +16,7 @@ from ..linux.fileio import memory_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..limits.command_limits import CommandLimits
     from ..network.host.gateway_log import GatewayLog
@@ -53,6 +53,22 @@ class Launch(Value):
     gateway_log: GatewayLog | None = None
     limited: CommandLimits | None = None
     scratch: tuple[bytes, ...] = ()
+
+
+def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
+    """Let `uid` reopen these pipes, as `echo > /dev/stderr` does.
+
+    A pipe belongs to its creator. Root's sandbox has another id, so it could use its streams but not open
+    them by name. Files and terminals keep their owner.
+    """
+    if uid is None:
+        return
+    for descriptor in descriptors:
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
+                os.fchown(descriptor, uid, -1)
+        except OSError:
+            continue  # closed, or owned by another user
 
 
 #: The helper's own environment, without the caller's variables, because /proc shows it.

@@ -14,7 +14,8 @@ import time
 from .._value import Value
 from ..errors import LaunchFailed
 from ..linux.fileio import write_all
-from .running import GRACE, Lifeline, give_pipes, never_started, not_startable, release
+from .contract import give_pipes
+from .running import GRACE, Lifeline, never_started, not_startable, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False

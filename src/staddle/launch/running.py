@@ -7,24 +7,26 @@ import sys
 import time
 
 from ..errors import CommandCancelled, LaunchFailed, PolicyError, resource_fix
-from ..observe.output import HeadTail
+from .contract import give_pipes
 from .signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any, Literal, Self, TypeVar
+    from collections.abc import Callable, Iterator
+    from typing import Any, Literal, Self, TypeAlias, TypeVar
 
     from ..linux.process_tree import Children
     from ..network.host.gateway_log import GatewayLog
-    from ..observe.output import Tail
+    from ..observe.output import HeadTail, Tail
     from ..observe.redaction import Secrets
     from ..policy.limits import Limits
     from .contract import Launch
+    from .launch_server import ServedProcess
     from .subprocesses import Completed
 
-    Kept = TypeVar("Kept", HeadTail, Tail)
+    Kept = TypeVar("Kept", "HeadTail", Tail)
+    Popen: TypeAlias = subprocess.Popen[Any] | ServedProcess
 
 #: Attribute of a process with the private directories of its launch.
 _SCRATCH = "_staddle_scratch"
@@ -97,23 +99,7 @@ def not_startable(launch: Launch, error: OSError) -> LaunchFailed:
     )
 
 
-def give_pipes(uid: int | None, descriptors: Iterable[int]) -> None:
-    """Let `uid` reopen these pipes, as `echo > /dev/stderr` does.
-
-    A pipe belongs to its creator. Root's sandbox has another id, so it could use its streams but not open
-    them by name. Files and terminals keep their owner.
-    """
-    if uid is None:
-        return
-    for descriptor in descriptors:
-        try:
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
-                os.fchown(descriptor, uid, -1)
-        except OSError:
-            continue  # closed, or owned by another user
-
-
-def end(process: subprocess.Popen[Any]) -> None:
+def end(process: Popen) -> None:
     """End the launcher and everything that it started: SIGTERM, a grace period, SIGKILL."""
     import subprocess
 
@@ -121,7 +107,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         return
     children = _children(process.pid)
     try:
-        subprocess.Popen.send_signal(process, SIGTERM)  # the launcher itself, even one that does not relay
+        os.kill(process.pid, SIGTERM)  # the launcher itself, even one that does not relay; it is not reaped
     finally:
         if children is not None and process.returncode is None:  # else it has already exited
             children.go_on()
@@ -192,7 +178,9 @@ def complete(
     lifeline = None if launch.relays else Lifeline(launch.status)
     found, used, began = None, None, time.monotonic()
     try:
-        process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
+        process = _served(launch, kwargs)
+        if process is None:
+            process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
             out, err, ending = see_through(
                 process,
@@ -205,9 +193,10 @@ def complete(
         except BaseException:
             end(process)
             raise
-        failure = never_started(launch) if process.returncode > 0 else None
+        status = process.wait()  # it has ended
+        failure = never_started(launch) if status > 0 else None
         if launch.limited is not None:
-            found = launch.limited.ran_into(process.returncode)
+            found = launch.limited.ran_into(status)
             used = launch.limited.usage(time.monotonic() - began)
     finally:
         if lifeline is not None:
@@ -226,7 +215,7 @@ def complete(
     stdout, stderr = (_decoded(kept, as_text, encoding, errors) for kept in (out, err))
     if ending:
         raise subprocess.TimeoutExpired(list(launch.argv), seconds or 0.0, output=stdout, stderr=stderr)
-    done = Completed(list(launch.argv), process.returncode, stdout, stderr)
+    done = Completed(list(launch.argv), status, stdout, stderr)
     done.reason, done.usage = "exited" if done.returncode >= 0 else "signalled", used
     if found is not None:
         done.reason, done.why = found.limit, found.sentence
@@ -235,12 +224,32 @@ def complete(
     return done
 
 
+def _served(launch: Launch, streams: dict[str, Any]) -> Popen | None:
+    """Start `launch` through the launch server, if it can be; else None."""
+    if launch.here is None or sys.platform != "linux":
+        return None
+    from . import launch_server
+
+    try:
+        process = launch_server.start(launch, streams)
+    except BaseException:
+        if launch.limited is not None:
+            launch.limited.close()
+        launch.close()
+        raise
+    if process is not None:
+        launch.close()
+    return process
+
+
 def _buffers(secrets: Secrets | None, kwargs: dict[str, Any], limit: int | None) -> Iterator[HeadTail]:
     """Return buffers for standard output and standard error, in this order, if they are captured.
 
     With secrets they are always captured, except terminals. A buffer that keeps nothing then relays them.
     """
     import subprocess
+
+    from ..observe.output import HeadTail
 
     if secrets is None or not secrets.values:
         return iter((HeadTail(limit), HeadTail(limit)))
@@ -266,7 +275,7 @@ def within_lifetime(seconds: float | None, limits: Limits) -> float | None:
 
 
 def see_through(
-    process: subprocess.Popen[Any],
+    process: Popen,
     data: bytes | None,
     seconds: float | None,
     keep: Callable[[], Kept],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from ..errors import CommandNotFound
-from ..events import Event
 from ..paths import covers, upward
 from ..policy.plan import COPY
 
@@ -13,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..events import Event
     from ..policy.plan import Plan
 
 #: Builtins of shells that people expect to be programs.
@@ -134,6 +134,8 @@ def appeared(plan: Plan) -> tuple[Event, ...]:
     """
     if not any(grant.access == "write" and grant.directory for grant in plan.grants):
         return ()
+    from ..events import Event
+
     return tuple(
         Event(
             "violation",

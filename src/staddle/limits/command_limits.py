@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import struct
 
-from . import enforced, usage
+from . import enforced
 from .cgroup_layout import CgroupSupport
 from .enforced import RLIMIT_NPROC, asked, rlimits, usable
 from .supervisor import SIZE, TALLY
-from .usage import Events, GroupMeter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +56,11 @@ class CommandLimits:
 
     def ran_into(self, status: int) -> RanInto | None:
         """Return the limit that made a command fail, if there is one; the command ended with `status`."""
+        if status == 0:
+            return None
+        from . import usage  # only for a command that failed
+        from .usage import Events, GroupMeter
+
         events = Events() if self._group is None else GroupMeter(self._group).events()
         if self.tally >= 0:
             told = os.pread(self.tally, SIZE, 0)
@@ -66,7 +70,11 @@ class CommandLimits:
 
     def usage(self, wall: float) -> Usage | None:
         """Return the total usage, if cgroups measured it."""
-        return None if self._group is None else GroupMeter(self._group).total(wall)
+        if self._group is None:
+            return None
+        from .usage import GroupMeter
+
+        return GroupMeter(self._group).total(wall)
 
     def leave(self) -> None:
         """Remove the cgroups if they are empty. For a command that another process has waited for."""

@@ -289,6 +289,14 @@ class Supervisor:
             process_tree.send(pid, process.SIGKILL)
         return min(step.again, seldom)
 
+    def earliest(self) -> float:
+        """Return the seconds in which no sandbox that is still empty can reach its limit on memory."""
+        return (
+            0.0
+            if self._memory is None
+            else judge(Sample((), 0, exact=False), self._memory, (), self._cores).again
+        )
+
     def take_events(self) -> list[MemoryKill]:
         """Return the kills since the last call."""
         found, self.ended = self.ended, []
@@ -326,7 +334,7 @@ class LimitTally:
     def __init__(self, supervisor: Supervisor, tally: int) -> None:
         self._supervisor, self._tally = supervisor, tally
         self._ended = self._full = 0
-        self._next = 0.0
+        self._next = time.monotonic() + supervisor.earliest()
         supervisor.before_kill = self._tell
 
     def patience(self, otherwise: int | None) -> int:

@@ -8,7 +8,6 @@ limit with which this process was started.
 from __future__ import annotations
 
 import os
-import resource
 
 from ..errors import is_full
 
@@ -22,11 +21,15 @@ LEAST = 80
 
 def limit() -> int:
     """Return the soft limit."""
+    import resource  # not for `have_standard_streams`
+
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def hard_limit() -> int:
     """Return the limit to which we can raise the soft limit."""
+    import resource
+
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return min(hard, _ENOUGH) if hard != resource.RLIM_INFINITY else _ENOUGH
 
@@ -63,6 +66,8 @@ def raise_limit() -> bool:
     A limit that is too low for any sandbox stays: the program has set it while sandboxes were open, and our
     children could not run with it.
     """
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = hard_limit()
     if soft >= highest or soft < LEAST:
@@ -79,6 +84,8 @@ def hand_down(pid: int) -> None:
     """Give a child that was just started the soft limit from before we raised it."""
     original = original_limit()
     if original != limit():
+        import resource
+
         try:
             hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (original, hard))

@@ -16,7 +16,7 @@ from functools import partial
 from ..display import shown
 from ..errors import StaddleError
 from ..interrupts import interruptible
-from ..launch.running import give_pipes
+from ..launch.contract import give_pipes
 from ..launch.signals import SIGINT, SIGKILL, SIGTERM
 from ..limits.usage import of_process
 from ..observe.output import OutputFlood
