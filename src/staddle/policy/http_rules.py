@@ -30,7 +30,7 @@ _SAMPLE = "write METHOD HOST/PATH, such as 'GET api.github.com/repos/**'"
 
 
 class HttpRule(Value):
-    """One rule. `method` is `GET`, `GET,POST` or `*`; `host` is empty if the rule is about a list of hosts."""
+    """One rule. `method` is `GET`, `GET,POST` or `*`. An empty `host`: each host of the list around it."""
 
     method: str
     path: str
