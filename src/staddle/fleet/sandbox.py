@@ -51,6 +51,10 @@ REFUSED = {
         "its tools would be one call for each file",
         "use fleet.map(function): there it is called with a Sandbox, which has it",
     ),
+    "learned": (
+        "what is watched is recorded on the node",
+        "use fleet.map(function) with a Sandbox(learn=True), or `staddle learn`",
+    ),
     **dict.fromkeys(
         ("at", "bisect", "blame", "history", "redo", "undo"),
         (
@@ -179,6 +183,7 @@ class _Face(RemoteSandboxNames):
     merge = refused("merge", *REFUSED["merge"])
     best_of = refused("best_of", *REFUSED["best_of"])
     check = refused("check", *REFUSED["check"])
+    learned = refused("learned", *REFUSED["learned"])
     at, bisect, blame = (refused(name, *REFUSED[name]) for name in ("at", "bisect", "blame"))
     history, redo, undo = (refused(name, *REFUSED[name]) for name in ("history", "redo", "undo"))
     from_snapshot = refused("from_snapshot", *REFUSED["from_snapshot"])

@@ -293,9 +293,11 @@ def _told_number(error: Exception, place: str) -> int | None:
     A full file system is not the only cause of ENOSPC: limits on mounts and namespaces have this number too.
     """
     why = error.why if isinstance(error, LaunchFailed) else ""
-    if why == f"mount: {os.strerror(errno.EINVAL)}" and _is_nearly_full(place):
+    is_about_it = place in why or "fsconfig" in why
+    is_of_a_mount = is_about_it or why.startswith("mount: ")
+    if is_of_a_mount and why.endswith(os.strerror(errno.EINVAL)) and _is_nearly_full(place):
         return errno.ENOSPC  # overlayfs without an inode for a directory of its own
-    if "fsconfig" not in why and place not in why:
+    if not is_about_it:
         return None
     return next((number for number in _NO_ROOM if os.strerror(number) in why), None)
 

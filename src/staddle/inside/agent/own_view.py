@@ -110,7 +110,9 @@ class OwnView:
         """Fill the directory of the layer, and mount the home tree with it."""
         skeleton = OLD_ROOT.encode() + self._config.skeleton
         self._layer = calls.address(bytes(_LONGEST_NAME))
-        what = "the layer of its home cannot be made"
+        # With the place of the layers: `layers.store.no_room` looks for it.
+        place = os.fsdecode(os.path.dirname(self._config.skeleton))
+        what = f"the layer of its home cannot be made in {place!r}"
         flags = _DIRECTORY | os.O_NOFOLLOW
 
         def opened(directory: int, path: bytes | int, how: int = flags) -> Slot:
@@ -127,7 +129,7 @@ class OwnView:
             calls.call("dup3", tree, number, os.O_CLOEXEC, what=what)
         volatile = not self._config.skeleton.startswith(IN_MEMORY)
         options = overlay.options([numbers[0]], *numbers[1:], volatile=volatile)
-        self._mount(calls, b"overlay", BORROWED.encode(), _PLAIN, options)
+        self._mount(calls, b"overlay", BORROWED.encode(), _PLAIN, options, what=what)
         for fd in (store, layer, *trees, *numbers):
             calls.call("close", fd, what=what)
         for place in map(os.fsdecode, self._config.places):
@@ -206,8 +208,10 @@ class OwnView:
     def _link(self, calls: CallList, path: bytes, room: Buffer) -> Slot:
         return calls.call("readlinkat", AT_FDCWD, path, room, room.size, what=_NOT_MADE)
 
-    def _mount(self, calls: CallList, kind: bytes, place: bytes, flags: int, options: str) -> None:
-        what = f"{os.fsdecode(kind)} cannot be mounted"
+    def _mount(
+        self, calls: CallList, kind: bytes, place: bytes, flags: int, options: str, *, what: str = ""
+    ) -> None:
+        what = what or f"{os.fsdecode(kind)} cannot be mounted"
         calls.call("mount", kind, place, kind, flags, os.fsencode(options), what=what)
 
     def _clone(self, calls: CallList, source: Slot, attributes: int, *, close: bool = True) -> Slot:
