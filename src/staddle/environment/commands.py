@@ -11,7 +11,7 @@ from .._value import Value
 from ..display import shown
 from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
 from ..events import Event
-from ..launch.running import end, never_started, see_through, start
+from ..launch.running import end, never_started, see_through, started
 from ..linux import process_tree
 from ..linux.process import stat_fields
 from ..observe.output import Tail
@@ -85,9 +85,7 @@ def run(
 
     launch = wrapped.launch()
     try:
-        process = start(
-            launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-        )
+        process = started(launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             out, err, ending = see_through(
                 process,

@@ -178,9 +178,7 @@ def complete(
     lifeline = None if launch.relays else Lifeline(launch.status)
     found, used, began = None, None, time.monotonic()
     try:
-        process = _served(launch, kwargs)
-        if process is None:
-            process = start(launch, group=None if lifeline is None else lifeline.group, **kwargs)
+        process = started(launch, group=None if lifeline is None else lifeline.group, **kwargs)
         try:
             out, err, ending = see_through(
                 process,
@@ -224,10 +222,10 @@ def complete(
     return done
 
 
-def _served(launch: Launch, streams: dict[str, Any]) -> Popen | None:
-    """Start `launch` through the launch server, if it can be; else None."""
+def started(launch: Launch, *, group: int | None = None, **streams: Any) -> Popen:
+    """Start `launch` through the launch server if that can do it, else as `start` does."""
     if launch.here is None or sys.platform != "linux":
-        return None
+        return start(launch, group=group, **streams)
     from . import launch_server
 
     try:
@@ -237,8 +235,9 @@ def _served(launch: Launch, streams: dict[str, Any]) -> Popen | None:
             launch.limited.close()
         launch.close()
         raise
-    if process is not None:
-        launch.close()
+    if process is None:
+        return start(launch, group=group, **streams)
+    launch.close()
     return process
 
 
