@@ -103,8 +103,9 @@ def run(
         finally:
             if wrapped.backend == "native":
                 _end_session(process.pid)
-        failure = never_started(launch) if process.returncode > 0 and not ending else None
-        limit = launch.limited.ran_into(process.returncode) if launch.limited is not None else None
+        code = process.wait()  # it has ended
+        failure = never_started(launch) if code > 0 and not ending else None
+        limit = launch.limited.ran_into(code) if launch.limited is not None else None
     finally:
         if launch.status is not None:
             os.close(launch.status)
@@ -112,7 +113,7 @@ def run(
             launch.gateway_log.finish()
         if launch.limited is not None:
             launch.limited.close()
-    status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+    status = code if code >= 0 else 128 - code
     result = result_of(status, out or Tail(0), err or Tail(0))
     if failure:
         # The command never ran, so this is the launcher's own output.
