@@ -249,7 +249,7 @@ TOPICS = {
         (
             *("Sandbox", "AsyncSandbox", "Pool", "AsyncPool", "Result", "Reason"),
             *("Interpreter", "wrap", "WrappedCommand", "kept_sandboxes", "remove_kept"),
-            *("connect", "default_policy", "doctor"),
+            *("connect", "connect_async", "default_policy", "doctor"),
         ),
     ),
     "api-policy.md": (

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     def connect(
         url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
     ) -> Any: ...
+    async def connect_async(
+        url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+    ) -> Any: ...
 
 
 __version__ = "0.1.0"
@@ -83,6 +86,7 @@ __all__ = [
     "Workspace",
     "WrappedCommand",
     "connect",
+    "connect_async",
     "default_policy",
     "doctor",
     "kept_sandboxes",
@@ -125,6 +129,7 @@ _HOME = {
     "Workspace": "jail.workspace",
     "WrappedCommand": "wrapping",
     "connect": "server.client",
+    "connect_async": "server.async_client",
     "default_policy": "policy.installation",
     "doctor": "diagnosis",
     "kept_sandboxes": "sandbox.kept",

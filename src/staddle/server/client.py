@@ -70,6 +70,7 @@ def refused(name: str, why: str, fix: str) -> Any:
 
     called.__name__ = name
     called.__doc__ = f"Raise InvalidCall: {why}; {fix}."
+    vars(called)["is_refused"] = True
     return called
 
 
@@ -88,6 +89,11 @@ def checked_options(options: Mapping[str, Any], known: Collection[str]) -> dict[
             why, fix = _LOCAL.get(name, ("there is no such option", f"known are {', '.join(sorted(known))}"))
             raise InvalidCall(f"{name} does not work through a server", why=why, fix=fix)
     return found
+
+
+def command_body(kind: str, what: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of the request for a command."""
+    return {"kind": kind, **what, **checked_options(options, _COMMAND)}
 
 
 class Client:
@@ -192,7 +198,7 @@ class ServerFiles(ServerPart, FilesNames):
         """Return the files as another user sees them."""
         return ServerFiles(self._transport, self._path, f"files:{user}")
 
-    def write(self, path: str | os.PathLike[str], data: Any, **options: Any) -> None:
+    def write(self, /, path: str | os.PathLike[str], data: Any, **options: Any) -> None:
         """Write a file; see `Files.write`."""
         self._call("write", path, data.read() if hasattr(data, "read") else data, **options)
 
@@ -309,7 +315,7 @@ class ServerReview:
         )
         self.left_out = tuple(facts["left_out"])
 
-    def commit(self, paths: Collection[str] | None = None, **options: Any) -> Any:
+    def commit(self, /, paths: Collection[str] | None = None, **options: Any) -> Any:
         """Write exactly the reviewed changes, or those at and below `paths`; see `Review.commit`."""
         return self._sandbox.commit(paths, review=self, **options)
 
@@ -318,8 +324,8 @@ class ServerStream:
     """A command with streamed output; afterwards `result` is set. A slow reader slows the command."""
 
     def __init__(self, where: ServerSandbox | ServerSession, command: str, options: dict[str, Any]) -> None:
-        body = {"kind": "run", "command": command, "hold": True, **checked_options(options, _COMMAND)}
-        self._run = _Command(where._transport, where._path, {**body, **where._session}, wait=0)
+        body = {**command_body("run", {"command": command}, options), "hold": True, **where._session}
+        self._run = RunningCommand(where._transport, where._path, body, wait=0)
         self._decoders = {STDOUT: _Whole(), STDERR: _Whole()}
         self._ready: list[Any] = []
         self.result: Result | None = None
@@ -382,7 +388,7 @@ class _Whole:
         return data[: len(data) - half]
 
 
-class _Command:
+class RunningCommand:
     """A command of the server, by an id that is chosen here."""
 
     def __init__(self, transport: Transport, path: str, body: dict[str, Any], wait: float | None) -> None:
@@ -551,8 +557,8 @@ def _run(where: ServerSandbox | ServerSession, command: str, options: dict[str, 
     check = options.pop("check", False)
     heard = {name: options.pop(f"on_{name}", None) for name in ("stdout", "stderr")}
     if heard == {"stdout": None, "stderr": None}:
-        body = {"kind": "run", "command": command, **checked_options(options, _COMMAND), **where._session}
-        result = _Command(where._transport, where._path, body, wait=None).result()
+        body = {**command_body("run", {"command": command}, options), **where._session}
+        result = RunningCommand(where._transport, where._path, body, wait=None).result()
         return result.check() if check else result
     with ServerStream(where, command, options) as stream:
         for chunk in stream:
@@ -608,15 +614,15 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     def exec(self, argv: Sequence[str], *, check: bool = False, **options: Any) -> Result:
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = argv if isinstance(argv, str) else list(argv)
-        body = {"kind": "exec", "argv": words, **checked_options(options, _COMMAND)}
-        result = _Command(self._transport, self._path, body, wait=None).result()
+        body = command_body("exec", {"argv": words}, options)
+        result = RunningCommand(self._transport, self._path, body, wait=None).result()
         return result.check() if check else result
 
-    def start(self, command: str | Sequence[str], **options: Any) -> ServerProcess:
+    def start(self, /, command: str | Sequence[str], **options: Any) -> ServerProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         what = {"command": command} if isinstance(command, str) else {"argv": list(command)}
         body = {"kind": "start", **what, **checked_options(options, _COMMAND - {"stdin", "output_limit"})}
-        return ServerProcess(self, _Command(self._transport, self._path, body, wait=_WAIT).facts)
+        return ServerProcess(self, RunningCommand(self._transport, self._path, body, wait=_WAIT).facts)
 
     def processes(self) -> list[ServerProcess]:
         """List the background processes that clients have started, including recently ended ones."""
@@ -631,7 +637,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """Iterate over the output of a command of any client; with `follow` to its end."""
         return _chunks(self._transport, f"{self._path}/commands/{command}", offset, follow=follow)
 
-    def terminal(self, argv: Sequence[str] | None = None, **options: Any) -> ServerTerminal:
+    def terminal(self, /, argv: Sequence[str] | None = None, **options: Any) -> ServerTerminal:
         """Open a terminal with an interactive shell, or with the program `argv`; see `Sandbox.terminal`."""
         body = checked_options(options, fields("open_terminal") - {"argv"})
         if argv is not None:
@@ -675,7 +681,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         )
 
     def commit(
-        self, paths: Collection[str] | None = None, *, review: ServerReview | None = None, **options: Any
+        self, /, paths: Collection[str] | None = None, *, review: ServerReview | None = None, **options: Any
     ) -> Any:
         """Write the changes to the server's host, all or none; see `Sandbox.commit`."""
         body = checked_options(options, fields("commit") - {"paths", "review"})

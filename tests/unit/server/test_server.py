@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle import Network, Policy, Sandbox, Secret, errors
+from staddle import AsyncSandbox, Network, Policy, Sandbox, Secret, errors
 from staddle.errors import CommitRefused, InvalidCall, StaddleError
 from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error
 from staddle.sandbox.files import Files
@@ -20,7 +20,8 @@ from staddle.sandbox.session import Session
 from staddle.server import api, http
 from staddle.server.access import TokenAccess
 from staddle.server.api import _KINDS
-from staddle.server.client import ServerFiles, ServerSandbox, ServerSession
+from staddle.server.async_client import AsyncClient, AsyncServerFiles, AsyncServerSandbox, AsyncServerSession
+from staddle.server.client import Client, ServerFiles, ServerSandbox, ServerSession
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
 from staddle.server.operations import Field, routes
@@ -317,12 +318,21 @@ def test_devices_of_a_policy_travel() -> None:
 
 @pytest.mark.parametrize(
     ("own", "served"),
-    [(Sandbox, ServerSandbox), (Session, ServerSession), (Files, ServerFiles)],
+    [
+        (Sandbox, ServerSandbox),
+        (Session, ServerSession),
+        (Files, ServerFiles),
+        (AsyncSandbox, AsyncServerSandbox),
+        (ServerSandbox, AsyncServerSandbox),
+        (ServerSession, AsyncServerSession),
+        (ServerFiles, AsyncServerFiles),
+        (Client, AsyncClient),
+    ],
 )
 def test_a_client_has_every_name(own: type, served: type) -> None:
     """Or a refusal with a sentence that says what to do."""
     missing = {name for name in dir(own) if name[0] != "_" and not hasattr(served, name)}
-    assert missing <= {"id", "name"}  # set when it is made
+    assert missing <= {"id", "name", "keeps_properties"}  # set when it is made
 
 
 @pytest.mark.parametrize(
