@@ -268,6 +268,36 @@ def test_protected_names_are_not_committed_unasked(fleet: Fleet, project: Path) 
         assert not (project / ".git").exists()
 
 
+def test_forks_on_one_node_are_merged(fleet: Fleet, project: Path) -> None:
+    with fleet.create(workspace=project) as sb:
+        sb.run("seq 9 > n; cd sub").check()
+        first, second = sb.fork(2, spread=False)
+        first.run("sed -i s/2/two/ /workspace/n; echo 1 > /workspace/a").check()
+        second.run("sed -i s/8/eight/ /workspace/n").check()
+        refused = sb.merge(first, second, test="! grep eight /workspace/n")
+        assert (refused.ok, refused.written, refused.before) == (False, False, None)
+        assert not refused.test.ok
+        done = sb.merge(first, second, test=lambda box: box.files.exists("/workspace/a"))
+        assert (done.ok, done.written, done.test) == (True, True, True)
+        assert {each.path for each in done.changes} == {"/workspace/n", "/workspace/a"}
+        assert sb.run("tr '\\n' ' ' < /workspace/n").stdout == "1 two 3 4 5 6 7 eight 9 "
+        sb.restore(done.before)
+        assert not sb.files.exists("/workspace/a")
+        first.run("echo one > /workspace/n").check()
+        second.run("echo another > /workspace/n").check()
+        clash = sb.merge(first, second)
+        assert not clash.written
+        (conflict,) = clash.conflicts
+        assert (conflict.path, conflict.kind, conflict.fork) == ("/workspace/n", "content", 1)
+        assert (conflict.ours(), conflict.theirs()) == (b"one\n", b"another\n")
+        assert b"<<<<<<<" in (conflict.marked() or b"")
+        assert sb.merge(first, second, on_conflict="theirs").written
+        assert sb.files.read("/workspace/n") == "another\n"
+        (elsewhere,) = [fork for fork in sb.fork(4) if fork.node != sb.node][:1]
+        with pytest.raises(InvalidCall, match="another node"):
+            sb.merge(elsewhere)
+
+
 def test_forks_are_on_several_nodes_and_continue_from_here(fleet: Fleet, project: Path) -> None:
     with fleet.create(workspace=project) as sb:
         sb.run("cd sub; export A=here; echo mine > f").check()

@@ -36,7 +36,7 @@ Reply = tuple[str, Any]
 #: Seconds to close everything after the lease has expired.
 _TO_CLOSE = 20.0
 #: Methods of a sandbox that the driver may call through Ray; `DIRECT` ones also directly.
-_ASKED = DIRECT | {"fork", "export", "download", "upload", "drop_snapshot"}
+_ASKED = DIRECT | {"fork", "merge", "export", "download", "upload", "drop_snapshot"}
 
 
 class Keeper:

@@ -24,7 +24,7 @@ from staddle.faces import (
     names,
 )
 
-from .messages import ContentRefs, SandboxSpec
+from .messages import ContentRefs, FleetConflict, SandboxSpec
 from .metrics import KeeperMetrics
 from .node_files import NodeFiles
 from .snapshots import snapshot_content, snapshot_file
@@ -220,6 +220,19 @@ class KeptSandboxes:
         """Go back to a snapshot of this sandbox."""
         kept = self.kept(name)
         kept.sandbox.restore(kept.snapshots[number])
+
+    def merge(self, name: str, forks: list[str], options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Merge forks on this node into a sandbox; return fields of the Merge, and the snapshot before."""
+        kept = self.kept(name)
+        found = kept.sandbox.merge(*(self.kept(each).sandbox for each in forks), **options)
+        facts = {
+            "changes": tuple(each.replace() for each in found.changes),  # without the layers that they keep
+            "conflicts": tuple(FleetConflict.of(each) for each in found.conflicts),
+            "left_out": found.left_out,
+            "test": found.test,
+            "written": found.written,
+        }
+        return facts, 0 if found.before is None else kept.add(kept.snapshots, found.before)
 
     def drop_snapshot(self, name: str, number: int) -> None:
         """Delete a snapshot."""

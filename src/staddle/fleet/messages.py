@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from staddle import Change, Result, StaddleError
+from staddle.display import shown
 from staddle.errors import FleetError, InvalidCall
 
 from .content import unpack
@@ -32,6 +33,45 @@ _LOCAL = {
     "spill": "a file on the node would be out of reach",
     "cancel": "an Event is of one process; call interrupt()",
 }
+
+
+#: The most bytes of each version of a conflict that travel.
+_MOST_VERSION = 1 << 20
+
+
+class FleetConflict:
+    """A conflict of a merge on a node, with the contents; a version of more than a MiB is None."""
+
+    def __init__(self, path: str, kind: str, why: str, fork: int, versions: tuple[bytes | None, ...]) -> None:
+        self.path, self.kind, self.why, self.fork = path, kind, why, fork
+        self._versions = versions
+
+    @classmethod
+    def of(cls, conflict: Any) -> FleetConflict:
+        """Return a conflict of `Sandbox.merge` so that it can travel."""
+        found = (conflict.base(), conflict.ours(), conflict.theirs(), conflict.marked())
+        sent = tuple(None if each is None or len(each) > _MOST_VERSION else each for each in found)
+        return cls(conflict.path, conflict.kind, conflict.why, conflict.fork, sent)
+
+    def base(self) -> bytes | None:
+        """Return the content before both changes; None if there was no file."""
+        return self._versions[0]
+
+    def ours(self) -> bytes | None:
+        """Return the content in the sandbox; None if there is no file."""
+        return self._versions[1]
+
+    def theirs(self) -> bytes | None:
+        """Return the content in the fork; None if there is no file."""
+        return self._versions[2]
+
+    def marked(self) -> bytes | None:
+        """Return the text with git's conflict markers; None if it was not merged by line."""
+        return self._versions[3]
+
+    def __str__(self) -> str:
+        """Kind, path and reason, for people."""
+        return f"{self.kind} {shown(self.path)}: {shown(self.why)}"
 
 
 @dataclass(frozen=True)

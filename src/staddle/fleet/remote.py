@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from socket import socket
 from typing import IO, TYPE_CHECKING, Any
 
-from .. import Change, Result, Sandbox, check
+from .. import Change, Merge, Result, Sandbox, check
 from ..errors import (
     CommitRefused,
     FleetError,
@@ -316,6 +316,26 @@ class RemoteSandbox:
                 why="it is not one of these",
             )
         await self.ask("restore", snapshot.number)
+
+    async def merge(
+        self,
+        forks: Sequence[RemoteSandbox],
+        test: Any = None,
+        on_conflict: Any = "refuse",
+        paths: Collection[str] | None = None,
+    ) -> Merge:
+        """Merge the work of forks on the same node into this sandbox; see `Sandbox.merge`."""
+        for each in forks:
+            if each.keeper is not self.keeper:
+                raise InvalidCall(
+                    f"sandbox {each.name} cannot be merged into {self.name}",
+                    why="it is on another node",
+                    fix="make the forks with fork(n, spread=False), which stay on the node of their source",
+                )
+        options = {"test": test, "on_conflict": on_conflict, "paths": _listed(paths)}
+        facts, number = await self.ask("merge", [each.name for each in forks], options)
+        before: Any = FleetSnapshot(self, number, "", "swap") if number else None
+        return Merge(**facts, before=before)
 
     async def export(self, number: int | None = None) -> ContentRefs:
         """Put a snapshot, or the current state of the sandbox, into Ray's object store."""

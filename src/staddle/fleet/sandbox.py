@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from staddle import Result
+from staddle import Merge, Result
 from staddle.faces import RemoteSandboxNames
 
 from .messages import checked_options
@@ -39,10 +39,6 @@ REFUSED = {
     "from_snapshot": ("a sandbox of a fleet is placed by it", "use fleet.create(snapshot=…)"),
     "drift": ("the copy on the node does not change", "commit() refuses what has changed here since"),
     "review": ("the changes are on the node", "use diff and text_diff; commit() refuses before it writes"),
-    "merge": (
-        "forks may be on other nodes",
-        "use fleet.map(function): there it is called with a Sandbox, which has it",
-    ),
     "best_of": (
         "forks may be on other nodes",
         "use fleet.map(function): there it is called with a Sandbox, which has it",
@@ -180,7 +176,6 @@ class _Face(RemoteSandboxNames):
     drift = refused("drift", *REFUSED["drift"])
     review = refused("review", *REFUSED["review"])
     environment = refused("environment", *REFUSED["environment"])
-    merge = refused("merge", *REFUSED["merge"])
     best_of = refused("best_of", *REFUSED["best_of"])
     check = refused("check", *REFUSED["check"])
     learned = refused("learned", *REFUSED["learned"])
@@ -240,6 +235,13 @@ class FleetSandbox(_Face, BlockingPart):
             for each in finish(self._factory.fork(self._calls, n, spread=spread))
         ]
 
+    def merge(self, *forks: FleetSandbox, **options: Any) -> Merge:
+        """Merge forks on the same node into this sandbox; see `Sandbox.merge` for the options.
+
+        Functions are called on the node.
+        """
+        return finish(self._calls.merge([each._calls for each in forks], **options))
+
     def __enter__(self) -> Self:
         return self
 
@@ -283,6 +285,10 @@ class AsyncFleetSandbox(_Face, AwaitedPart):
         """`n` sandboxes that continue from here, on the nodes with most room (spread=False: this node)."""
         made = await finish_awaited(self._factory.fork(self._calls, n, spread=spread))
         return [AsyncFleetSandbox(each, self._factory) for each in made]
+
+    async def merge(self, *forks: AsyncFleetSandbox, **options: Any) -> Merge:
+        """Merge forks on the same node into this sandbox; see `FleetSandbox.merge`."""
+        return await finish_awaited(self._calls.merge([each._calls for each in forks], **options))
 
     async def __aenter__(self) -> Self:
         return self
