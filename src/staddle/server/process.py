@@ -26,12 +26,13 @@ from staddle import places
 from staddle.errors import InvalidCall, StaddleError
 
 from .access import SocketAccess, TokenAccess, is_loopback, peer_uid
-from .page_files import page_files
-from .server import SandboxServer, tcp_listener, unix_listener
 
+# A client, which imports this module too, loads no server.
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+    from .server import SandboxServer
 
 #: Seconds without use until a server that was started on first use ends.
 IDLE = 60.0
@@ -168,6 +169,8 @@ class ServeSettings:
 
 def serve(settings: ServeSettings) -> int:
     """Serve until a signal, a request, or idleness ends it. Returns the exit status."""
+    from .server import SandboxServer, unix_listener
+
     lock = claimed(settings.path)
     if lock < 0:
         if settings.detach:  # two programs started it at the same time
@@ -219,6 +222,8 @@ class PortListener:
 
     def bind(self) -> socket.socket:
         """Return the listening socket: at the address of the settings, or a free port of loopback."""
+        from .server import tcp_listener
+
         if self._listener is None:
             self._listener = tcp_listener(*self._settings.address or ("127.0.0.1", 0))
         return self._listener
@@ -231,6 +236,8 @@ class PortListener:
             return self._facts
 
     def _opened(self, server: SandboxServer) -> dict[str, Any]:
+        from .page_files import page_files
+
         settings, listener = self._settings, self.bind()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
