@@ -26,7 +26,7 @@ help:
 	@echo "make site    build the site of the documentation into build/site; warnings and broken links are errors"
 	@echo "make test-tui  the terminal UI in tmux, beside its other tests"
 	@echo "make test-page  the page of staddle serve in chromium; writes its pictures and docs/server.md's table"
-	@echo "make pictures  write the pictures of docs/tui.md"
+	@echo "make pictures  write the pictures of the terminal UI and of the command line in docs/images"
 	@echo "make dist    build the wheel and the source archive, twice, and compare them"
 	@echo "make call-list  rebuild the shipped machine code of call lists from its C source"
 	@echo "make filters rebuild the shipped system call filters from their rule table"
@@ -120,6 +120,7 @@ test-page: page-packages $(VENV)/installed-dev
 
 pictures: $(VENV)/installed-dev
 	$(BIN)/python -m tests.support.tui_scene
+	$(BIN)/python -m tests.support.terminal_pictures
 
 filters: $(VENV)/installed
 	$(BIN)/python -m staddle.linux.seccomp

@@ -17,6 +17,7 @@ from staddle.agents.scripted_model import ScriptedModel, ToolCall
 from staddle.agents.table import CODING_AGENTS
 from staddle.files.remove_tree import remove
 from tests.support.staddle_command import gone
+from tests.support.terminal_pictures import picture
 from tests.support.tmux import Tmux
 from tests.support.waiting import unique_seconds, until, with_argument
 
@@ -183,6 +184,10 @@ def test_on_a_terminal(claude: tuple[Bench, ScriptedModel, list[Tmux]]) -> None:
     assert (desk.project / "README").read_text() == "one\n"
     tmux.keys("c", "Enter")
     tmux.until("1 git commit added to your branch")
+    if pictures := os.environ.get("STADDLE_AGENTS_PICTURES"):
+        seen = tmux("capture-pane", "-e", "-p", "-J").replace(" ".join(STADDLE), "staddle")
+        seen = seen.replace(str(desk.project), "/home/user/project")
+        Path(pictures, "terminal-agent.svg").write_text(picture("staddle claude", seen))
     assert (desk.project / "README").read_text() == "one\ntwo\n"
     told = ["git", "log", "-1", "--format=%an %s"]
     said = subprocess.run(

@@ -6,9 +6,10 @@ is connected. `run` is shell text in a session, `exec` a program, `start` a back
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 #: Bytes of output kept for each command, and for all ended commands of a sandbox together.
 KEPT_OUTPUT, KEPT_OUTPUTS = 8 << 20, 32 << 20
 #: Ended commands that are listed, and ids that are remembered so that no request starts one again.
-KEPT_COMMANDS, KEPT_IDS = 64, 20_000
+KEPT_COMMANDS, KEPT_IDS = 64, 4_000
 #: The most commands of a sandbox that run or wait at a time.
 MOST_RUNNING = 64
 #: Stands for the events of ended commands, because an Event takes most of a kilobyte.
@@ -202,6 +203,26 @@ class ServedCommand:
         return found
 
 
+class UsedIds:
+    """The newest ids that were used, eight bytes of each: a set would take thirty times the memory."""
+
+    def __init__(self, most: int) -> None:
+        self._digests, self._most = bytearray(), most
+
+    def add(self, name: str) -> None:
+        """Remember an id, and forget the oldest ones that are too many."""
+        self._digests += self._digest(name)
+        if len(self._digests) > 16 * self._most:
+            del self._digests[: -8 * self._most]
+
+    def __contains__(self, name: str) -> bool:
+        return self._digest(name) in self._digests
+
+    @staticmethod
+    def _digest(name: str) -> bytes:
+        return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+
+
 class CommandTable:
     """The commands of one sandbox, by id. Thread-safe."""
 
@@ -210,7 +231,7 @@ class CommandTable:
         self._all: dict[str, ServedCommand] = {}
         self._ended: deque[ServedCommand] = deque()
         self._running = self._size = 0
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone = UsedIds(KEPT_IDS)
         self._lock = threading.Lock()
         self.count = 0
 
@@ -261,9 +282,7 @@ class CommandTable:
                 oldest = self._ended.popleft()
                 self._size -= oldest.size
                 del self._all[oldest.id]
-                self._gone[oldest.id] = None
-                if len(self._gone) > KEPT_IDS:
-                    self._gone.popitem(last=False)
+                self._gone.add(oldest.id)
 
     def get(self, command_id: str) -> ServedCommand:
         """Return the command of this id."""

@@ -22,6 +22,7 @@ from staddle.server.access import TokenAccess
 from staddle.server.api import _KINDS
 from staddle.server.async_client import AsyncClient, AsyncServerFiles, AsyncServerSandbox, AsyncServerSession
 from staddle.server.client import Client, ServerFiles, ServerSandbox, ServerSession
+from staddle.server.commands import UsedIds
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
 from staddle.server.operations import Field, routes
@@ -373,3 +374,14 @@ def test_errors_travel_as_their_types() -> None:
     assert type(decode_error(encode_error(ValueError("x")))) is ValueError
     assert "ZeroDivisionError" in str(decode_error(encode_error(ZeroDivisionError("x"))))
     assert isinstance(decode_error({"type": "SystemExit", "what": "x"}), StaddleError)
+
+
+def test_the_newest_ids_are_remembered() -> None:
+    used = UsedIds(100)
+    for number in range(1000):
+        used.add(f"c{number}")
+        assert f"c{number}" in used
+        assert f"c{max(0, number - 99)}" in used
+    assert "c0" not in used
+    assert "c1000" not in used
+    assert len(used._digests) <= 16 * 100
