@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
     from .hostinfo.secrets import Secret
+    from .http_request import HttpRequest
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.task import Task
     from .jail.workspace import Workspace
     from .layers.changes import Change
     from .layers.review import Review
     from .policy import Identity, Limits, Network, Plan, Policy
+    from .policy.egress_secret import EgressSecret
+    from .policy.http_rules import HttpRule
     from .policy.installation import default_policy
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
@@ -55,11 +58,14 @@ __all__ = [
     "AsyncSandbox",
     "Change",
     "CommandResult",
+    "EgressSecret",
     "Enforcement",
     "Event",
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
+    "HttpRequest",
+    "HttpRule",
     "Identity",
     "Interpreter",
     "Jail",
@@ -97,11 +103,14 @@ _HOME = {
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",
+    "EgressSecret": "policy.egress_secret",
     "Enforcement": "enforcement",
     "Event": "events",
     "ExecutionEnvironment": "environment",
     "Gap": "enforcement",
     "HistoryPoint": "sandbox.history.point",
+    "HttpRequest": "http_request",
+    "HttpRule": "policy.http_rules",
     "Identity": "policy",
     "Interpreter": "sandbox.interpreter",
     "Jail": "jail.jail",

@@ -1,4 +1,4 @@
-"""Secrets that stay outside: the sandbox has a placeholder, and requests to the right hosts get the value. Pure.
+"""Secrets that stay outside: the sandbox has a placeholder, and requests to its hosts get the value. Pure.
 
     EgressSecret("GITHUB_TOKEN", "env:GITHUB_TOKEN", ["api.github.com"], header="Authorization: Bearer {}")
 
@@ -55,7 +55,9 @@ class EgressSecret(Value):
             if kind == "file" and rest[0] not in "/~":
                 raise _bad(self.name, "the path of its source is not absolute")
         entries = [parse(host) for host in several(self.hosts, "hosts")]  # type: ignore[arg-type]
-        if not entries or any(each.kind == "network" or each.deny or each.protocol == "udp" for each in entries):
+        if not entries or any(
+            each.kind == "network" or each.deny or each.protocol == "udp" for each in entries
+        ):
             raise _bad(self.name, "its hosts are names, and there is at least one")
         self._set("hosts", tuple(str(entry) for entry in entries))
         ways = [way for way in (self.header, self.query, self.basic) if way]
@@ -87,7 +89,9 @@ class EgressSecret(Value):
 
     def __str__(self) -> str:
         way = self.header or (f"?{self.query}=" if self.query else self.basic and f"{self.basic}:")
-        return f"{self.name} from {self.shown_source} to {', '.join(self.hosts)}" + (f" as {way}" if way else "")
+        return f"{self.name} from {self.shown_source} to {', '.join(self.hosts)}" + (
+            f" as {way}" if way else ""
+        )
 
 
 def checked_secrets(secrets: object) -> tuple[EgressSecret, ...]:

@@ -88,7 +88,9 @@ def with_hosts(
     A rule without a host is about every name in `hosts`. These names are then allowed only at the ports that
     the rule is about: otherwise another port of the same host would lead around it.
     """
-    parsed = [rule if isinstance(rule, HttpRule) else HttpRule.parse(rule) for rule in several(rules, "http")]
+    parsed = [
+        rule if isinstance(rule, HttpRule) else HttpRule.parse(str(rule)) for rule in several(rules, "http")
+    ]
     named = {rule for rule in hosts if rule.kind != "network" and not rule.deny and rule.protocol == "tcp"}
     entries, found = set(hosts), set()
     everywhere = [rule for rule in parsed if not rule.host]

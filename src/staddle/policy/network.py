@@ -76,7 +76,8 @@ class Network(Value):
             return cls("deny")
         from ..hostnames import parse
 
-        rules, requests = {parse(host) for host in hosts}, ()
+        rules = {parse(host) for host in hosts}
+        requests: tuple[HttpRule, ...] = ()
         if http:
             from .http_rules import with_hosts
 
@@ -97,7 +98,7 @@ class Network(Value):
         """
         from .http_rules import git_read_rules
 
-        return cls.allow(http=git_read_rules(several(repositories, "repositories")))
+        return cls.allow(http=git_read_rules(repositories))
 
     def with_http(self, *rules: HttpRule | str) -> Network:
         """Return a copy with more rules about HTTP requests, for an allow list or a denied network."""

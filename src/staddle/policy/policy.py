@@ -117,8 +117,8 @@ class Policy(Value):
         decides who may create directories in `/` in a session: only the sandbox's root, or also its user
         ("writable"). `redact` hides the values of secret variables (`Secret`, and names and values that look
         like secrets) in output, events, messages and logs. A list names more such variables; False hides
-        nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`. `secrets` are
-        secrets of which the sandbox sees only placeholders; see `with_egress_secret`.
+        nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`. Of
+        `secrets` the sandbox sees only placeholders; see `with_egress_secret`.
         """
         if rules is not None:
             _check_rules(rules)
