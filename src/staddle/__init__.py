@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .diagnosis import doctor
+    from .egress_request import EgressRequest
     from .enforcement import Enforcement, Gap
     from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
     from .errors import PolicyNotEnforceable, StaddleError
     from .events import Event
     from .hostinfo.secrets import Secret
-    from .http_request import HttpRequest
     from .jail.jail import Jail, RunOpts, new_jail
     from .jail.task import Task
     from .jail.workspace import Workspace
@@ -58,13 +58,13 @@ __all__ = [
     "AsyncSandbox",
     "Change",
     "CommandResult",
+    "EgressRequest",
     "EgressSecret",
     "Enforcement",
     "Event",
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
-    "HttpRequest",
     "HttpRule",
     "Identity",
     "Interpreter",
@@ -109,7 +109,7 @@ _HOME = {
     "ExecutionEnvironment": "environment",
     "Gap": "enforcement",
     "HistoryPoint": "sandbox.history.point",
-    "HttpRequest": "http_request",
+    "EgressRequest": "egress_request",
     "HttpRule": "policy.http_rules",
     "Identity": "policy",
     "Interpreter": "sandbox.interpreter",

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any
 
+    from .egress_request import EgressRequest
     from .enforcement import BackendName, Enforcement
     from .events import Event
-    from .http_request import HttpRequest
     from .launch.contract import Launch
     from .launch.forwarding import CommandForwarding
     from .launch.subprocesses import Completed
@@ -226,7 +226,7 @@ class WrappedCommand:
         secrets = secrets_of(self.plan) or NONE
         return (*appeared(self.plan), *map(secrets.event, gateway_log.events()))
 
-    def requests(self) -> list[HttpRequest]:
+    def requests(self) -> list[EgressRequest]:
         """Return the HTTP requests to hosts with HTTP rules or secrets: the last thousand."""
         log = self._launch.gateway_log
         return [] if log is None else log.requests()

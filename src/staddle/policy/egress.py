@@ -1,4 +1,4 @@
-"""What a plan needs for the HTTP inspector: variables with placeholders, and trust in its authority inside.
+"""Prepare a plan for the HTTP inspector: variables with placeholders, and trust in its authority inside.
 
 The inspector answers TLS in the name of the hosts that it inspects, with certificates of an authority of its
 own. Only programs of this sandbox trust that authority, because only they see these files.

@@ -64,8 +64,8 @@ def change(inside: OpenSandbox, network: Network) -> None:
         raise PolicyNotEnforceable(
             "the network of this sandbox cannot be changed so",
             why=why,
-            fix="open it with an allow list that has these ports and HTTP rules, or with on_connect=; or open "
-            "another one",
+            fix="open it with an allow list that has these ports and HTTP rules, or with on_connect=; or "
+            "open another one",
         )
     inside.network.change(network, plan.asks)
 

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from typing import IO, Any, Literal, Never, Self, Unpack
 
     from ..command_rules.rules import CommandRules
+    from ..egress_request import EgressRequest
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
-    from ..http_request import HttpRequest
     from ..ipc.agent_client import SpawnedProcess
     from ..layers.changes import Change
     from ..layers.drift import Drift
@@ -433,7 +433,7 @@ class Sandbox:
         inside = self._now()
         return () if inside.network is None else inside.redacted(inside.network.events())
 
-    def requests(self) -> list[HttpRequest]:
+    def requests(self) -> list[EgressRequest]:
         """Return the HTTP requests to hosts with HTTP rules or secrets: the last thousand."""
         inside = self._now()
         return [] if inside.network is None else inside.network.requests()

@@ -18,7 +18,7 @@ from .gateway_process import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ...http_request import HttpRequest
+    from ...egress_request import EgressRequest
     from .approval_calls import ApprovalCalls
     from .inspector_process import InspectorProcess
 
@@ -81,7 +81,7 @@ class GatewayLog:
         """Read in a separate thread until the gateway exits, for callers that do not read themselves."""
         start_thread(self._attend, "staddle-network-log")
 
-    def requests(self) -> list[HttpRequest]:
+    def requests(self) -> list[EgressRequest]:
         """Return the last HTTP requests to inspected hosts."""
         return [] if self._inspector is None else self._inspector.requests()
 

@@ -24,9 +24,9 @@ from collections import deque
 
 from ..._value import Value
 from ...background import start_thread
+from ...egress_request import EgressRequest
 from ...errors import LaunchFailed, PolicyError, StaddleError
 from ...events import Event
-from ...http_request import HttpRequest
 from ...ipc.gateway_messages import Sockets, encode_sockets
 from ...ipc.wire import send
 from ...policy.egress import request_rules, with_trust
@@ -99,7 +99,7 @@ class InspectorProcess:
         self._approvals: RequestApprovals | None = None
         if on_request is not None:
             self._approvals = RequestApprovals(on_request, plan.network, asks)
-        self._requests: deque[HttpRequest] = deque(maxlen=_KEPT)
+        self._requests: deque[EgressRequest] = deque(maxlen=_KEPT)
         self._events: deque[Event] = deque(maxlen=_KEPT)
         self._lock = threading.Condition()
         self._flush = self._flushed = 0
@@ -135,7 +135,7 @@ class InspectorProcess:
             self._send("change", self._settings())
         self.flush()
 
-    def requests(self) -> list[HttpRequest]:
+    def requests(self) -> list[EgressRequest]:
         """Return the requests so far, at most the last thousand."""
         self.flush()
         with self._lock:
@@ -264,7 +264,7 @@ class InspectorProcess:
         elif kind == "stale":
             self._renew(str(message["name"]))
 
-    def _note(self, request: HttpRequest) -> None:
+    def _note(self, request: EgressRequest) -> None:
         what = f"{request.method} {request.url}"[:_LONGEST_EVENT]
         if request.outcome == "refused":
             event = Event("refused", what, request.why or "no rule allows this request", rule_for(request))
@@ -343,7 +343,7 @@ def secret_value(secret: EgressSecret) -> str:
     return value
 
 
-def rule_for(request: HttpRequest) -> str:
+def rule_for(request: EgressRequest) -> str:
     """Return the rule that would allow a request."""
     port = "" if request.port in (80, 443) else f":{request.port}"
     return f"{request.method} {request.host}{port}{request.path.partition('?')[0]}"[:_LONGEST_EVENT]
@@ -391,7 +391,7 @@ def _message(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _request(message: Mapping[str, Any], secrets: Mapping[str, object]) -> HttpRequest:
+def _request(message: Mapping[str, Any], secrets: Mapping[str, object]) -> EgressRequest:
     """Return a reported request. Raises KeyError, TypeError or ValueError if it is malformed."""
     outcome = message["outcome"]
     if outcome not in ("allowed", "refused", "failed"):
@@ -401,7 +401,7 @@ def _request(message: Mapping[str, Any], secrets: Mapping[str, object]) -> HttpR
     facts |= {key: _number(message.get(key) or 0) for key in ("status", "sent", "received")}
     facts |= {key: _seconds(message.get(key)) for key in ("began", "seconds")}
     named = message.get("secrets") or ()
-    return HttpRequest(
+    return EgressRequest(
         str(message["method"])[:32],
         str(message["host"])[:260],
         _number(message["port"]),

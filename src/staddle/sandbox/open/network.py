@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...http_request import HttpRequest
+    from ...egress_request import EgressRequest
     from ...ipc.agent_client import AgentClient
     from ...ipc.gateway_messages import ConnectQuestion
     from ...network.host.approval_calls import ApprovalCalls, OnConnect
@@ -243,7 +243,7 @@ class SandboxNetwork:
             self._unclaimed = 0
             return found
 
-    def requests(self) -> list[HttpRequest]:
+    def requests(self) -> list[EgressRequest]:
         """Return the last HTTP requests to inspected hosts."""
         return [] if self.inspector is None else self.inspector.requests()
 

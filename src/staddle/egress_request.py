@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
 
-class HttpRequest(Value):
+class EgressRequest(Value):
     """One HTTP request. `host` and `path` are text from inside: show them with `display.shown`.
 
     `outcome` is "allowed", "refused" or "failed", `why` the reason for a refusal or failure, and `rule` the
@@ -41,7 +41,7 @@ class HttpRequest(Value):
         return f"{scheme}://{self.host}{port}{self.path}"
 
     @staticmethod
-    def har(requests: Iterable[HttpRequest]) -> dict[str, Any]:
+    def har(requests: Iterable[EgressRequest]) -> dict[str, Any]:
         """Return the requests as an HTTP archive (HAR 1.2), without headers and bodies."""
         return {
             "log": {
@@ -52,7 +52,7 @@ class HttpRequest(Value):
         }
 
 
-def _entry(request: HttpRequest) -> dict[str, Any]:
+def _entry(request: EgressRequest) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     empty: dict[str, Any] = {"httpVersion": request.protocol, "cookies": [], "headers": [], "headersSize": -1}
