@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ...hostnames import HostRule
 
-_LIFE, _SLACK = timedelta(days=7), timedelta(hours=1)
+_LIFE, _LEAF_LIFE, _SLACK = timedelta(days=30), timedelta(days=6), timedelta(hours=1)
 _MOST = 1024
 #: The password that Java programs expect of a trust store. It protects nothing: certificates are public.
 _TRUSTSTORE_PASSWORD = b"changeit"
@@ -78,13 +78,13 @@ class Authority:
     def leaf(self, name: str) -> x509.Certificate:
         """Return a certificate for `name`: the same one for a day."""
         found = self._leaves.get(name)
-        if found is not None and found.not_valid_after_utc - datetime.now(UTC) > _LIFE - timedelta(days=2):
+        if found is not None and found.not_valid_after_utc - datetime.now(UTC) > _LEAF_LIFE - timedelta(days=1):
             self._leaves.move_to_end(name)
             return found
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _LONGEST_COMMON_NAME else []
         public = self.leaf_key.public_key()
         made = (
-            _builder(x509.Name(subject), self.certificate.subject, public, _LIFE - timedelta(days=1))
+            _builder(x509.Name(subject), self.certificate.subject, public, _LEAF_LIFE)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(is_authority=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
