@@ -166,7 +166,7 @@ RUNNING = (
     Option(
         "secret",
         "NAME=SOURCE@HOST",
-        "keep a secret outside, put it into requests to HOST; SOURCE: env:NAME, file:/PATH, command:WORDS",
+        "keep a secret outside, put it into requests to HOST; as NAME=env:TOKEN@api.example.com (repeatable)",
         many=True,
     ),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),

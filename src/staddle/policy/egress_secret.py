@@ -22,6 +22,7 @@ SOURCES = ("env", "file", "command")
 #: Characters of a header name or a query parameter (RFC 9110, 5.6.2).
 _TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _LONGEST = 1024
+_BEARER = "Authorization: Bearer {}"
 _SAMPLE = 'write EgressSecret("GITHUB_TOKEN", "env:GITHUB_TOKEN", ["api.github.com"])'
 
 
@@ -29,10 +30,10 @@ class EgressSecret(Value):
     """A secret for requests to `hosts`. Programs see a placeholder in the variable `name`.
 
     `source` is where the host program finds the value: `"env:NAME"`, `"file:/path"`, `"command:pass show x"`,
-    or a function that returns it. Without `header`, `query` and `basic`, the value replaces the placeholder
-    where a request has it in a header. `header` sets a header, with `{}` for the value; `query` sets a query
-    parameter; `basic` is the user name of HTTP basic authentication. `placeholder` is its beginning, for
-    programs that check the form of a key, such as "sk-ant-".
+    or a function that returns it. A request may have the placeholder in one place, where the value replaces
+    it: the header of `header` (default: `Authorization: Bearer {}`), the parameter `query`, or the password
+    of basic authentication for the user `basic`. A request that has it elsewhere, or for another host, is
+    refused. `placeholder` is its beginning, for programs that check the form of a key, such as "sk-ant-".
     """
 
     name: str
@@ -65,9 +66,11 @@ class EgressSecret(Value):
             raise _bad(self.name, "its header, query or basic is not plain text")
         if len(ways) > 1 or any(len(way) > _LONGEST for way in ways):
             raise _bad(self.name, "it has more than one of header, query and basic")
+        if not ways:
+            self._set("header", _BEARER)
         title, colon, text = self.header.partition(": ")
-        if self.header and (not colon or not title or set(title) - _TOKEN or text.count("{}") != 1):
-            raise _bad(self.name, "its header is not NAME: TEXT with one {} for the value")
+        if set(title) - _TOKEN or (colon and text.count("{}") != 1):
+            raise _bad(self.name, "its header is not a name, or NAME: TEXT with one {} for the value")
         if set(self.query) - _TOKEN or ":" in self.basic:
             raise _bad(self.name, "a query parameter is one word, and a user name has no colon")
         if len(self.placeholder) > 64 or set(self.placeholder) - _TOKEN:

@@ -50,8 +50,8 @@ _KEPT = 1000
 _STARTING, _FLUSHING, _SOURCE = 20.0, 1.0, 30.0
 #: Seconds to wait for an inspector that did not answer the last time.
 _SHORT = 0.05
-#: Bytes of a secret. A key of a cloud service has a few KiB.
-_LARGEST_SECRET = 32 << 10
+#: Characters of a secret. A shorter one would be found in answers by chance.
+_SHORTEST_SECRET, _LARGEST_SECRET = 8, 16 << 10
 #: Seconds before an expired secret is read again from its source.
 _FRESH = 30.0
 #: Modules of the extra `egress` that the inspector imports, and that these import.
@@ -332,8 +332,10 @@ def secret_value(secret: EgressSecret) -> str:
     value = value.strip()
     if not why and not value:
         why = "it is not set" if kind == "env" else "it is empty"
-    if not why and (len(value) > _LARGEST_SECRET or not value.isascii() or not value.isprintable()):
-        why = "it is too long, or has characters that no header may have"
+    if not why and not _SHORTEST_SECRET <= len(value) <= _LARGEST_SECRET:
+        why = f"it has less than {_SHORTEST_SECRET} or more than {_LARGEST_SECRET} characters"
+    if not why and not (value.isascii() and value.isprintable()):
+        why = "it has characters that no header may have"
     if why:
         raise PolicyError(
             f"the secret {secret.name!r} has no value",
