@@ -60,7 +60,13 @@ def on_a_host(test: Callable[..., None]) -> Callable[[Path], None]:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", _INSIDE: "1"}
         environment.pop("SSL_CERT_FILE", None)
         done = subprocess.run(
-            [*words, str(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS
+            [*words, str(tmp_path)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -125,7 +131,7 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
                 status = 401 if "expired" in str(self.headers) else 200
                 self.say(status, json.dumps({**about, "body": body.decode("latin-1")}).encode())
 
-        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = answer
+        do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer  # noqa: N815
 
         def say(self, status: int, body: bytes, kind: str = "application/json") -> None:
             self.send_response(status)
@@ -154,7 +160,9 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
                 "GIT_CONFIG_KEY_1": "safe.directory",
                 "GIT_CONFIG_VALUE_1": "*",
             }
-            done = subprocess.run(["git", "http-backend"], input=body, capture_output=True, env=environment)
+            done = subprocess.run(
+                ["git", "http-backend"], input=body, capture_output=True, env=environment, check=True
+            )
             head, _, content = done.stdout.partition(b"\r\n\r\n")
             lines = [line.partition(b": ") for line in head.split(b"\r\n")]
             fields = {key.decode(): value.decode() for key, _, value in lines}

@@ -57,12 +57,12 @@ def without_sources(
     network = policy.network
     for secret in policy.secrets:
         for entry in _entries(secret):
-            if not any(
-                entry.kind == "subdomains" or network.permits(entry.host, port) for port in entry.ports
-            ):
+            host = f"any.{entry.host}" if entry.kind == "subdomains" else entry.host
+            is_reached = any(network.permits(host, port) for port in entry.ports)
+            if network.mode != "allow" or not is_reached:
                 raise PolicyError(
                     f"the secret {secret.name!r} is for {entry}, which the network does not allow",
-                    why=f"the network is {network.mode}, and has no entry for it",
+                    why=f"the network is {network.mode}: requests get a secret only to hosts of an allow list",
                     fix=f"use Network.allow({str(entry.replace(ports=()))!r}), or leave the secret out",
                 )
     kinds = [secret.shown_source.partition(":") for secret in policy.secrets]

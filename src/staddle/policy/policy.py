@@ -287,8 +287,8 @@ class Policy(Value):
     ) -> Policy:
         """Return a copy with a secret that stays outside: inside, the variable `name` has a placeholder.
 
-        The value replaces it in requests to `hosts`, in the place that `header`, `query` or `basic` names. The
-        network must be an allow list with these hosts. See `EgressSecret`.
+        The value replaces it in requests to `hosts`, in the place that `header`, `query` or `basic` names.
+        The network must be an allow list with these hosts. See `EgressSecret`.
         """
         from .egress_secret import EgressSecret
 

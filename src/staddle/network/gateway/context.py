@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..rules.rules import Protocol, Verdict
     from .dns_client import DnsClient
     from .host_channel import Approvals
-    from .inspector import Inspector
+    from .inspector import InspectorSocket
 
 #: Number of cached decisions.
 MOST_DECISIONS = 1024
@@ -43,7 +43,7 @@ class GatewayContext:
         self._routes = Netlink()
         #: Entries of hosts that the HTTP inspector serves, and the socket to it.
         self.inspected: tuple[HostRule, ...] = ()
-        self.inspector: Inspector | None = None
+        self.inspector: InspectorSocket | None = None
         self._answers: dict[tuple[str, str, int, Protocol, bool], Verdict] = {}
 
     def resolved(self, name: str, address: str, port: int, protocol: Protocol = "tcp") -> Verdict:

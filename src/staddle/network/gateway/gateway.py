@@ -36,7 +36,7 @@ from .context import MOST_DECISIONS, GatewayContext
 from .dns_client import DnsClient
 from .dns_server import DnsServer
 from .host_channel import Approvals
-from .inspector import Inspector
+from .inspector import InspectorSocket
 from .loop import INPUT
 from .tcp_relay import reset
 from .udp_relay import UdpRelay
@@ -111,7 +111,7 @@ class Gateway(GatewayContext):
             else:
                 order = decode_sockets(data, len(sockets))
                 if [kind for kind, _, _ in order.labels] == ["inspector"]:
-                    self.inspector = Inspector(self.loop, sockets[0])
+                    self.inspector = InspectorSocket(self.loop, sockets[0])
                     return
                 if not self._listeners:
                     self.events.send_flush(0)  # tells the host that the gateway runs, see `UnreadSockets`

@@ -25,7 +25,7 @@ _MOST_WAITING = 512
 _FULL = (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS)
 
 
-class Inspector:
+class InspectorSocket:
     """The gateway's socket to the inspector."""
 
     def __init__(self, loop: Loop, socket: _socket.socket) -> None:

@@ -135,7 +135,7 @@ class Http2Relay:
             self._begin(number, list(event.headers or ()))
         elif isinstance(event, h2.events.DataReceived):
             length = event.flow_controlled_length or 0
-            if stream is None or stream.answered and not stream.up:
+            if stream is None or (stream.answered and not stream.up):
                 self._acknowledge(self._down, length, number)
             else:
                 self._guard(stream, lambda: self._request_data(stream, bytes(event.data or b""), length))
