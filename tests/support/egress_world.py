@@ -109,7 +109,10 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
             pass
 
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            if len(body) < length:
+                return  # the inspector has cut the request
             if self.headers.get("Transfer-Encoding") == "chunked":
                 while size := int(self.rfile.readline(), 16):
                     body += self.rfile.read(size)

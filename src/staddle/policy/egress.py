@@ -62,7 +62,7 @@ def without_sources(
             if network.mode != "allow" or not is_reached:
                 raise PolicyError(
                     f"the secret {secret.name!r} is for {entry}, which the network does not allow",
-                    why=f"the network is {network.mode}: requests get a secret only to hosts of an allow list",
+                    why=f"the network is {network.mode}: a secret needs an allow list with its hosts",
                     fix=f"use Network.allow({str(entry.replace(ports=()))!r}), or leave the secret out",
                 )
     kinds = [secret.shown_source.partition(":") for secret in policy.secrets]
