@@ -96,9 +96,11 @@ def test_a_value_is_wiped_at_every_cut(parts: list[str], data: st.DataObject) ->
 def test_base64_of_a_value_is_wiped(before: str, code: object) -> None:
     found = wiper([SECRET])
     assert found is not None and callable(code)
-    text = found.whole(b"<" + code((before + VALUE + "?").encode()) + b">")
-    decoded = base64.b64decode(text.strip(b"<>").replace(b"*", b"A"), validate=True) if b"*" in text else b""
-    assert VALUE[3:-3].encode() not in decoded
+    text = found.whole(code((before + VALUE + "?").encode()))
+    assert b"*" in text
+    assert VALUE[3:-3].encode() not in base64.urlsafe_b64decode(
+        text.translate(bytes.maketrans(b"+/*", b"-_A"))
+    )
 
 
 def test_compressed_answers_are_read_or_refused() -> None:
