@@ -78,7 +78,9 @@ class Authority:
     def leaf(self, name: str) -> x509.Certificate:
         """Return a certificate for `name`: the same one for a day."""
         found = self._leaves.get(name)
-        if found is not None and found.not_valid_after_utc - datetime.now(UTC) > _LEAF_LIFE - timedelta(days=1):
+        if found is not None and found.not_valid_after_utc - datetime.now(UTC) > _LEAF_LIFE - timedelta(
+            days=1
+        ):
             self._leaves.move_to_end(name)
             return found
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _LONGEST_COMMON_NAME else []

@@ -80,6 +80,9 @@ class InspectedConnection:
                 self._read_out()
         except (OSError, TlsFailed) as error:
             self._cut(str(error) if isinstance(error, TlsFailed) else error.strerror or "closed")
+        except Exception as error:  # one hostile message ends its own connection only
+            self._fail(f"a bug of the inspector, please report it: {type(error).__name__} {_where(error)}")
+            self._cut("a bug of the inspector")
 
     # Handshakes.
 
@@ -88,7 +91,7 @@ class InspectedConnection:
         if self._state == "offer":
             if not self._read_offer():
                 return
-            protocols = [each for each in ("h2", "http/1.1") if each in self._offer.protocols]
+            protocols: list[str] = [each for each in ("h2", "http/1.1") if each in self._offer.protocols]
             assert self.server is not None  # noqa: S101 - nothing has closed it yet
             self.server.tls = self.inspector.servers.start(name, protocols)
             self._state = "server"
@@ -120,7 +123,7 @@ class InspectedConnection:
                 probe.handshake()
             except TlsFailed as error:
                 if not self._offer.is_read:
-                    self.client._put(probe.take())
+                    self.client.put(probe.take())
                     raise TlsFailed(f"the client's handshake failed: {error}") from None
             if self._offer.is_read or probe.take():
                 break
@@ -151,6 +154,7 @@ class InspectedConnection:
                 done = tls.handshake()
                 endpoint.push()
                 if done:
+                    endpoint.fresh = True
                     return True
                 data = endpoint.raw()
                 if data is None:
@@ -207,7 +211,9 @@ class InspectedConnection:
             self._last()
 
     def _is_full(self) -> bool:
-        return self.client.unsent > MOST_UNSENT or (self.server is not None and self.server.unsent > MOST_UNSENT)
+        return self.client.unsent > MOST_UNSENT or (
+            self.server is not None and self.server.unsent > MOST_UNSENT
+        )
 
     def _truncated(self) -> None:
         """The server ended without TLS's end: an answer without a length may be cut."""
@@ -296,10 +302,15 @@ class InspectedConnection:
 _NO_LINGER = b"\1\0\0\0\0\0\0\0"
 
 
+def _where(error: BaseException) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return f"at {where.tb_frame.f_code.co_name}:{where.tb_lineno}" if where is not None else ""
+
+
 def _about_client(why: str) -> str:
     lowered = why.lower()
     if any(word in lowered for word in ("unknown ca", "certificate", "it closed", "unexpected end", "reset")):
         return f"the client does not trust the certificate of this sandbox; it may pin its own ({why})"
     return f"the client's handshake failed: {why}"
-
-

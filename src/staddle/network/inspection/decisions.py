@@ -91,7 +91,7 @@ def compile_rules(rules: Iterable[HttpRule]) -> tuple[CompiledRule, ...]:
 
 
 def decide(
-    rules: Iterable[CompiledRule], method: str, host: str, port: int, target: str, otherwise: bool = False
+    rules: Iterable[CompiledRule], method: str, host: str, port: int, target: str, *, otherwise: bool = False
 ) -> RequestVerdict:
     """Decide about a request. `target` is the path with its query.
 

@@ -14,6 +14,8 @@ from OpenSSL import SSL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from cryptography import x509
 
     from .certificates import Authority
@@ -145,7 +147,7 @@ class ClientContext:
         return ClientTls(self._context, self._authority.leaf(name), self._authority, offer)
 
 
-def _choose(connection: SSL.Connection, offered: list[bytes]) -> bytes | object:
+def _choose(connection: SSL.Connection, offered: list[bytes]) -> bytes | Any:
     offer: Offer = connection.get_app_data()
     if not offer.is_read:
         offer.protocols = [each.decode("latin-1") for each in offered]
@@ -157,7 +159,9 @@ def _choose(connection: SSL.Connection, offered: list[bytes]) -> bytes | object:
 class ClientTls:
     """TLS of a connection from a client."""
 
-    def __init__(self, context: SSL.Context, leaf: x509.Certificate, authority: Authority, offer: Offer) -> None:
+    def __init__(
+        self, context: SSL.Context, leaf: x509.Certificate, authority: Authority, offer: Offer
+    ) -> None:
         self._tls = SSL.Connection(context, None)
         self._tls.use_certificate(leaf)
         self._tls.use_privatekey(authority.leaf_key)
@@ -223,7 +227,11 @@ class ClientTls:
 def _text(error: SSL.Error) -> str:
     found = error.args[0] if error.args else ()
     reasons = [each[2] for each in found if len(each) > 2] if isinstance(found, list | tuple) else []
-    return ", ".join(reasons) or "unexpected end" if not isinstance(error, SSL.SysCallError) else "unexpected end"
+    return (
+        ", ".join(reasons) or "unexpected end"
+        if not isinstance(error, SSL.SysCallError)
+        else "unexpected end"
+    )
 
 
 class Endpoint:
@@ -239,6 +247,8 @@ class Endpoint:
         self.unsent = self.received = self.sent = 0
         #: Whether a read may find something, whether the peer has ended, and whether orderly.
         self.readable, self.ended, self.orderly = True, False, False
+        #: Whether TLS may have data that came with the end of its handshake.
+        self.fresh = False
 
     def raw(self) -> bytes | None:
         """Read from the socket; None if nothing is there, empty at the end. Raises OSError."""
@@ -254,26 +264,21 @@ class Endpoint:
             return None
         self.received += len(data)
         self.ended = not data
-        if len(data) < CHUNK and data:
-            pass  # edge-triggered: only EAGAIN says that nothing is left
         return data
 
     def receive(self) -> bytes | None:
         """Read decrypted bytes; None if nothing is there, empty at the end. Raises OSError or TlsFailed."""
         data = self.raw()
-        if data is None or self.tls is None:
+        if self.tls is None or (data is None and not self.fresh):
             self.orderly = self.orderly or self.ended
             return data
-        if data or isinstance(self.tls, ServerTls):
+        self.fresh = False
+        if data or (data is not None and isinstance(self.tls, ServerTls)):
             self.tls.feed(data)
         text, self.orderly = self.tls.read()
         self.ended = self.ended or self.orderly
         self.push()  # alerts, key updates
         return text or (b"" if self.ended else None)
-
-    def is_waiting(self) -> bool:
-        """Whether `receive` may return something."""
-        return bool(self._first) or (self.readable and not self.ended)
 
     def send(self, data: bytes) -> None:
         """Send as much as the socket accepts now, and keep the rest."""
@@ -282,14 +287,15 @@ class Endpoint:
         if self.tls is not None:
             self.tls.write(data)
             data = self.tls.take()
-        self._put(data)
+        self.put(data)
 
     def push(self) -> None:
         """Send what TLS itself has to say."""
         if self.tls is not None:
-            self._put(self.tls.take())
+            self.put(self.tls.take())
 
-    def _put(self, data: bytes) -> None:
+    def put(self, data: bytes) -> None:
+        """Send bytes as they are."""
         if data:
             self._unsent.append(data)
             self.unsent += len(data)

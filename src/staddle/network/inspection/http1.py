@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 _LONGEST_HEAD = 64 << 10
 #: The largest refused answer of a stale secret that is kept while the newer value is waited for.
 _MOST_HELD = 64 << 10
-_DONE = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL)
-_NEED = (h11.NEED_DATA, h11.PAUSED)
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 421: b"Misdirected Request"}
 
 
@@ -100,7 +98,7 @@ class Http1Relay:
             event = self._down.next_event()
         except h11.RemoteProtocolError as error:
             raise Refused(error.error_status_hint, f"the request is not valid HTTP: {error}") from None
-        if event in _NEED:
+        if not isinstance(event, h11.Event):
             return False
         if isinstance(event, h11.Request):
             self._begin(event)
@@ -122,7 +120,9 @@ class Http1Relay:
         method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
         upgrades = self._is_websocket(method, headers)
         protocol = "websocket" if upgrades else "HTTP/1.1"
-        request = self._request = InspectedRequest(connection.inspector, connection.place, protocol, method, target)
+        request = self._request = InspectedRequest(
+            connection.inspector, connection.place, protocol, method, target
+        )
         self._is_sent = False
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         verdict = request.decide(hosts if len(hosts) == 1 else [], headers, upgrades=upgrades)
@@ -193,9 +193,7 @@ class Http1Relay:
             event = self._up.next_event()
         except h11.RemoteProtocolError as error:
             raise Refused(502, f"the answer is not valid HTTP: {error}") from None
-        if event in _NEED:
-            if self._up.their_state is h11.SWITCHED_PROTOCOL:
-                return False
+        if not isinstance(event, h11.Event):
             return False
         if isinstance(event, h11.ConnectionClosed):
             raise Refused(502, "the server closed the connection without an answer")
@@ -254,10 +252,10 @@ class Http1Relay:
         out: list[h11.Event]
         if isinstance(event, h11.InformationalResponse | h11.Response):
             final = isinstance(event, h11.Response)
-            closes = final and (
-                self._up.their_state in (h11.MUST_CLOSE, h11.CLOSED) or _closes(event)
+            closes = final and (self._up.their_state in (h11.MUST_CLOSE, h11.CLOSED) or _closes(event))
+            headers = request.response_head(
+                event.status_code, [(bytes(n), bytes(v)) for n, v in event.headers]
             )
-            headers = request.response_head(event.status_code, [(bytes(n), bytes(v)) for n, v in event.headers])
             if closes:
                 headers.append((b"connection", b"close"))
             if event.status_code == 101:
@@ -288,9 +286,9 @@ class Http1Relay:
     def _next(self) -> None:
         """Begin with the next request if both sides can."""
         self._request, self._held = None, None
-        states = (self._down.our_state, self._down.their_state)
+        states = [self._down.our_state, self._down.their_state]
         if self._is_sent:
-            states += (self._up.our_state, self._up.their_state)
+            states += [self._up.our_state, self._up.their_state]
         if all(state is h11.DONE for state in states):
             self._down.start_next_cycle()
             if self._is_sent:
@@ -316,13 +314,18 @@ class Http1Relay:
             self._connection.abort()
             return
         try:
-            while self._down.their_state is h11.SEND_BODY and isinstance(self._down.next_event(), h11.EndOfMessage):
+            while self._down.their_state is h11.SEND_BODY and isinstance(
+                self._down.next_event(), h11.EndOfMessage
+            ):
                 pass  # a request without a body: the connection can be used again
         except h11.RemoteProtocolError:
             pass
-        usable = self._down.their_state in _DONE and not self._is_sent and not self._connection.failure
+        usable = self._down.their_state is h11.DONE and not self._is_sent and not self._connection.failure
         text = f"staddle: {why}\n".encode("utf-8", "replace")
-        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(text)).encode())]
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(text)).encode()),
+        ]
         if not usable:
             headers.append((b"connection", b"close"))
         for event in (
@@ -373,5 +376,3 @@ def _closes(event: h11.Event) -> bool:
 def _reason(event: h11.Event) -> bytes:
     assert isinstance(event, h11.InformationalResponse | h11.Response)  # noqa: S101
     return bytes(event.reason)
-
-

@@ -188,7 +188,8 @@ class Http2Relay:
         headers = [(bytes(name), bytes(value)) for name, value in fields]
         pseudo = dict(header for header in headers if header[0] in _PSEUDO)
         method, target, authority, scheme = (
-            pseudo.get(name, b"").decode("latin-1") for name in (b":method", b":path", b":authority", b":scheme")
+            pseudo.get(name, b"").decode("latin-1")
+            for name in (b":method", b":path", b":authority", b":scheme")
         )
         request = InspectedRequest(connection.inspector, connection.place, "HTTP/2", method, target)
         stream = self._streams[number] = _Stream(number, request)
@@ -230,7 +231,9 @@ class Http2Relay:
     def _forward(self, stream: _Stream) -> None:
         """Send the head to the server, or wait until it takes another stream."""
         if self._connection.failure or self._going or self._connection.server is None:
-            raise Refused(502, self._connection.failure or "the server takes no more requests on this connection")
+            raise Refused(
+                502, self._connection.failure or "the server takes no more requests on this connection"
+            )
         if self._up.open_outbound_streams >= self._up.remote_settings.max_concurrent_streams:
             self._queue.append(stream)
             return
@@ -409,7 +412,9 @@ class Http2Relay:
 
     def _pump(self) -> None:
         """Send what the windows allow, and what the connections have to say."""
-        while self._queue and self._up.open_outbound_streams < self._up.remote_settings.max_concurrent_streams:
+        while (
+            self._queue and self._up.open_outbound_streams < self._up.remote_settings.max_concurrent_streams
+        ):
             stream = self._queue.popleft()
             self._guard(stream, lambda stream=stream: self._forward(stream))
         for stream in list(self._streams.values()):
@@ -461,7 +466,10 @@ class Http2Relay:
 def _connection(*, client: bool) -> h2.connection.H2Connection:
     found = h2.connection.H2Connection(h2.config.H2Configuration(client_side=client, header_encoding=None))
     codes = h2.settings.SettingCodes
-    values = {codes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW, codes.MAX_HEADER_LIST_SIZE: 64 << 10}
+    values: dict[h2.settings.SettingCodes | int, int] = {
+        codes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
+        codes.MAX_HEADER_LIST_SIZE: 64 << 10,
+    }
     if client:
         values[codes.ENABLE_PUSH] = 0
     else:

@@ -11,6 +11,7 @@ import encodings.idna  # noqa: F401 - loaded before the process gives up files
 import errno
 import json
 import os
+import time
 import unicodedata  # noqa: F401
 from collections import deque
 
@@ -49,7 +50,8 @@ class Inspector:
 
     def __init__(self, socket: _socket.socket) -> None:
         self.loop = Loop()
-        self._socket, self._gateway = socket, None
+        self._socket = socket
+        self._gateway: _socket.socket | None = None
         self._connections: set[InspectedConnection] = set()
         self._unsent: deque[bytes] = deque()
         self._asked: dict[int, tuple[Callable[[bool], None], float]] = {}
@@ -65,7 +67,6 @@ class Inspector:
         self._authority: Authority
         self.clients: ClientContext
         self.servers: ServerContext
-        self._gateway: _socket.socket | None
 
     # Start.
 
@@ -199,7 +200,13 @@ class Inspector:
             head, _line, rest = data.partition(b"\n")
             place, newline, opening = rest.partition(b"\n")
             name, _space, port = place.decode("ascii").rpartition(" ")
-            if head != b"connection 1" or not newline or len(sockets) != 2 or not opening or not port.isdecimal():
+            if (
+                head != b"connection 1"
+                or not newline
+                or len(sockets) != 2
+                or not opening
+                or not port.isdecimal()
+            ):
                 raise Malformed("it is no connection")
             self._begin(sockets, name.lower(), int(port), opening)
         except (ValueError, OSError):
@@ -291,10 +298,10 @@ class Inspector:
     def connection_failed(self, place: tuple[str, int, bool], why: str) -> None:
         """Report a connection that ended before a request."""
         name, port, _ = place
-        self.report(
-            id=self.next_id(), method="", host=name, port=port, path="", status=0, sent=0, received=0, seconds=0.0,
-            protocol="", outcome="failed", why=why, rule="", secrets=[], began=0.0,
-        )  # fmt: skip
+        counts = dict.fromkeys(("status", "sent", "received"), 0)
+        texts = dict.fromkeys(("method", "path", "protocol", "rule"), "")
+        fields = {"host": name, "port": port, "outcome": "failed", "why": why, "secrets": []}
+        self.report(id=self.next_id(), seconds=0.0, began=time.time(), **counts, **texts, **fields)
 
     def report(self, **fields: Any) -> None:
         """Report the end of a request; more than 200 a second are merged."""

@@ -123,7 +123,11 @@ def _secret(fields: object) -> InspectedSecret:
     text = dict.fromkeys(("name", "placeholder", "value", "header", "query", "basic"), str)
     _exactly(fields, hosts=list, **text)
     assert isinstance(fields, dict)  # noqa: S101 - for the type checker; `_exactly` has refused others
-    name, placeholder, value = fields["name"], secret_value(fields["placeholder"]), secret_value(fields["value"])
+    name, placeholder, value = (
+        fields["name"],
+        secret_value(fields["placeholder"]),
+        secret_value(fields["value"]),
+    )
     header = fields["header"].partition(":")[0]
     if not _NAME.fullmatch(name) or (header and not _TOKEN.fullmatch(header)):
         raise Malformed("a name of a secret or header is invalid")

@@ -25,8 +25,8 @@ _HOP = frozenset(
 )
 #: Headers by which a server may decide about another path or host than the rules did.
 _REROUTING = frozenset(
-    b"x-original-url x-rewrite-url x-original-uri x-original-host x-forwarded-host x-host x-http-host-override "
-    b"forwarded x-forwarded-server x-forwarded-prefix".split()
+    b"x-original-url x-rewrite-url x-original-uri x-original-host x-forwarded-host x-host "
+    b"x-http-host-override forwarded x-forwarded-server x-forwarded-prefix".split()
 )
 _OVERRIDES = frozenset(b"x-http-method-override x-http-method x-method-override".split())
 #: Trailers that would change framing, authority or rights after the decision.
@@ -75,16 +75,17 @@ class InspectedRequest:
     def decide(self, authority: list[str], headers: Headers, *, upgrades: bool = False) -> RequestVerdict:
         """Check the head and decide about it. Raises Refused for a head that no rule can allow."""
         self._check_head(headers, upgrades)
-        names = {self.host, f"{self.host}:{self.port}"} if self._is_default() else {f"{self.host}:{self.port}"}
+        names = (
+            {self.host, f"{self.host}:{self.port}"} if self._is_default() else {f"{self.host}:{self.port}"}
+        )
         if not authority or any(each.lower().removesuffix(".") not in names for each in authority):
             raise Refused(421, f"the request is not for {self.host}, which this connection was opened to")
         methods = [self.method]
         methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
         inspector = self._inspector
+        is_open = inspector.is_open(self.host, self.port)
         for method in methods:
-            verdict = decide(
-                inspector.rules, method, self.host, self.port, self.target, inspector.is_open(self.host, self.port)
-            )
+            verdict = decide(inspector.rules, method, self.host, self.port, self.target, otherwise=is_open)
             if not verdict.allowed:
                 break
         self.rule = verdict.rule
@@ -120,9 +121,7 @@ class InspectedRequest:
         inspector.count_request(self.host, self.port)
         headers = [(name, value) for name, value in self.headers if name not in _HOP]
         try:
-            target, headers, self.used = put_in(
-                inspector.secrets, self.host, self.port, self.encrypted, self.target, headers
-            )
+            target, headers, self.used = put_in(inspector.secrets, self._place, self.target, headers)
         except Misplaced as error:
             self.used = (error.name,)
             raise Refused(403, str(error)) from None
@@ -234,7 +233,8 @@ class InspectedRequest:
         path, mark, query = self.target.partition("?")
         keys = {secret.query for secret in self._inspector.secrets if secret.query}
         parts = [
-            part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part for part in query.split("&")
+            part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part
+            for part in query.split("&")
         ]
         shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
         found = wiper(self._inspector.secrets)

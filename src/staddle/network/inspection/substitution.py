@@ -35,9 +35,13 @@ class Misplaced(ValueError):
 
 
 def put_in(
-    secrets: Iterable[InspectedSecret], host: str, port: int, encrypted: bool, target: str, headers: Headers
+    secrets: Iterable[InspectedSecret], place: tuple[str, int, bool], target: str, headers: Headers
 ) -> tuple[str, Headers, tuple[str, ...]]:
-    """Return the path and headers with values, and the names of these secrets. Raises Misplaced."""
+    """Return the path and headers with values, and the names of these secrets. Raises Misplaced.
+
+    `place` is the host, its port, and whether the connection is encrypted.
+    """
+    host, port, encrypted = place
     used = []
     for secret in secrets:
         before = target, headers
@@ -96,7 +100,10 @@ def _check(secret: InspectedSecret, host: str, port: int, target: str, headers: 
         shown = name.decode("latin-1")[:64]
         if placeholder in value or placeholder in name or placeholder.lower() in name:
             raise Misplaced(secret.name, f"in the header {shown} {here}")
-        if placeholder in basic_credentials(value) or placeholder in unquote(value.decode("latin-1")).encode():
+        if (
+            placeholder in basic_credentials(value)
+            or placeholder in unquote(value.decode("latin-1")).encode()
+        ):
             raise Misplaced(secret.name, f"in the header {shown} {here}")
 
 
@@ -185,7 +192,9 @@ class Expansion:
 
     def __init__(self, coding: bytes) -> None:
         if coding not in (b"gzip", b"x-gzip", b"deflate"):
-            raise ValueError(f"the answer is encoded as {coding.decode('latin-1')[:40]}, which cannot be read")
+            raise ValueError(
+                f"the answer is encoded as {coding.decode('latin-1')[:40]}, which cannot be read"
+            )
         self._deflate = coding == b"deflate"
         self._stream = None if self._deflate else zlib.decompressobj(31)
 
