@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_only_allowed_requests_reach_an_inspected_host(world: World) -> None:
 @pytest.mark.slow
 @on_a_host
 def test_hosts_without_rules_are_not_inspected(world: World) -> None:
-    """The client sees the server's own certificate, and no request is listed. The other host is the control."""
+    """The client sees the server's own certificate, and nothing is listed. The other host is the control."""
     show = "curl -sSv https://{}/x 2>&1 | grep issuer:"
     with opened(world, Network.allow(NAME, PLAIN, http=[f"GET {NAME}/**"])) as sb:
         assert "CN=staddle sandbox" in sb.run(show.format(NAME)).stdout
@@ -281,6 +282,12 @@ def test_single_commands_and_other_backends(world: World) -> None:
             assert sb.run(f"{send}b").exit_code != 0
     process = wrap(["sh", "-c", f"{send}a/x"], policy).popen(stdout=subprocess.PIPE)
     assert b"Bearer staddle-" in process.communicate()[0]
+    words = [sys.executable, "-m", "staddle", "run", "--http", f"GET {NAME}/a/**"]
+    words += ["--secret", f"TOKEN=env:REAL_TOKEN@{NAME}", "-c", f"{send}a/x; {send}b"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "Bearer staddle-" in ran.stdout, ran
+    assert f"GET https://{NAME}/b" in ran.stderr
+    assert VALUE not in ran.stdout + ran.stderr
     assert {each["path"] for each in world.requests()} == {"/a/x"}
     for backend in ("landlock",):
         with pytest.raises(PolicyNotEnforceable, match="HTTP rules"):
