@@ -18,6 +18,7 @@ _LONGEST_OPENING = 64 << 10
 #: Reads of one connection before others get their turn.
 _TURNS = 8
 _HANDSHAKE_RECORD = 0x16
+_HTTP = frozenset(("h2", "http/1.1", "http/1.0"))
 
 
 class InspectedConnection:
@@ -103,7 +104,9 @@ class InspectedConnection:
             chosen = tls.protocol() if isinstance(tls, ServerTls) else ""
             if not chosen:  # the client is to read why
                 chosen = "h2" if "h2" in offered and "http/1.1" not in offered else "http/1.1"
-            self._offer.chosen = chosen if chosen in offered else ""
+            # A client of HTTP/1.0 may offer its own name. The relay answers it in its version.
+            names = [each for each in (chosen, "http/1.0") if each in offered]
+            self._offer.chosen = names[0] if names else ""
             self.client.tls = self.inspector.clients.start(name, self._offer)
             self.client.tls.feed(self._opening)
             self._opening = b""
@@ -139,7 +142,7 @@ class InspectedConnection:
         asked = probe.name()
         if asked is not None and asked.lower().removesuffix(".") != self.place[0]:
             raise TlsFailed(f"the client asks for {asked[:253]!r}, not for {self.place[0]}")
-        if self._offer.protocols and not {"h2", "http/1.1"} & set(self._offer.protocols):
+        if self._offer.protocols and not _HTTP & set(self._offer.protocols):
             raise TlsFailed("the client speaks no HTTP")
         return True
 

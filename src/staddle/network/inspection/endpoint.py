@@ -248,7 +248,7 @@ class Endpoint:
         #: Whether a read may find something, whether the peer has ended, and whether orderly.
         self.readable, self.ended, self.orderly = True, False, False
         #: Whether TLS may have data that came with the end of its handshake.
-        self.fresh = False
+        self.fresh = self._told = False
 
     def raw(self) -> bytes | None:
         """Read from the socket; None if nothing is there, empty at the end. Raises OSError."""
@@ -267,18 +267,29 @@ class Endpoint:
         return data
 
     def receive(self) -> bytes | None:
-        """Read decrypted bytes; None if nothing is there, empty at the end. Raises OSError or TlsFailed."""
+        """Read decrypted bytes; None if nothing is there, empty once at the end.
+
+        Raises OSError or TlsFailed.
+        """
+        if self.ended:
+            told, self._told = self._told, True
+            return None if told else b""
         data = self.raw()
-        if self.tls is None or (data is None and not self.fresh):
-            self.orderly = self.orderly or self.ended
+        if self.tls is None:
+            self.orderly, self._told = self.ended, self.ended
             return data
+        if data is None and not self.fresh:
+            return None
         self.fresh = False
         if data or (data is not None and isinstance(self.tls, ServerTls)):
             self.tls.feed(data)
         text, self.orderly = self.tls.read()
         self.ended = self.ended or self.orderly
         self.push()  # alerts, key updates
-        return text or (b"" if self.ended else None)
+        if text or not self.ended:
+            return text or None
+        self._told = True
+        return b""
 
     def send(self, data: bytes) -> None:
         """Send as much as the socket accepts now, and keep the rest."""

@@ -83,11 +83,12 @@ class Http1Relay:
 
     def advance(self) -> None:
         """Handle all complete events of both sides."""
-        try:
-            while not self._closing and not self._raw and (self._client_event() or self._server_event()):
-                pass
-        except Refused as error:
-            self._refuse(error.status, str(error))
+        while not self._closing and not self._raw:
+            try:
+                if not self._client_event() and not self._server_event():
+                    return
+            except Refused as error:
+                self._refuse(error.status, str(error))
 
     # The client's side.
 

@@ -466,7 +466,7 @@ class Http2Relay:
 def _connection(*, client: bool) -> h2.connection.H2Connection:
     found = h2.connection.H2Connection(h2.config.H2Configuration(client_side=client, header_encoding=None))
     codes = h2.settings.SettingCodes
-    values: dict[h2.settings.SettingCodes | int, int] = {
+    values: dict[h2.settings.SettingCodes, int] = {
         codes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW,
         codes.MAX_HEADER_LIST_SIZE: 64 << 10,
     }
@@ -474,7 +474,8 @@ def _connection(*, client: bool) -> h2.connection.H2Connection:
         values[codes.ENABLE_PUSH] = 0
     else:
         values[codes.MAX_CONCURRENT_STREAMS] = STREAMS
-    found.local_settings.update(values)
+    # `update` would promise values that the first frame does not contain.
+    found.local_settings = h2.settings.Settings(client=client, initial_values=values)
     found.initiate_connection()
     found.increment_flow_control_window(_WINDOW)
     return found

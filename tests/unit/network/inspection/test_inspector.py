@@ -38,6 +38,7 @@ from tests.support.waiting import until
 HELD, VALUE = secret()["placeholder"], secret()["value"]
 RULES = [f"GET {NAME}/**", f"POST {NAME}/up/**", f"!* {NAME}/**/no"]
 URL = f"https://{NAME}"
+HOST = f"Host: {NAME}\r\n"
 BEARER = ("-H", f"Authorization: Bearer {HELD}")
 
 
@@ -55,7 +56,7 @@ class World(NamedTuple):
 
     def raw(self, data: bytes) -> bytes:
         with dialled(self.door, self.ca) as connection:
-            return exchanged(connection, data, 1.0)
+            return exchanged(connection, data, 0.7)
 
 
 def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -172,7 +173,7 @@ def test_expect_continue_and_an_end_by_closing(world: World) -> None:
     assert json.loads(posted)["body"] == 5
     assert world.curl(f"{URL}/until-close") == "the rest"
     assert world.curl("-I", f"{URL}/x").startswith("HTTP/1.1 200")
-    assert world.curl("--http1.0", f"{URL}/x")
+    assert "x" in world.curl("--http1.0", f"{URL}/x")
 
 
 def test_grpc_has_its_trailers(world: World) -> None:
@@ -185,7 +186,8 @@ const stream = client.request({':method': 'POST', ':path': '/up/grpc', te: 'trai
 const other = client.request({':path': '/grpc'}); let trailers;
 other.on('trailers', each => trailers = each['grpc-status']); other.resume();
 let body = ''; stream.on('data', each => body += each);
-stream.on('end', () => { console.log(JSON.parse(body).headers.te, JSON.parse(body).body, trailers); client.close() });
+stream.on('end', () => {
+  console.log(JSON.parse(body).headers.te, JSON.parse(body).body, trailers); client.close() });
 stream.write('first'); setTimeout(() => stream.end('second'), 200);
 """
     argv = ["node", "-e", script, str(world.ca), str(world.door2)]
@@ -194,7 +196,7 @@ stream.write('first'); setTimeout(() => stream.end('second'), 200);
 
 
 def test_a_websocket_is_relayed_after_its_upgrade(world: World) -> None:
-    head = f"GET /ws HTTP/1.1\r\nHost: {NAME}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n"
+    head = f"GET /ws HTTP/1.1\r\n{HOST}Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n"
     with dialled(world.door, world.ca) as connection:
         connection.settimeout(10)
         connection.sendall(head.encode() + b"Sec-WebSocket-Version: 13\r\n\r\n")
@@ -229,7 +231,8 @@ def test_other_clients_trust_the_authority(world: World, client: str) -> None:
 
 # Attacks. Each is refused, and the server sees nothing of it.
 
-HOST = f"Host: {NAME}\r\n"
+POST = f"POST /up/a HTTP/1.1\r\n{HOST}"
+CHUNKED = "POST /up/a HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n"
 ATTACKS = {
     "another host": "GET /a HTTP/1.1\r\nHost: other.example\r\n\r\n",
     "two hosts": f"GET /a HTTP/1.1\r\n{HOST}{HOST}\r\n",
@@ -239,7 +242,7 @@ ATTACKS = {
     "a user in the host": f"GET /a HTTP/1.1\r\nHost: other.example@{NAME}\r\n\r\n",
     "CONNECT": f"CONNECT {NAME}:443 HTTP/1.1\r\n{HOST}\r\n",
     "TRACE": f"TRACE /a HTTP/1.1\r\n{HOST}\r\n",
-    "length and chunks": f"POST /up/a HTTP/1.1\r\n{HOST}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "length and chunks": f"{POST}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "two lengths": f"POST /up/a HTTP/1.1\r\n{HOST}Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
     "a length with a sign": f"POST /up/a HTTP/1.1\r\n{HOST}Content-Length: +1\r\n\r\na",
     "another coding": f"POST /up/a HTTP/1.1\r\n{HOST}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
@@ -263,7 +266,7 @@ ATTACKS = {
 def test_an_attack_is_refused(world: World, attack: str) -> None:
     before = len(world.seen.requests)
     found = world.raw(ATTACKS[attack].encode())
-    assert found.startswith(b"HTTP/1.1 4"), found
+    assert found.startswith((b"HTTP/1.1 4", b"HTTP/1.1 501")), found
     assert b"staddle: " in found
     assert len(world.seen.requests) == before
     assert last(world.inspected)["outcome"] == "refused"
@@ -279,13 +282,13 @@ def test_the_benign_twin_of_the_attacks_passes(world: World) -> None:
     ("sent", "paths"),
     [
         # What would be a second request to a server that reads lengths in another way is a body here.
-        ("POST /up/a HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n1c\r\nGET /x/no HTTP/1.1\r\nA: b\r\n\r\n\r\n0\r\n\r\n", ["/up/a"]),
-        ("POST /up/a HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n1;a=\"\n\"\r\na\r\n0\r\n\r\n", None),
+        (CHUNKED + "1c\r\nGET /x/no HTTP/1.1\r\nA: b\r\n\r\n\r\n0\r\n\r\n", ["/up/a"]),
+        (CHUNKED + '1;a="\n"\r\na\r\n0\r\n\r\n', None),
         ("GET /a HTTP/1.1\r\n{host}X-A: a\r\n b\r\n\r\n", ["/a"]),
         ("GET /a HTTP/1.1\n{host}X-A: a\n\n", ["/a"]),
-        ("GET /a HTTP/1.1\r\n{host}\r\nGET /x/no HTTP/1.1\r\n{host}\r\nGET /b HTTP/1.1\r\n{host}\r\n", ["/a", "/b"]),
+        ("".join(f"GET {path} HTTP/1.1\r\n{{host}}\r\n" for path in ("/a", "/x/no", "/b")), ["/a", "/b"]),
     ],
-)  # fmt: skip
+)
 def test_the_server_sees_requests_as_they_were_decided(
     world: World, sent: str, paths: list[str] | None
 ) -> None:
@@ -318,7 +321,9 @@ def h2_client() -> Any:
 
 
 H2_GOOD = [(":method", "GET"), (":scheme", "https"), (":authority", NAME), (":path", "/a")]
-H2_ATTACKS = {
+H2_POST = f"POST /up/a HTTP/1.1\r\n{HOST}"
+CHUNKED = "POST /up/a HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n"
+ATTACKS = {
     "another authority": [*H2_GOOD[:2], (":authority", "other.example"), H2_GOOD[3]],
     "another host": [*H2_GOOD, ("host", "other.example")],
     "another scheme": [H2_GOOD[0], (":scheme", "http"), *H2_GOOD[2:]],
@@ -603,9 +608,8 @@ def test_it_has_no_rights(world: World) -> None:
 def test_it_exits_with_its_socket_and_leaves_nothing() -> None:
     with Inspected([f"GET {NAME}/**"]) as inspected:
         inspected.wait("ready")
-        assert (
-            until(lambda: (inspected.tell("nonsense"), inspected.process.poll() is not None)[1], 10) or True
-        )
+        inspected.tell("nonsense")
+        inspected.process.wait(10)
     assert inspected.process.returncode == 0
 
 
@@ -644,7 +648,8 @@ def test_the_confined_process_has_no_call(call: str) -> None:
     program = (
         "import mmap, os, socket\nfrom staddle.network.inspection.confinement import confine\n"
         "s = socket.socket(socket.AF_UNIX)\n{}\n"
-        f"try:\n    {code}\nexcept PermissionError:\n    os._exit(7)\nexcept OSError:\n    os._exit(8)\nos._exit(9)"
+        f"try:\n    {code}\nexcept PermissionError:\n    os._exit(7)\n"
+        "except OSError:\n    os._exit(8)\nos._exit(9)"
     )
     source = str(Path(__file__).parents[4] / "src")
 
