@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from staddle import EgressSecret, HttpRule, Network, Policy
 from staddle.errors import PolicyError
+from staddle.json_values import OF_CLIENTS, decode, encode
 from staddle.policy.compiler import compile
 from staddle.policy.egress import inspected_hosts, request_rules
 
@@ -156,3 +158,10 @@ def test_a_project_cannot_name_secrets_or_rules(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(PolicyError, match="could widen"):
             Policy.from_file(file, workspace=str(tmp_path))
+
+
+def test_a_policy_with_rules_and_secrets_travels_as_json() -> None:
+    policy = Policy.agent().with_http("GET api.example.com/**").replace(secrets=[SECRET])
+    assert decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS) == policy
+    with pytest.raises(TypeError):
+        encode(policy.replace(secrets=[SECRET.replace(source=str)]))
