@@ -307,3 +307,12 @@ def test_it_ends_with_the_sandbox(world: World) -> None:
     assert until(lambda: len(os.listdir("/proc/self/fd")) < files)
     with pytest.raises(PolicyError, match="has no value"):
         opened(world, Network.allow(f"{NAME}:443"), SECRET.replace(source="env:NOT_SET"))
+
+
+@pytest.mark.slow
+@on_a_host
+def test_many_connections_at_once(world: World) -> None:
+    with opened(world, Network.allow(http=[f"GET {NAME}/**"])) as sb:
+        done = sb.run(f"seq 80 | xargs -P 80 -I N curl -sSf -m 50 -o /dev/null https://{NAME}/N", timeout=100)
+        assert done.exit_code == 0, done
+        assert {each.path for each in sb.requests()} == {f"/{number}" for number in range(1, 81)}
