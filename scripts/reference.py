@@ -258,6 +258,8 @@ TOPICS = {
             (
                 "Policy",
                 "Network",
+                "HttpRule",
+                "EgressSecret",
                 "Limits",
                 "Identity",
                 "Secret",
@@ -265,6 +267,7 @@ TOPICS = {
                 "Enforcement",
                 "Gap",
                 "Event",
+                "EgressRequest",
                 "Change",
                 "Review",
                 "AsyncReview",

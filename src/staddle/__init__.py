@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .diagnosis import doctor
+    from .egress_request import EgressRequest
     from .enforcement import Enforcement, Gap
     from .environment import CommandResult, ExecutionEnvironment, LocalEnvironment
     from .errors import PolicyNotEnforceable, StaddleError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .layers.changes import Change
     from .layers.review import Review
     from .policy import Identity, Limits, Network, Plan, Policy
+    from .policy.egress_secret import EgressSecret
+    from .policy.http_rules import HttpRule
     from .policy.installation import default_policy
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
@@ -58,11 +61,14 @@ __all__ = [
     "AsyncSandbox",
     "Change",
     "CommandResult",
+    "EgressRequest",
+    "EgressSecret",
     "Enforcement",
     "Event",
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
+    "HttpRule",
     "Identity",
     "Interpreter",
     "Jail",
@@ -101,11 +107,14 @@ _HOME = {
     "AsyncSandbox": "sandbox.aio.sandbox",
     "Change": "layers.changes",
     "CommandResult": "environment",
+    "EgressSecret": "policy.egress_secret",
     "Enforcement": "enforcement",
     "Event": "events",
     "ExecutionEnvironment": "environment",
     "Gap": "enforcement",
     "HistoryPoint": "sandbox.history.point",
+    "EgressRequest": "egress_request",
+    "HttpRule": "policy.http_rules",
     "Identity": "policy",
     "Interpreter": "sandbox.interpreter",
     "Jail": "jail.jail",

@@ -158,6 +158,7 @@ class SandboxNames:
     packages = Forwarded(Sandbox.packages)
     ps = Forwarded(Sandbox.ps)
     python = Forwarded(Sandbox.python)
+    requests = Forwarded(Sandbox.requests)
     set_network = Forwarded(Sandbox.set_network)
     set_timeout = Forwarded(Sandbox.set_timeout)
     use_downloads = Forwarded(Sandbox.use_downloads)

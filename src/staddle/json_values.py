@@ -41,9 +41,12 @@ _HOME = {
     "Change": "layers.changes",
     "Chunk": "sandbox.stream",
     "Drift": "layers.drift",
+    "EgressRequest": "egress_request",
+    "EgressSecret": "policy.egress_secret",
     "Event": "events",
     "HistoryStep": "sandbox.history.point",
     "HostRule": "hostnames",
+    "HttpRule": "policy.http_rules",
     "Identity": "policy.identity",
     "KeptInterpreters": "sandbox.workspace.snapshot",
     "Limits": "policy.limits",
@@ -59,7 +62,10 @@ _HOME = {
 }
 #: Types that a client may send.
 OF_CLIENTS = frozenset(
-    ("Policy", "Network", "Limits", "Identity", "HostRule", "CommandRules", "Rule", "Secret")
+    (
+        *("Policy", "Network", "Limits", "Identity", "HostRule", "HttpRule", "EgressSecret"),
+        *("CommandRules", "Rule", "Secret"),
+    )
 )
 #: Errors of Python that mean the same everywhere. An OSError travels with its number and its path.
 _PLAIN = frozenset(

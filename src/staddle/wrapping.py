@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any
 
+    from .egress_request import EgressRequest
     from .enforcement import BackendName, Enforcement
     from .events import Event
     from .launch.contract import Launch
@@ -91,7 +92,7 @@ class WrappedCommand:
         if lifeline is not None:
             vars(process)["lifeline"] = lifeline  # a MonitoredPopen closes it
         if launch.gateway_log is not None:
-            if self.plan.asks:
+            if self.plan.asks or self.plan.is_inspected:
                 launch.gateway_log.attend()  # calls on_connect, and lists refusals afterwards
             else:
                 launch.gateway_log.close()
@@ -225,6 +226,11 @@ class WrappedCommand:
         secrets = secrets_of(self.plan) or NONE
         return (*appeared(self.plan), *map(secrets.event, gateway_log.events()))
 
+    def requests(self) -> list[EgressRequest]:
+        """Return the HTTP requests to hosts with HTTP rules or secrets: the last thousand."""
+        log = self._launch.gateway_log
+        return [] if log is None else log.requests()
+
     def decide_with(self, deciding: ApprovalCalls) -> None:
         """Answer the questions of its network gateway, if the backend has one."""
         if self._launch.gateway_log is not None:
@@ -348,7 +354,21 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
         enforced = enforced.replace(limits=held, gaps=(*enforced.gaps, *gaps))
     if plan.guards:
         make_own(plan)
-    made = WrappedCommand(chosen.prepare(plan, command), plan, enforced)
+    inspector = None
+    if plan.is_inspected and chosen.name not in ("landlock", "seatbelt", "native"):
+        from .network.host.inspector_process import inspected
+
+        plan, inspector = inspected(plan)
+    try:
+        launch = chosen.prepare(plan, command)
+        if inspector is not None and launch.gateway_log is not None:
+            launch.gateway_log.inspect_with(inspector)
+            launch = launch.replace(here=None)  # it forks, and a thread reads the inspector's reports
+    except BaseException:
+        if inspector is not None:
+            inspector.close()
+        raise
+    made = WrappedCommand(launch, plan, enforced)
     made._command = tuple(command)
     return made
 

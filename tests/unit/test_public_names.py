@@ -20,11 +20,14 @@ PUBLIC = (
     "AsyncSandbox",
     "Change",
     "CommandResult",
+    "EgressRequest",
+    "EgressSecret",
     "Enforcement",
     "Event",
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
+    "HttpRule",
     "Identity",
     "Interpreter",
     "Jail",
@@ -58,11 +61,11 @@ PUBLIC = (
 
 #: The public names of what a user holds, in the same way; those of a sandbox are its awaited face's, too.
 SANDBOX = """
-alive at best_of bisect blame close code commit connect diff discard download_tar drift enforced environment
-events exec expose extend files fork from_snapshot frozen history id interrupt keep_downloads kill labels
-learned merge name packages pause plan policy processes ps python redo refusals reset restore resume review
-run session set_network set_timeout snapshot snapshots start state stream terminal undo upload_tar usage
-use_downloads violations
+alive at best_of bisect blame close code commit connect diff discard download_tar drift enforced
+environment events exec expose extend files fork from_snapshot frozen history id interrupt keep_downloads
+kill labels learned merge name packages pause plan policy processes ps python redo refusals requests reset
+restore resume review run session set_network set_timeout snapshot snapshots start state stream terminal
+undo upload_tar usage use_downloads violations
 """
 SESSION = "close interrupt name restart run state stream"
 RESULT = """

@@ -42,9 +42,10 @@ def open_socket(
     if not reaches_out(plan):
         return None, ()
     from ..network.host.gateway_log import GatewayLog
-    from ..network.host.gateway_process import GatewayBounds, new_socket
+    from ..network.host.gateway_process import GatewayBounds, inspected, new_socket
 
-    ours, theirs = new_socket(plan.network, GatewayBounds(asks=plan.asks), lasting=lasting)
+    bounds = GatewayBounds(asks=plan.asks, inspected=inspected(plan, plan.network))
+    ours, theirs = new_socket(plan.network, bounds, lasting=lasting)
     told = GatewayLog(ours, os.path.basename(command[0]))
     ends = [give.keep(theirs.detach()), give.keep(os.dup(ours.fileno()))]
     if copies:
@@ -108,7 +109,13 @@ def gaps(plan: Plan) -> Iterator[Gap]:
 
 
 def nobody_asks(who: str, plan: Plan) -> Iterator[Gap]:
-    """The gap of a backend without a gateway: it never calls on_connect."""
+    """The gaps of a backend without a gateway: it never calls on_connect, and inspects no request."""
+    if plan.is_inspected:
+        yield Gap(
+            "network",
+            f"{who} has no gateway, so HTTP rules are not enforced, and no secret is put into requests",
+            "use the namespaces, bwrap or systemd backend, or leave HTTP rules and secrets out",
+        )
     if plan.asks:
         yield Gap(
             "network",

@@ -24,7 +24,7 @@ from ..policy import Network
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspace import persistent
 from .allow import Questions
-from .options import asked_of, working_directory
+from .options import asked_of, with_requests, working_directory
 from .report import notify, say, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -173,6 +173,7 @@ class AgentSession:
             policy = policy.with_network(
                 Network.packages(*hosts, *parsed.many("allow"), dns=parsed.many("dns"))
             )
+            policy = with_requests(policy, parsed)
         elif parsed.many("allow"):
             raise UsageError(
                 f"--allow and --network {parsed.one('network')} contradict each other",

@@ -10,7 +10,7 @@ from ..jail.agents import AGENTS, LATEST, Agent, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, bootstrap, new_jail
 from ..policy import Network, Policy
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of
-from .options import HELP, RUNNING, Option, Parsed, asked_of, command_from, help_rows, reworded
+from .options import HELP, RUNNING, Option, Parsed, asked_of, command_from, help_rows, reworded, with_requests
 from .report import attended, captured, print_report, say_error, say_gaps, say_violations
 
 TYPE_CHECKING = False
@@ -257,6 +257,7 @@ def _opts(
         policy = policy.with_network(
             Network.allow(*parsed.many("allow"), *agent.hosts, dns=parsed.many("dns"))
         )
+        policy = with_requests(policy, parsed)
     # A policy file sets the timeout; without one, an agent has none.
     timed = parsed.on("timeout") or file is not None
     opts = RunOpts(

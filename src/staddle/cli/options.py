@@ -160,6 +160,15 @@ RUNNING = (
     Option(
         "dns", "ADDRESS", "ask this nameserver for allowed hosts, not this host's (repeatable)", many=True
     ),
+    Option(
+        "http", "RULE", "allow only such requests to this host: 'GET HOST/PATH/**' (repeatable)", many=True
+    ),
+    Option(
+        "secret",
+        "NAME=SOURCE@HOST",
+        "keep a secret outside, put it into requests to HOST; as NAME=env:TOKEN@api.example.com (repeatable)",
+        many=True,
+    ),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 120)"),
     Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
@@ -267,6 +276,7 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     network = _network(parsed)
     if network is not None:
         policy = policy.with_network(network)
+    policy = with_requests(policy, parsed)
     if parsed.on("no-redact"):
         policy = policy.with_redact(False)
     if (preset := parsed.one("environment")) is not None:
@@ -279,6 +289,20 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
         policy = policy.replace(nested=True)
     limits = _limits(parsed)
     return policy.with_limits(**limits) if limits else policy
+
+
+def with_requests(policy: Policy, parsed: Parsed) -> Policy:
+    """Return `policy` with the HTTP rules and secrets of the options. Their hosts are allowed with them."""
+    if rules := parsed.many("http"):
+        policy = policy.with_http(*rules)
+    if secrets := parsed.many("secret"):
+        from ..policy.egress_secret import EgressSecret
+
+        made = [EgressSecret.parse(text) for text in secrets]
+        hosts = [host for secret in made for host in secret.hosts]
+        network = _with_hosts(policy.network, hosts)
+        policy = policy.replace(network=network, secrets=(*policy.secrets, *made))
+    return policy
 
 
 def _sockets(given: list[str]) -> list[str]:
@@ -372,6 +396,21 @@ def _network(parsed: Parsed) -> Network | None:
     raise UsageError(
         f"there is no network mode {mode!r}", fix="choose deny, open, loopback, allow or packages"
     )
+
+
+def _with_hosts(network: Network, hosts: list[str]) -> Network:
+    """Return a network that allows the hosts of secrets too, at the ports of HTTP."""
+    if network.mode not in ("allow", "deny"):
+        raise UsageError(
+            f"--secret and --network {network.mode} contradict each other",
+            why="requests get secrets only where an allow list leads them through the inspector",
+            fix="use --allow HOST, or leave --network out",
+        )
+    from ..hostnames import parse
+    from ..policy.http_rules import PORTS
+
+    entries = [entry if entry.ports else entry.replace(ports=PORTS) for entry in map(parse, hosts)]
+    return Network.allow(*map(str, (*network.rules, *entries)), dns=network.dns, http=network.http)
 
 
 #: Words that may replace a number of processes or files.

@@ -168,6 +168,7 @@ def open_sandbox(
             _released(server)
             raise
         if found is not None:
+            server.is_shared = not plan.is_inspected
             place = view[0] if view and isinstance(view[0], Bind) else None
             return SandboxProcess(found, server, config, place)
         _forget(config, server)
@@ -235,7 +236,8 @@ def _released(owner: ForkServerClient) -> None:
         owner.live -= 1
         forgotten = owner not in _servers.values() and not owner.live
         idle = [key for key, found in _servers.items() if not found.live]
-        ended = [_servers.pop(key) for key in idle[:-_MOST_IDLE]]
+        shared = [key for key in idle if _servers[key].is_shared]
+        ended = [_servers.pop(key) for key in idle if key not in shared[-_MOST_IDLE:]]
     for found in (*ended, *([owner] if forgotten else [])):
         found.close()
 

@@ -79,6 +79,8 @@ class ForkServerClient:
     def __init__(self, config: records.ForkServerConfig) -> None:
         self._config = config
         self.live = 0  # open sandboxes, counted by client.py
+        #: Whether another sandbox may need it: the certificates of an HTTP inspector are one sandbox's alone.
+        self.is_shared = True
         self._lock = threading.Lock()
         #: Whether it has ended, or does not answer in time.
         self._deaf = False

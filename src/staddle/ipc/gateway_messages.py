@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: The most descriptors that we send in one message (SCM_MAX_FD is 253).
 MOST_DESCRIPTORS = 128
 LONGEST = 1 << 18
-KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose")
+KINDS = ("tcp", "forward", "dns", "dns-tcp", "udp", "refusals", "stock", "expose", "inspector")
 
 _SETTINGS, _SOCKETS, _ATTEMPT, _NEED_SOCKETS = (
     b"settings 1\n",
@@ -39,7 +39,8 @@ class GatewaySettings(Value):
     `connections` is the most at once, and `idle` the seconds without a byte before one is closed (0: never).
     `most_bytes` limits both directions together, for all connections (0: no limit). `asks` is how many
     seconds to wait for a decision about destinations that no entry mentions (0: do not ask). With `lasting`,
-    it continues when its socket is closed, as long as its starter lives.
+    it continues when its socket is closed, as long as its starter lives. Connections to the entries of
+    `inspected` go to the HTTP inspector.
     """
 
     mode: Literal["allow", "loopback"]
@@ -52,6 +53,7 @@ class GatewaySettings(Value):
     most_bytes: int = 0
     asks: int = 0
     lasting: int = 0
+    inspected: tuple[str, ...] = ()
 
 
 class Sockets(Value):
@@ -107,16 +109,17 @@ def encode_settings(settings: GatewaySettings) -> bytes:
         settings.most_bytes,
         settings.asks,
         settings.lasting,
+        tuple(entry.encode() for entry in settings.inspected),
     )
     return wire.encode(_SETTINGS, fields)
 
 
 def decode_settings(data: bytes) -> GatewaySettings:
     """Return the settings, or raise Malformed."""
-    mode, entries, ports, servers, hosts, *numbers = wire.decode(_SETTINGS, data, 10)
+    mode, entries, ports, servers, hosts, *numbers, inspected = wire.decode(_SETTINGS, data, 11)
     if mode not in (b"allow", b"loopback"):
         raise Malformed("there is no such mode")
-    return GatewaySettings(
+    made = GatewaySettings(
         "allow" if mode == b"allow" else "loopback",
         tuple(entry.decode() for entry in entries),
         tuple(ports),
@@ -124,6 +127,7 @@ def decode_settings(data: bytes) -> GatewaySettings:
         tuple((name.decode(), address.decode()) for name, address in hosts),
         *numbers,
     )
+    return made.replace(inspected=tuple(entry.decode() for entry in inspected))
 
 
 def encode_change(settings: GatewaySettings) -> bytes:

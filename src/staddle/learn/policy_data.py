@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from ..policy.egress_secret import EgressSecret
+
 #: Lists of paths, in which `$` begins a placeholder.
 PATHS = ("read", "write", "deny", "sockets")
 _LISTS = (*PATHS, "pass_env", "unprotect", "gpu", "devices")
@@ -45,6 +47,8 @@ def of_policy(policy: Policy, spelled: Callable[[str], str] | None = None) -> di
         data["identity"] = {name: getattr(policy.identity, name) for name in Identity._fields}
     if policy.env:
         data["env"] = {name: escaped(str(value)) for name, value in policy.env.items()}
+    if policy.secrets:
+        data["secrets"] = [_of_secret(secret) for secret in policy.secrets]
     if policy.rules is not None:
         data["rules"] = _of_rules(policy.rules)
     return data
@@ -57,9 +61,16 @@ def of_network(network: Network) -> dict[str, Any]:
         table["allow"] = [str(rule) for rule in network.rules]
         if network.dns:
             table["dns"] = list(network.dns)
+        if network.http:
+            table["http"] = [str(rule) for rule in network.http]
     if network.mode == "loopback" and network.ports:
         table["ports"] = list(network.ports)
     return table
+
+
+def _of_secret(secret: EgressSecret) -> dict[str, Any]:
+    table = {name: value for name, value in secret.as_dict().items() if value}
+    return {**table, "source": secret.shown_source}
 
 
 def of_limits(limits: Limits) -> dict[str, Any]:

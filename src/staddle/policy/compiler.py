@@ -65,6 +65,12 @@ def compile(
     """
     context = PathContext(cwd, base, home, host_env)
     host = HostPaths()
+    visible: Mapping[str, str] = context.env
+    placeholders: dict[str, str] = {}
+    if policy.secrets:
+        from . import egress  # rarely needed
+
+        policy, visible, placeholders = egress.without_sources(policy, context.env)
     rules = resolve(policy, context, host)
     devices = None
     if policy.gpu or policy.devices:
@@ -162,12 +168,13 @@ def compile(
         identity,
         shell,
         [*first, *tools.before],
-        context.env,
+        visible,
         policy.pass_env,
         (toolchains.ORIGIN, own_variables),
         ("gpu", devices.variables if devices and policy.environment != "empty" else {}),
         ("env", policy.env),
         ("call", environment.checked(env or {})),
+        ("secrets", placeholders),
         preset=policy.environment,
         behind=tools.after,
         secret=policy.secret_names,
@@ -203,6 +210,7 @@ def compile(
         world=policy.world,
         redact=policy.redact is not False,
         devices=_sorted(devices.devices.values()) if devices else (),
+        secrets=policy.secrets,
     )
     return plan.replace(cwd=_start(plan, context, host))
 

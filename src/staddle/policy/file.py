@@ -9,6 +9,13 @@
     [network]
     allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports) | "packages"
 
+    http = ["GET api.github.com/repos/**"]    # only these requests; the host is allowed with them
+
+    [[secrets]]                          # stays outside: inside, the variable has a placeholder
+    name = "GITHUB_TOKEN"
+    source = "env:GITHUB_TOKEN"          # or "file:/path", "command:pass show github"
+    hosts = ["api.github.com"]
+
     [limits]
     memory = "1G"
 
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
 
     from ..command_rules.rules import CommandRules
     from ..paths import AnyPath
+    from .egress_secret import EgressSecret
 
     class Grants(Protocol):
         """The part of a policy that this module uses."""
@@ -87,6 +95,7 @@ _KEYS: dict[str, type] = {
     "env": dict,
     "rules": dict,
     "redact": object,
+    "secrets": list,
 }
 #: Keys that a project's file may set. The file comes with the project, so it may only narrow a policy.
 _NARROWS = ("deny", "env", "identity", "rules")
@@ -295,34 +304,56 @@ def _field(key: str, value: Any, name: str, values: Mapping[str, str | None]) ->
         return _network(value, name)
     if key == "rules":
         return _rules(value, name)
+    if key == "secrets":
+        return [_secret(_typed(entry, dict, name, key), name) for entry in value]
     if key == "redact" and not isinstance(value, bool):
         return [_typed(item, str, name, key) for item in _typed(value, list, name, key)]
     return _limits(value, name) if key == "limits" else value
 
 
+def _secret(table: Mapping[str, Any], name: str) -> EgressSecret:
+    from .egress_secret import EgressSecret
+
+    for key, value in table.items():
+        if key not in EgressSecret._fields:
+            known = f"known are {', '.join(EgressSecret._fields)}"
+            raise _bad(name, f"secrets.{key}", "there is no such key", known)
+        if not isinstance(value, list if key == "hosts" else str):  # not shown: it may be the secret itself
+            raise _bad(name, f"secrets.{key}", "it is not text" if key != "hosts" else "it is not a list")
+    if not {"name", "source", "hosts"} <= table.keys():
+        raise _bad(name, "secrets", "an entry has a name, a source and hosts")
+    return EgressSecret(**{**table, "hosts": tuple(table["hosts"])})
+
+
 def _network(table: Mapping[str, Any], name: str) -> Network:
+    known = ("mode", "allow", "ports", "dns", "http")
     for key in table:
-        if key not in ("mode", "allow", "ports", "dns"):
-            raise _bad(name, f"network.{key}", "there is no such key", "known are mode, allow, ports, dns")
-    mode = _typed(table.get("mode", "allow" if "allow" in table else ""), str, name, "network.mode")
+        if key not in known:
+            raise _bad(name, f"network.{key}", "there is no such key", f"known are {', '.join(known)}")
+
+    def listed(key: str) -> list[str]:
+        where = f"network.{key}"
+        return [_typed(each, str, name, where) for each in _typed(table.get(key, []), list, name, where)]
+
+    is_list = "allow" in table or "http" in table
+    mode = _typed(table.get("mode", "allow" if is_list else ""), str, name, "network.mode")
     if mode not in (*MODES, "packages"):
         raise _bad(name, "network.mode", f"it is {mode!r}", f"use one of {', '.join(MODES)}, packages")
-    dns = [
-        _typed(each, str, name, "network.dns")
-        for each in _typed(table.get("dns", []), list, name, "network.dns")
-    ]
-    if dns and mode not in ("allow", "packages"):
-        raise _bad(name, "network.dns", 'it goes with mode = "allow" or "packages" only', "leave it out")
+    dns, http = listed("dns"), listed("http")
+    for key, found in (("dns", dns), ("http", http)):
+        if found and mode not in ("allow", "packages"):
+            raise _bad(
+                name, f"network.{key}", 'it goes with mode = "allow" or "packages" only', "leave it out"
+            )
     if mode == "packages":
-        more = _typed(table.get("allow", []), list, name, "network.allow")
-        return Network.packages(*(_typed(host, str, name, "network.allow") for host in more), dns=dns)
-    if ("allow" in table) != (mode == "allow"):
+        packages = Network.packages(*listed("allow"), dns=dns)
+        return packages.with_http(*http) if http else packages
+    if ("allow" in table and mode != "allow") or (mode == "allow" and not is_list):
         raise _bad(name, "network.allow", 'it goes with mode = "allow", and only with that', "")
     if "ports" in table and mode != "loopback":
         raise _bad(name, "network.ports", 'it goes with mode = "loopback" only')
     if mode == "allow":
-        hosts = _typed(table["allow"], list, name, "network.allow")
-        return Network.allow(*(_typed(host, str, name, "network.allow") for host in hosts), dns=dns)
+        return Network.allow(*listed("allow"), dns=dns, http=http)
     if mode == "loopback":
         return Network.loopback(_typed(table.get("ports", []), list, name, "network.ports"))
     return Network.open() if mode == "open" else Network.deny()

@@ -18,14 +18,21 @@ from __future__ import annotations
 import re
 
 from .._value import Value
+from ..check import several
 from ..errors import PolicyError
 from ..hostnames import HostRule, parse
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Ports of a rule that names none.
 PORTS = (80, 443)
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
-_TEXT = re.compile(r"(!?)(\S+) ([^\s/?#]+)(/[^\s#]*)")
+_TEXT = re.compile(r"(!?)(\S+) ([^\s/?#]*)(/[^\s#]*)")
 _LONGEST = 8192
+#: The most rules of a policy: they travel to the inspector in one message.
+_MOST = 500
 _SAMPLE = "write METHOD HOST/PATH, such as 'GET api.github.com/repos/**'"
 
 
@@ -51,7 +58,7 @@ class HttpRule(Value):
 
     @classmethod
     def parse(cls, text: str) -> HttpRule:
-        """Parse a rule as it is written in policy files and on the command line."""
+        """Parse a rule as it is written in policy files and on the command line; `GET /path` has no host."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise _bad(str(text), "it is not a method, a host and a path")
@@ -71,6 +78,63 @@ class HttpRule(Value):
 
     def __str__(self) -> str:
         return f"{'!' if self.deny else ''}{self.method} {self.host}{self.path}"
+
+
+def with_hosts(
+    hosts: set[HostRule], rules: Iterable[HttpRule | str]
+) -> tuple[set[HostRule], tuple[HttpRule, ...]]:
+    """Return the entries of an allow list with the hosts of `rules`, and the rules, each with its host.
+
+    A rule without a host is about every name in `hosts`. These names are then allowed only at the ports that
+    the rule is about: otherwise another port of the same host would lead around it.
+    """
+    parsed = [
+        rule if isinstance(rule, HttpRule) else HttpRule.parse(str(rule)) for rule in several(rules, "http")
+    ]
+    named = {rule for rule in hosts if rule.kind != "network" and not rule.deny and rule.protocol == "tcp"}
+    entries, found = set(hosts), set()
+    everywhere = [rule for rule in parsed if not rule.host]
+    if everywhere:
+        if not named:
+            why = "it has no host, and the allow list has no names"
+            raise _bad(str(everywhere[0]), why)
+        narrowed = {rule if rule.ports else rule.replace(ports=PORTS) for rule in named}
+        entries = (entries - named) | narrowed
+        texts = [str(host if host.ports != PORTS else host.replace(ports=())) for host in narrowed]
+        found = {rule.replace(host=host) for rule in everywhere for host in texts}
+    found |= {rule for rule in parsed if rule.host}
+    entries |= {rule.host_rule() for rule in found if not rule.deny}
+    for rule in found:
+        if rule.deny and not any(not other.deny and _meet(rule, other) for other in found):
+            raise PolicyError(
+                f"the rule {str(rule)!r} only refuses, and no other rule allows a request to its host",
+                why="as soon as a host has a rule, every request to it needs one that allows it",
+                fix=f"add '* {rule.host}/**'",
+            )
+    if len(found) > _MOST:
+        why = f"they are {len(found)}"
+        raise PolicyError(f"a network has at most {_MOST} HTTP rules", why=why, fix="use * and ** in them")
+    return entries, tuple(sorted(found, key=str))
+
+
+def git_read_rules(repositories: Iterable[str]) -> list[HttpRule]:
+    """Return the rules that allow `git fetch` from these repositories, and nothing else."""
+    found = []
+    for repository in repositories:
+        host, _, path = repository.partition("/")
+        path = "/" + (path.rstrip("/") or "**")
+        found += [
+            HttpRule("GET", f"{path}/info/refs?service=git-upload-pack", host),
+            HttpRule("POST", f"{path}/git-upload-pack", host),
+        ]
+    return found
+
+
+def _meet(refusing: HttpRule, allowing: HttpRule) -> bool:
+    """Whether both rules can be about the same host."""
+    one, other = refusing.host_rule(), allowing.host_rule()
+    names = (one.host, f"any.{one.host}"), (other.host, f"any.{other.host}")
+    return any(other.covers(name) for name in names[0]) or any(one.covers(name) for name in names[1])
 
 
 def _bad(text: str, why: str) -> PolicyError:

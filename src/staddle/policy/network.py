@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..hostnames import HostRule
+    from .http_rules import HttpRule
 
 MODES = ("deny", "open", "loopback", "allow")
 #: Seconds that a connection waits for an answer of `on_connect` (default, maximum).
@@ -30,16 +31,18 @@ class Network(Value):
     rules: tuple[HostRule, ...] = ()
     #: Addresses of the nameservers for the allowed hosts (default: those of this host).
     dns: tuple[str, ...] = ()
+    #: Rules about HTTP requests, each with its host. Requests to other hosts are not inspected.
+    http: tuple[HttpRule, ...] = ()
 
     def __post_init__(self) -> None:
         check.one_of("network mode", self.mode, MODES, PolicyError)
         is_list = self.mode == "allow"
-        is_wrong = bool(self.rules) != is_list or bool(self.dns and not is_list)
+        is_wrong = bool(self.rules) != is_list or bool((self.dns or self.http) and not is_list)
         if is_wrong or (self.ports and self.mode != "loopback"):
             raise PolicyError(
                 f"network mode {self.mode!r} does not go with these ports, rules or nameservers",
                 fix="make it with Network.deny(), open(), loopback() or allow()",
-                why="ports are for loopback, rules and dns for allow",
+                why="ports are for loopback, rules, dns and http for allow",
             )
 
     @classmethod
@@ -60,24 +63,53 @@ class Network(Value):
         return cls("loopback", ports=tuple(sorted({checked_port(port) for port in several(ports, "ports")})))
 
     @classmethod
-    def allow(cls, *hosts: str, dns: Iterable[str] = ()) -> Network:
+    def allow(cls, *hosts: str, dns: Iterable[str] = (), http: Iterable[HttpRule | str] = ()) -> Network:
         """Allow only these hosts; without any, refuse all. See `hosts` for the syntax.
 
-        `dns` lists the addresses of nameservers to ask instead of this host's own.
+        `dns` lists the addresses of nameservers to ask instead of this host's own. With `http`, only requests
+        that a rule allows reach the rule's host: `"GET api.github.com/repos/**"`. A rule without a host is
+        about every name in `hosts`. A rule with a host also allows the host, at ports 80 and 443 unless the
+        rule has others. Requests to hosts without a rule are not inspected.
         """
         servers = _nameservers(dns)
-        if not hosts:
+        if not hosts and not http:
             return cls("deny")
         from ..hostnames import parse
 
         rules = {parse(host) for host in hosts}
+        requests: tuple[HttpRule, ...] = ()
+        if http:
+            from .http_rules import with_hosts
+
+            rules, requests = with_hosts(rules, http)
         if all(rule.deny for rule in rules):
             raise PolicyError(
                 "this allow list has only refusals in it",
                 why="entries that start with '!' take away from what the others allow",
                 fix="add what should be reached, or use Network.deny()",
             )
-        return cls("allow", rules=tuple(sorted(rules, key=str)), dns=servers)
+        return cls("allow", rules=tuple(sorted(rules, key=str)), dns=servers, http=requests)
+
+    @classmethod
+    def git_read_only(cls, *repositories: str) -> Network:
+        """Allow `git clone` and `git fetch` over HTTPS, and refuse `git push`.
+
+        A repository is a host or the beginning of a path: `"github.com"`, `"github.com/acme/**"`.
+        """
+        from .http_rules import git_read_rules
+
+        return cls.allow(http=git_read_rules(repositories))
+
+    def with_http(self, *rules: HttpRule | str) -> Network:
+        """Return a copy with more rules about HTTP requests, for an allow list or a denied network."""
+        if self.mode not in ("allow", "deny"):
+            raise PolicyError(
+                f"the network {self.mode} cannot have rules about HTTP requests",
+                why="only the destinations of an allow list go through the inspector",
+                fix="use Network.allow(..., http=[...])",
+            )
+        entries = (str(rule) for rule in self.rules)
+        return Network.allow(*entries, dns=self.dns, http=(*self.http, *rules))
 
     @classmethod
     def packages(
@@ -116,7 +148,8 @@ class Network(Value):
 
     def __str__(self) -> str:
         if self.mode == "allow":
-            return f"allow {', '.join(map(str, self.rules))}"
+            requests = f"; requests {', '.join(map(str, self.http))}" if self.http else ""
+            return f"allow {', '.join(map(str, self.rules))}{requests}"
         ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
         return self.mode + ports
 

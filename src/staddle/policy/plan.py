@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, Literal
 
+    from .egress_secret import EgressSecret
     from .limits import Limits
     from .network import Network
 
@@ -181,6 +182,13 @@ class Plan(Value):
     redact: bool = True
     #: Devices of the host that may be used, besides those of every sandbox.
     devices: tuple[Device, ...] = ()
+    #: Secrets that stay outside. Until the sandbox opens, their variables have no placeholders yet.
+    secrets: tuple[EgressSecret, ...] = ()
+
+    @property
+    def is_inspected(self) -> bool:
+        """Whether requests go through the HTTP inspector."""
+        return bool(self.network.http or self.secrets)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the command starts with."""
@@ -231,7 +239,9 @@ class Plan(Value):
                 *((f"not {shown(c.path)}", c.origin) for c in self.closed),
             ],
         )
-        yield "network", [(str(self.network), "")]
+        yield "network", [(str(self.network.replace(http=())), "")]
+        yield "HTTP requests", [(str(rule), "http") for rule in self.network.http]
+        yield "secrets that stay outside", [(shown(str(secret)), "secrets") for secret in self.secrets]
         yield (
             "variables",
             [(f"{v.name}={'(hidden)' if v.secret else shown(v.value)}", v.origin) for v in self.variables],

@@ -14,11 +14,13 @@ from .network import Network
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal, Self
 
     from ..command_rules.rules import CommandRules
     from ..paths import AnyPath
+    from .egress_secret import EgressSecret
+    from .http_rules import HttpRule
 
     World = Literal["root", "writable"]
 
@@ -65,6 +67,8 @@ class Policy(Value):
     gpu: tuple[str, ...]
     #: Character devices in /dev, each by its path.
     devices: tuple[str, ...]
+    #: Secrets that stay outside; see `with_egress_secret`.
+    secrets: tuple[EgressSecret, ...]
 
     #: Path of the file that the policy came from, with all links to it. No write grant may cover it. Not part
     #: of the value.
@@ -96,6 +100,7 @@ class Policy(Value):
         redact: bool | Iterable[str] = True,
         gpu: Iterable[str] = (),
         devices: Iterable[AnyPath] = (),
+        secrets: Iterable[EgressSecret] = (),
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` makes protected names writable.
 
@@ -112,7 +117,8 @@ class Policy(Value):
         decides who may create directories in `/` in a session: only the sandbox's root, or also its user
         ("writable"). `redact` hides the values of secret variables (`Secret`, and names and values that look
         like secrets) in output, events, messages and logs. A list names more such variables; False hides
-        nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`.
+        nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`. Of
+        `secrets` the sandbox sees only placeholders; see `with_egress_secret`.
         """
         if rules is not None:
             _check_rules(rules)
@@ -154,6 +160,7 @@ class Policy(Value):
             redact=redact if isinstance(redact, bool) else checked_names(redact, "redact"),
             gpu=_gpus(gpu),
             devices=tuple(sorted({_device(path) for path in check.several(devices, "devices")})),
+            secrets=_secrets(secrets),
         )
 
     @classmethod
@@ -260,6 +267,34 @@ class Policy(Value):
         """
         return self.replace(devices=(*self.devices, *paths))
 
+    def with_http(self, *rules: HttpRule | str) -> Policy:
+        """Return a copy with more rules about HTTP requests: `"GET api.github.com/repos/**"`.
+
+        A rule with a host also allows the host. See `Network.allow`.
+        """
+        return self.replace(network=self.network.with_http(*rules))
+
+    def with_egress_secret(
+        self,
+        name: str,
+        source: str | Callable[[], str],
+        hosts: Iterable[str],
+        *,
+        header: str = "",
+        query: str = "",
+        basic: str = "",
+        placeholder: str = "",
+    ) -> Policy:
+        """Return a copy with a secret that stays outside: inside, the variable `name` has a placeholder.
+
+        The value replaces it in requests to `hosts`, in the place that `header`, `query` or `basic` names.
+        The network must be an allow list with these hosts. See `EgressSecret`.
+        """
+        from .egress_secret import EgressSecret
+
+        made = EgressSecret(name, source, tuple(hosts), header, query, basic, placeholder)
+        return self.replace(secrets=(*self.secrets, made))
+
     @property
     def secret_names(self) -> tuple[str, ...]:
         """The variables that are secrets because the policy names them."""
@@ -321,6 +356,14 @@ def _base(base: AnyPath, system: bool) -> str:
     bare = "/" not in path and path[0] not in ".~"
     written = isinstance(base, str) and not base.startswith("./")
     return path if written or not bare else f"./{path}"
+
+
+def _secrets(secrets: object) -> tuple[EgressSecret, ...]:
+    if isinstance(secrets, tuple) and not secrets:
+        return ()
+    from .egress_secret import checked_secrets  # rarely needed
+
+    return checked_secrets(secrets)
 
 
 def _names(names: object) -> tuple[str, ...]:

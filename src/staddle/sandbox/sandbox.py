@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing import IO, Any, Literal, Never, Self, Unpack
 
     from ..command_rules.rules import CommandRules
+    from ..egress_request import EgressRequest
     from ..enforcement import BackendName, Enforcement, Mode
     from ..events import Event
     from ..ipc.agent_client import SpawnedProcess
@@ -100,9 +101,11 @@ class Sandbox:
     under the policy itself. `keep` names the changes, so that they
     stay after `close()` for the next sandbox of that name and `staddle diff`. `on_connect` decides about
     destinations that the policy's network leaves open; any answer but True within `on_connect_timeout`
-    seconds refuses them. `on_command` is called before each command starts, `on_violation` for each refusal
-    during a command, `on_result` after it; their errors propagate from the call. `audit` is a file, a stream
-    or a function that receives a record of each of these and of every state change; see `staddle audit`.
+    seconds refuses them. `on_request` decides in the same way about HTTP requests that no rule allows; the
+    answer "always" also allows equal requests later. `on_command` is called before each command starts,
+    `on_violation` for each refusal during a command, `on_result` after it; their errors propagate from the
+    call. `audit` is a file, a stream or a function that receives a record of each of these and of every state
+    change; see `staddle audit`.
     `identity`, `environment` and `base` replace the policy's fields. `workspace_at` is another path inside at
     which the workspace is also mounted; commands start there. `name`, `labels` and `id` identify it.
 
@@ -139,13 +142,14 @@ class Sandbox:
         freeze: bool | None = False,
         history: bool | Literal["interpreter"] = False,
         learn: bool | Literal["refuse"] = False,
+        on_request: Callable[[Event], Any] | None = None,
         **unknown: Never,
     ) -> None:
         asked = (workspace, policy, backend, mode, best_effort, env, keep, on_connect, on_connect_timeout)
         hooks = (on_command, on_result, on_violation, audit)
         rare: dict[str, Any] = {"workspace_at": workspace_at, "name": name, "labels": labels}
         rare |= {"identity": identity, "environment": environment, "base": base, "workdir": workdir}
-        rare |= {"freeze": freeze, "history": history, "learn": learn, **unknown}
+        rare |= {"freeze": freeze, "history": history, "learn": learn, "on_request": on_request, **unknown}
         unmistaken(lambda: owned(lambda: self._begin(sandbox_settings.settings(*asked, *hooks, **rare))))
 
     def _begin(self, settings: sandbox_settings.SandboxSettings, snapshot: Snapshot | None = None) -> None:
@@ -428,6 +432,11 @@ class Sandbox:
         """Return the network attempts since the last call: allowed, refused, failed."""
         inside = self._now()
         return () if inside.network is None else inside.redacted(inside.network.events())
+
+    def requests(self) -> list[EgressRequest]:
+        """Return the HTTP requests to hosts with HTTP rules or secrets: the last thousand."""
+        inside = self._now()
+        return [] if inside.network is None else inside.network.requests()
 
     def upload_tar(self, f: ByteSource, path: AnyPath = ".", *, user: User = None) -> None:
         """Unpack a tar (plain or gzip), read from `f`, into the directory `path`, created if missing.

@@ -49,6 +49,7 @@ _LOCAL = {
         "a function cannot be called from the server",
         "give ask=True, then use questions() and answer()",
     ),
+    "on_request": ("a function cannot be called from the server", "write rules for the requests"),
     **dict.fromkeys(
         ("on_command", "on_result", "on_violation", "audit"),
         ("a function cannot be called from the server", "read client.events()"),

@@ -45,6 +45,7 @@ class Connection:
         "_ending",
         "_foreign",
         "_give_up",
+        "_is_inspected",
         "_look_until",
         "_looking",
         "_name",
@@ -68,6 +69,7 @@ class Connection:
         self._addresses: list[tuple[str, int]] = []
         self._ahead = False  # whether the server is connected
         self._looking = True
+        self._is_inspected = context.is_inspected(name, verdict.port)
         self._opening, self._pieces = b"", 0
         self._closed = self._ending = False
         self._queued: list[Flow] = []  # flows that have more to move
@@ -164,7 +166,8 @@ class Connection:
     def judge_again(self, network: Network) -> None:
         """Close the connection if the changed rules refuse its destination. Exposed ports stay open."""
         verdict = self._verdict
-        if verdict.rule != EXPOSED and not decide(verdict.host, verdict.port, network).allowed:
+        is_other = self._is_inspected != self._context.is_inspected(self._name, verdict.port)
+        if verdict.rule != EXPOSED and (is_other or not decide(verdict.host, verdict.port, network).allowed):
             self.fail("refused", "the network of the sandbox was changed")
 
     def look_at_the_clock(self, now: float, idle: float) -> None:
@@ -251,7 +254,8 @@ class Connection:
     def _connected(self, server: _socket.socket) -> None:
         self._ahead = True
         self._context.events.about("allowed", self._verdict)
-        self._down = Flow(server, self._client, self._context.budget)
+        if not self._is_inspected:
+            self._down = Flow(server, self._client, self._context.budget)
         if not self._looking:
             self._open_up()
         self._move(self._up, self._down)
@@ -279,7 +283,7 @@ class Connection:
                     continue
             why = "its opening comes in too many pieces"
             if seen is not None:
-                why = objection(seen, self._name, self._context.network)
+                why = objection(seen, self._name, self._context.network) or self._uninspectable(seen)
             if why:
                 self.fail("refused", why)
                 return
@@ -292,9 +296,40 @@ class Connection:
         """Let the client's bytes through, starting with the bytes that were held back."""
         if self._server is None or not self._ahead:
             return
+        if self._is_inspected:
+            self._hand_over(self._server)
+            return
         self._up = Flow(self._client, self._server, self._context.budget)
         self._up.put(self._opening)
         self._opening = b""
+
+    # Connections of hosts with HTTP rules or secrets.
+
+    def _uninspectable(self, seen: sniff.Opening) -> str:
+        """Return the reason why a connection cannot be inspected although its host has to be, or nothing."""
+        if self._is_inspected:
+            is_plain = seen.protocol == "other"
+            return "only HTTP can be inspected, and this is neither TLS nor HTTP" if is_plain else ""
+        if self._context.is_inspected(seen.name, self._verdict.port):
+            return f"{seen.name} has HTTP rules or secrets, and is reached here by an address"
+        return ""
+
+    def _hand_over(self, server: _socket.socket) -> None:
+        inspector, opening, self._opening = self._context.inspector, self._opening, b""
+        if inspector is None or self._name is None:
+            self.fail("refused", "there is no HTTP inspector")
+            return
+
+        def done(is_sent: bool) -> None:
+            if not is_sent:
+                self.fail("refused", "the HTTP inspector is gone, or has too much to do")
+            elif not self._closed:
+                self._foreign = True  # the inspector has copies: closing them does not unregister them
+                self.close()
+
+        for side in (self._client, server):
+            self._context.loop.forget(side.fileno())
+        inspector.hand_over(self._name, self._verdict.port, opening, (self._client, server), done)
 
     # Relaying.
 

@@ -17,9 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
 
+    from ...hostnames import HostRule
     from ..rules.rules import Protocol, Verdict
     from .dns_client import DnsClient
     from .host_channel import Approvals
+    from .inspector import InspectorSocket
 
 #: Number of cached decisions.
 MOST_DECISIONS = 1024
@@ -39,6 +41,9 @@ class GatewayContext:
         self.budget = Budget()
         #: Opened before the gateway confines itself, because it cannot create such a socket afterwards.
         self._routes = Netlink()
+        #: Entries of hosts that the HTTP inspector serves, and the socket to it.
+        self.inspected: tuple[HostRule, ...] = ()
+        self.inspector: InspectorSocket | None = None
         self._answers: dict[tuple[str, str, int, Protocol, bool], Verdict] = {}
 
     def resolved(self, name: str, address: str, port: int, protocol: Protocol = "tcp") -> Verdict:
@@ -52,6 +57,10 @@ class GatewayContext:
                 self._answers.clear()
             known = self._answers[key] = resolved(name, address, port, self.network, protocol, own=own)
         return known
+
+    def is_inspected(self, name: str | None, port: int) -> bool:
+        """Whether connections to this name go to the HTTP inspector."""
+        return name is not None and any(rule.matches(name, port) for rule in self.inspected)
 
     def ended(self, connection: object) -> None:
         """Called when a connection has closed, so that another one fits."""

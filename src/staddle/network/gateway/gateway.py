@@ -11,6 +11,7 @@ import _socket
 import errno
 import os
 
+from ...hostnames import parse
 from ...ipc.gateway_messages import (
     LONGEST,
     MOST_DESCRIPTORS,
@@ -35,6 +36,7 @@ from .context import MOST_DECISIONS, GatewayContext
 from .dns_client import DnsClient
 from .dns_server import DnsServer
 from .host_channel import Approvals
+from .inspector import InspectorSocket
 from .loop import INPUT
 from .tcp_relay import reset
 from .udp_relay import UdpRelay
@@ -108,6 +110,9 @@ class Gateway(GatewayContext):
                 self._flush(turn)
             else:
                 order = decode_sockets(data, len(sockets))
+                if [kind for kind, _, _ in order.labels] == ["inspector"]:
+                    self.inspector = InspectorSocket(self.loop, sockets[0])
+                    return
                 if not self._listeners:
                     self.events.send_flush(0)  # tells the host that the gateway runs, see `UnreadSockets`
                 self.dns_server.v6 = self.dns_server.v6 or order.v6
@@ -127,6 +132,7 @@ class Gateway(GatewayContext):
 
     def _set(self, settings: GatewaySettings) -> None:
         self.network = _network(settings)
+        self.inspected = tuple(map(parse, settings.inspected))
         self.addresses = synthetic.Addresses(exact_names(self.network))
         self.budget.most_bytes = settings.most_bytes
         self.dns_client = DnsClient(self.loop, settings.nameservers, settings.hosts)
@@ -138,6 +144,7 @@ class Gateway(GatewayContext):
     def _change(self, settings: GatewaySettings) -> None:
         """Apply other rules from now on, and close connections that they do not allow."""
         self.network = _network(settings)
+        self.inspected = tuple(map(parse, settings.inspected))
         self._decisions.clear()
         self._answers.clear()
         self.dns_server.forget()

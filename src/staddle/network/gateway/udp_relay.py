@@ -69,6 +69,8 @@ class UdpRelay:
             return None
         host = name or _socket.inet_ntop(_socket.AF_INET if len(to) == 4 else _socket.AF_INET6, to)
         verdict = decide(host, port, context.network, "udp")
+        if context.is_inspected(name, port):  # HTTP/3
+            verdict = verdict.replace(allowed=False, rule="its requests are inspected over TCP only")
         if not verdict.allowed:
             context.events.about("refused", verdict)
             return None

@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 
 #: Simultaneous calls, and questions that wait for a turn: as many as a gateway waits for.
 _AT_ONCE, _WAITING = 8, 32
+#: Requests that "always" allows.
+_REMEMBERED = 1024
 _LONGEST = 300
 _COROUTINE = 0x80 | 0x100  # CO_COROUTINE, CO_ITERABLE_COROUTINE
 
 
 class ApprovalCalls:
     """Calls `on_connect` and passes its answers on. Thread-safe; starts threads only for questions."""
+
+    name = "on_connect"
 
     def __init__(self, on_connect: OnConnect, network: Network, seconds: int) -> None:
         self._ask, self._network, self._seconds = on_connect, network, seconds
@@ -80,6 +84,11 @@ class ApprovalCalls:
 
     def _decided(self, question: ConnectQuestion, note: Callable[[Event], None]) -> bool | None:
         """Return the decision of `on_connect`. Anything except True refuses; None asks again next time."""
+        found = self._judged(question)
+        return found if isinstance(found, bool) else self._answered(found, note)
+
+    def _judged(self, question: ConnectQuestion) -> Event | bool:
+        """Return the event to ask about, or the decision if there is nothing to ask."""
         from ...hostnames import special
         from ..rules.rules import decide
 
@@ -92,31 +101,62 @@ class ApprovalCalls:
         # The addresses of a name are unknown here; they are judged once resolved.
         kind = special(verdict.host) or "a public address" if _is_address(verdict.host) else ""
         rule = f"{verdict.rule}; it is {kind}" if kind else verdict.rule
-        try:
-            answer = self._ask(Event("question", what, rule, verdict.allow))
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            note(Event("note", what, f"refused, because on_connect raised {text[:_LONGEST]}"))
-            return False
+        return Event("question", what, rule, verdict.allow)
+
+    def _accepted(self, answer: object, event: Event) -> bool | None:
+        """Return the decision that a valid answer is. Raises ValueError for any other answer."""
         if answer is True or answer is False or answer is None:
             return answer
+        raise ValueError("not an answer")
+
+    def _answered(self, event: Event, note: Callable[[Event], None]) -> bool | None:
+        what = event.what
+        try:
+            answer = self._ask(event)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            note(Event("note", what, f"refused, because {self.name} raised {text[:_LONGEST]}"))
+            return False
+        try:
+            return self._accepted(answer, event)
+        except ValueError:
+            pass
         close = getattr(answer, "close", None) if hasattr(answer, "__await__") else None
         if close is not None:
             close()  # prevents the warning that it was never awaited
         said = "something to be awaited" if hasattr(answer, "__await__") else repr(answer)[:_LONGEST]
-        note(Event("note", what, f"refused, because on_connect returned {said}, which is not True"))
+        note(Event("note", what, f"refused, because {self.name} returned {said}, which is not True"))
         return False
 
 
-def checked(on_connect: object, *, awaited: bool) -> OnConnect | None:
+class RequestApprovals(ApprovalCalls):
+    """Calls `on_request` about HTTP requests that no rule allows. "always" also allows equal ones later."""
+
+    name = "on_request"
+
+    def __init__(self, on_request: OnConnect, network: Network, seconds: int) -> None:
+        super().__init__(on_request, network, seconds)
+        self._always: set[str] = set()
+
+    def _judged(self, question: ConnectQuestion) -> Event | bool:
+        text = question.host  # METHOD HOST[:PORT]/PATH, which is also the rule that would allow it
+        return text in self._always or Event("question", text, "no rule allows this request", text)
+
+    def _accepted(self, answer: object, event: Event) -> bool | None:
+        if answer == "always" and len(self._always) < _REMEMBERED:
+            self._always.add(event.what)
+        return True if answer == "always" else super()._accepted(answer, event)
+
+
+def checked(on_connect: object, *, awaited: bool, name: str = "on_connect") -> OnConnect | None:
     """Return `on_connect` if it can be called. Accepts a coroutine function only if `awaited`."""
     if on_connect is None:
         return None
-    on_connect = check.function("on_connect", on_connect, "give a function that takes an Event")
+    on_connect = check.function(name, on_connect, "give a function that takes an Event")
     code = getattr(on_connect, "__code__", None) or getattr(type(on_connect).__call__, "__code__", None)
     if not awaited and code is not None and code.co_flags & _COROUTINE:
         raise InvalidCall(
-            "on_connect is a coroutine function",
+            f"{name} is a coroutine function",
             why="there is no event loop here to await it on",
             fix="use AsyncSandbox, or an ordinary function",
         )

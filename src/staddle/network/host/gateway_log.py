@@ -13,11 +13,14 @@ import time
 from ...background import start_thread
 from ...events import Event
 from ...ipc.gateway_messages import Attempt, ConnectQuestion, encode_decision
+from ...ipc.wire import send
 from .gateway_process import receive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ...egress_request import EgressRequest
     from .approval_calls import ApprovalCalls
+    from .inspector_process import InspectorProcess
 
 #: Number of stored destinations. Further ones are only counted.
 MOST = 64
@@ -37,6 +40,7 @@ class GatewayLog:
         self._child = 0
         self._approvals: ApprovalCalls | None = None
         self._copies: _socket.socket | None = None
+        self._inspector: InspectorProcess | None = None
 
     def keep_copies(self) -> int:
         """Return the end of a socket over which the launcher sends copies of the gateway's sockets."""
@@ -48,6 +52,12 @@ class GatewayLog:
         """Return the other end, from which the copies can be read."""
         copies, self._copies = self._copies, None
         return copies
+
+    def inspect_with(self, inspector: InspectorProcess) -> None:
+        """Connect the gateway to the HTTP inspector, which this log closes in the end."""
+        self._inspector = inspector
+        message, descriptors = inspector.for_gateway()
+        send(self._socket, message, descriptors)
 
     def fileno(self) -> int:
         """Return the descriptor, readable when there is something to read; -1 after `finish`."""
@@ -71,8 +81,15 @@ class GatewayLog:
         """Read in a separate thread until the gateway exits, for callers that do not read themselves."""
         start_thread(self._attend, "staddle-network-log")
 
+    def requests(self) -> list[EgressRequest]:
+        """Return the last HTTP requests to inspected hosts."""
+        return [] if self._inspector is None else self._inspector.requests()
+
     def events(self) -> tuple[Event, ...]:
-        """Return all refused destinations, and notes from the gateway about itself."""
+        """Return all refused destinations and requests, and notes from the gateway about itself."""
+        for event in () if self._inspector is None else self._inspector.events(everything=True):
+            if event.kind == "refused" or event.what == "HTTP requests":
+                self._add(event)
         with self._lock:
             found = tuple(self._events.values())
         if not self._more:
@@ -117,6 +134,9 @@ class GatewayLog:
             self._socket.close()
             if self._copies is not None:
                 self._copies.close()
+        if self._inspector is not None:
+            self._inspector.flush()
+            self._inspector.close()
 
     def _attend(self) -> None:
         poll = select.poll()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ...policy.network import Network
+    from ...policy.plan import Plan
 
 
 def receive(socket: _socket.socket, most: int) -> tuple[list[Report], bool]:
@@ -127,11 +128,22 @@ class GatewayBounds(Value):
     idle: int = 0
     most_bytes: int = 0
     asks: int = 0
+    #: Hosts whose connections go to the HTTP inspector.
+    inspected: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in self._fields:
+        for name in ("connections", "idle", "most_bytes", "asks"):
             least = 1 if name == "connections" else 0
             check.count(f"{name} of a network gateway", getattr(self, name), least, error=PolicyError)
+
+
+def inspected(plan: Plan, network: Network) -> tuple[str, ...]:
+    """Return the hosts whose connections go to the HTTP inspector while `network` applies."""
+    if not network.http and not plan.secrets:
+        return ()
+    from ...policy.egress import inspected_hosts
+
+    return inspected_hosts(plan, network)
 
 
 class GatewayProcess:
@@ -375,6 +387,7 @@ def settings(
         bounds.idle,
         bounds.most_bytes,
         bounds.asks,
+        inspected=bounds.inspected,
     )
 
 

@@ -17,13 +17,16 @@ _ENVIRONMENT = {"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _PATIENCE = 2000
 
 
-def spawn(socket: int, ready: int = -1) -> int:
+def spawn(
+    socket: int, ready: int = -1, program: str = "gateway/__main__.py", words: tuple[str, ...] = ()
+) -> int:
     """Start a gateway with `socket` as its end of the pair. Returns its pid; OSError if it cannot start.
 
-    It exits with this process. It writes to `ready` when it is confined and has its first sockets.
+    It exits with this process. It writes to `ready` when it is confined and has its first sockets. `program`
+    is another one of this package that is started in the same way, with `words`.
     """
-    program = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gateway/__main__.py")
-    argv = [os.path.realpath(sys.executable), "-I", "-S", program, str(os.getpid())]
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), program)
+    argv = [os.path.realpath(sys.executable), "-I", "-S", path, str(os.getpid()), *words]
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [(os.POSIX_SPAWN_DUP2, socket, 0)]
     if ready >= 0:
         actions.append((os.POSIX_SPAWN_DUP2, ready, 1))

@@ -86,25 +86,27 @@ async def _tell_refusals(inside: OpenSandbox) -> tuple[Event, ...]:
 class AsyncSandbox(InThreads, SandboxNames):
     """A confined place to run commands in, as `Sandbox`, for asyncio.
 
-    Use it with `async with`, or call `close()` at the end. The first use opens it. `on_connect` may be a
-    coroutine function, which is awaited on the loop that opened the sandbox. Hooks may be coroutine functions
-    as well; the task that runs the command awaits them.
+    Use it with `async with`, or call `close()` at the end. The first use opens it. `on_connect` and
+    `on_request` may be coroutine functions, which are awaited on the loop that opened the sandbox. Hooks may
+    be coroutine functions as well; the task that runs the command awaits them.
     """
 
     @same_arguments(Sandbox.__init__)
     def __init__(self, workspace: Any = None, policy: Any = None, **options: Any) -> None:
         settings = sandbox_settings.settings(workspace, policy, awaited=True, **options)
-        on_connect = options.get("on_connect")
+        on_connect, on_request = options.get("on_connect"), options.get("on_request")
         decider = None if on_connect is None else OnTheLoop(on_connect, settings.asks)
-        self._begin(settings, lambda: Sandbox._of(settings.replace(on_connect=decider)), decider)
+        requests = None if on_request is None else OnTheLoop(on_request, settings.request_seconds)
+        decided = settings.replace(on_connect=decider, on_request=requests)
+        self._begin(settings, lambda: Sandbox._of(decided), tuple(filter(None, (decider, requests))))
 
     def _begin(
         self,
         settings: sandbox_settings.SandboxSettings,
         make: Callable[[], Sandbox],
-        decider: OnTheLoop | None = None,
+        deciders: tuple[OnTheLoop, ...] = (),
     ) -> None:
-        self._settings, self._make, self._decider = settings, make, decider
+        self._settings, self._make, self._deciders = settings, make, deciders
         self._sandbox: Sandbox | None = None
         self._closed = False
         self._opening = asyncio.Lock()
@@ -500,8 +502,8 @@ class AsyncSandbox(InThreads, SandboxNames):
             _refuse_other_loops()
             async with self._opening:
                 if self._sandbox is None and not self._closed:
-                    if self._decider is not None:
-                        self._decider.loop = asyncio.get_running_loop()
+                    for decider in self._deciders:
+                        decider.loop = asyncio.get_running_loop()
                     with await room_for(TO_OPEN):
                         self._sandbox = await in_thread(lambda: first_alone(self._make), undo=Sandbox.close)
         return self._now()
@@ -509,7 +511,7 @@ class AsyncSandbox(InThreads, SandboxNames):
     def _around(self, sandbox: Sandbox) -> Self:
         """Wrap an open sandbox, with this one's settings."""
         made = type(self).__new__(type(self))
-        made._begin(self._settings, self._make, self._decider)
+        made._begin(self._settings, self._make, self._deciders)
         made._sandbox = sandbox
         return made
 

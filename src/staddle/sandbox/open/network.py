@@ -23,9 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ...egress_request import EgressRequest
     from ...ipc.agent_client import AgentClient
     from ...ipc.gateway_messages import ConnectQuestion
     from ...network.host.approval_calls import ApprovalCalls, OnConnect
+    from ...network.host.inspector_process import InspectorProcess
     from ...policy.plan import Plan
 
 _LONGEST = 1 << 16
@@ -144,11 +146,12 @@ class SandboxNetwork:
         gateway_socket: _socket.socket | None = None,
         copies: _socket.socket | None = None,
         filtered: bool = False,
+        inspector: InspectorProcess | None = None,
     ) -> None:
         """Prepare the network. If it is `filtered`, the gateway starts at once, because that takes a moment.
 
         `gateway_socket` connects to a gateway that the launcher starts and gives its sockets to; on `copies`
-        the launcher sends duplicates.
+        the launcher sends duplicates. The network closes the HTTP `inspector` in the end.
         """
         self._lock = threading.Lock()
         self._deciding = _deciding(plan, on_connect)
@@ -165,15 +168,18 @@ class SandboxNetwork:
         self._has_failed = False  # to start another one
         #: Network and approval seconds of the gateway, for its replacement.
         self._settings = plan.network, plan.asks
+        self._plan, self.inspector = plan, inspector
         self._exposed: list[forward.ExposedPort] = []
         #: Called with every event, while the lock is held.
         self.on_event: Callable[[Event], None] | None = None
         self._given = gateway_socket is not None
         self._copies = None if copies is None else SocketCopies(copies)
         if gateway_socket is not None:
-            self._watch(gateway_process.GatewayProcess(gateway_socket, 0))
+            gateway = self._watch(gateway_process.GatewayProcess(gateway_socket, 0))
+            if inspector is not None:
+                gateway.tell(*inspector.for_gateway())
         elif filtered:
-            self._watch(_started(*self._settings))
+            self._watch(self._started())
         if self._deciding is not None:
             self._attend()
 
@@ -200,7 +206,7 @@ class SandboxNetwork:
             gateway = self._gateway
             if gateway is None:
                 self._settings = Network.deny(), 0
-                gateway = self._watch(_started(*self._settings))
+                gateway = self._watch(self._started())
             handoff = self._attached(agent, gateway)
             exposed = forward.ExposedPort(port, host_port)
             try:
@@ -221,7 +227,9 @@ class SandboxNetwork:
             # First: a restarted gateway must not apply the old rules.
             self._settings = network, asks
             try:
-                self._gateway.change(network, gateway_process.GatewayBounds(asks=asks))
+                if self.inspector is not None:
+                    self.inspector.change(network)
+                self._gateway.change(network, self._bounds())
             except LaunchFailed:
                 pass  # it was killed; the next one starts with them
             self._collect(everything=True)
@@ -234,6 +242,10 @@ class SandboxNetwork:
             self._events.clear()
             self._unclaimed = 0
             return found
+
+    def requests(self) -> list[EgressRequest]:
+        """Return the last HTTP requests to inspected hosts."""
+        return [] if self.inspector is None else self.inspector.requests()
 
     @property
     def alive(self) -> bool:
@@ -283,6 +295,26 @@ class SandboxNetwork:
             handoff.close()
         if self._copies is not None:
             self._copies.close()
+        if self.inspector is not None:
+            self.inspector.close()
+
+    def _bounds(self) -> gateway_process.GatewayBounds:
+        """Return the bounds of a gateway for the current settings."""
+        network, asks = self._settings
+        return gateway_process.GatewayBounds(
+            asks=asks, inspected=gateway_process.inspected(self._plan, network)
+        )
+
+    def _started(self) -> gateway_process.GatewayProcess:
+        """Start a gateway, and connect it to the inspector."""
+        gateway = gateway_process.start(self._settings[0], self._bounds())
+        if self.inspector is not None:
+            try:
+                gateway.tell(*self.inspector.for_gateway())
+            except BaseException:
+                gateway.close()
+                raise
+        return gateway
 
     def _attached(self, agent: AgentClient, gateway: gateway_process.GatewayProcess | None) -> _socket.socket:
         if self._handoff is None:
@@ -342,7 +374,7 @@ class SandboxNetwork:
         self._restarts.append(now)
         started: gateway_process.GatewayProcess | None = None
         try:
-            started = _started(*self._settings)
+            started = self._started()
             if self._copies is not None:
                 self._copies.give(started)
             elif self._handoff is not None:
@@ -366,6 +398,9 @@ class SandboxNetwork:
             return
         for attempt in gateway.all_attempts() if everything else gateway.attempts():
             self._keep(gateway_process.event(attempt))
+        if self.inspector is not None:
+            for event in self.inspector.events(everything=everything):
+                self._keep(event)
         self._tell_state(gateway)
         for question in gateway.questions():
             if self._deciding is not None:
@@ -439,10 +474,6 @@ class SandboxNetwork:
                     forward.feed(gateway, self._handoff.fileno())
                 except (OSError, StaddleError):
                     continue  # the gateway or the sandbox has ended
-
-
-def _started(network: Network, asks: int) -> gateway_process.GatewayProcess:
-    return gateway_process.start(network, gateway_process.GatewayBounds(asks=asks))
 
 
 def _deciding(plan: Plan, on_connect: OnConnect | None) -> ApprovalCalls | None:

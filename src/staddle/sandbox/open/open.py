@@ -16,6 +16,7 @@ from ...interrupts import uninterrupted
 from ...layers.store import no_room
 from ...linux import process_tree
 from ...linux.process import parent_of
+from ...observe.redaction import secrets_of
 from ...policy.own_places import make_own
 from . import as_root
 from .decide import decide, workspace_kind
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ...ipc.agent_client import AgentClient
     from ...ipc.opened_shell import OpenedShell
     from ...network.host.approval_calls import OnConnect
+    from ...network.host.inspector_process import InspectorProcess
     from ...policy.limits import Limits
     from ...policy.plan import Plan
     from ..workspace.overlay import OverlayWorkspace
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from .limits import SandboxLimits
     from .network import SandboxNetwork
     from .settings import SandboxSettings
+
+
+#: Backends with a gateway, which hands connections over to the HTTP inspector.
+_INSPECTED = ("namespaces", "bwrap", "systemd")
 
 
 def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = None) -> SandboxHandle:
@@ -126,8 +132,29 @@ def _open_with(
         decided.enforced.tell_once()
     if decided.plan.guards:
         make_own(decided.plan)
+    if not decided.plan.is_inspected or decided.backend.name not in _INSPECTED:
+        return _open_decided(settings, decided, workspace)
+    from ...network.host.inspector_process import inspected
+
+    plan, inspector = inspected(decided.plan, settings.on_request, settings.request_seconds)
+    environment = plan.environment() if decided.environment else {}
+    decided = decided.replace(plan=plan, environment=environment, secrets=secrets_of(plan))
+    try:
+        return _open_decided(settings, decided, workspace, inspector)
+    except BaseException:
+        if inspector is not None:
+            inspector.close()
+        raise
+
+
+def _open_decided(
+    settings: SandboxSettings,
+    decided: Decision,
+    workspace: SandboxWorkspace | None,
+    inspector: InspectorProcess | None = None,
+) -> SandboxHandle:
     if decided.backend.name == "namespaces":
-        return _spawn(decided, workspace, settings.on_connect)
+        return _spawn(decided, workspace, settings.on_connect, inspector)
     from ...launch.view import find_program
     from .via_backend import launch_agent
 
@@ -145,7 +172,9 @@ def _open_with(
         opened = None
         if decided.backend.name == "landlock" and settings.on_connect is None:
             opened = _with_spare(decided, bash, workspace, after)
-        return opened or launch_agent(decided.backend, plan, bash, settings.on_connect, after)
+        return opened or launch_agent(
+            decided.backend, plan, bash, settings.on_connect, after, inspector=inspector
+        )
 
     try:
         # Uninterrupted: until its agent answers, nobody owns what a backend has prepared.
@@ -213,7 +242,10 @@ def _in_private_directory(plan: Plan) -> tuple[Plan, Callable[[], None]]:
 
 
 def _spawn(
-    decided: Decision, workspace: SandboxWorkspace | None, on_connect: OnConnect | None
+    decided: Decision,
+    workspace: SandboxWorkspace | None,
+    on_connect: OnConnect | None,
+    inspector: InspectorProcess | None = None,
 ) -> SandboxHandle:
     """Open a sandbox from the fork server."""
     from ...forkserver import client
@@ -233,7 +265,8 @@ def _spawn(
         as_root.prepare(layers, plan)
     if layers and plan.world == "writable":
         as_root.open_root(layers, plan)
-    network, limits = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered), None
+    network = SandboxNetwork(plan, on_connect, filtered=decided.is_filtered, inspector=inspector)
+    limits = None
     try:
         limits = _sandbox_limits(plan.limits, workspace)
         taken = client.open_sandbox(

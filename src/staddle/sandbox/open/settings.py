@@ -58,6 +58,9 @@ class SandboxSettings(Value):
     freeze: bool | None = False
     history: History = False
     learning: Learning | None = None
+    #: Callback for HTTP requests that no rule allows, and its timeout in seconds.
+    on_request: OnConnect | None = None
+    request_seconds: int = 0
 
 
 def settings(  # noqa: PLR0917 - Sandbox's parameters
@@ -84,14 +87,14 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
     """Check the arguments of a Sandbox, without probing the host's backends.
 
     With `awaited`, an event loop can await callbacks. `overrides` are the policy's fields that a sandbox
-    takes as arguments (identity, environment, base), `workdir`, `freeze`, `history` and `learn`.
+    takes as arguments (identity, environment, base), `workdir`, `freeze`, `history`, `learn`, `on_request`.
     """
     if policy is None:
         policy = _USUAL[0] if _USUAL else default_policy()
         _USUAL[:] = [policy]
     policy = check.instance("policy", policy, Policy, "use Policy.agent()", PolicyError)
     freeze, history = overrides.pop("freeze", False), overrides.pop("history", False)
-    learn = overrides.pop("learn", False)
+    learn, on_request = overrides.pop("learn", False), overrides.pop("on_request", None)
     given = {field: value for field, value in overrides.items() if value is not None}
     workdir = given.pop("workdir", None)
     if given:
@@ -142,6 +145,9 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
 
         hooks = checked_hooks(on_command, on_result, on_violation, audit, awaited=awaited)
     more: dict[str, Any] = {} if learning is None else {"learning": learning}
+    about_requests: dict[str, Any] = {}
+    if on_request is not None:
+        about_requests = _request_decider(on_request, on_connect_timeout, policy, awaited=awaited)
     if not (workspace_at is name is labels is None):
         from .settings import checked_labels, checked_place, checked_title
 
@@ -162,7 +168,18 @@ def settings(  # noqa: PLR0917 - Sandbox's parameters
 
         more["history"] = checked_history(history, str(mode))
     return SandboxSettings(
-        workspace, policy, str(backend), str(mode), best_effort, variables, kept, decider, asks, hooks, **more
+        workspace,
+        policy,
+        str(backend),
+        str(mode),
+        best_effort,
+        variables,
+        kept,
+        decider,
+        asks,
+        hooks,
+        **more,
+        **about_requests,
     )
 
 
@@ -197,6 +214,19 @@ def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConn
     from ...network.host.approval_calls import checked
 
     return checked(on_connect, awaited=awaited), seconds
+
+
+def _request_decider(on_request: object, timeout: object, policy: Policy, *, awaited: bool) -> dict[str, Any]:
+    from ...network.host.approval_calls import checked
+
+    if not policy.network.http:
+        raise InvalidCall(
+            "on_request has nothing to decide",
+            why="no host of the network has HTTP rules, so no request is inspected",
+            fix='use Network.allow(http=["GET api.example.com/**"])',
+        )
+    seconds = int(PATIENCE) if timeout is PATIENCE else whole_seconds(timeout)
+    return {"on_request": checked(on_request, awaited=awaited, name="on_request"), "request_seconds": seconds}
 
 
 def _kept_name(keep: object, mode: str) -> str:
@@ -288,7 +318,7 @@ _ELSEWHERE = {
 _OPTIONS = (
     *("workspace", "policy", "backend", "mode", "best_effort", "env", "keep", "on_connect"),
     *("on_connect_timeout", "on_command", "on_result", "on_violation", "audit", "workspace_at", "name"),
-    *("labels", "identity", "environment", "base", "workdir", "freeze", "history", "learn"),
+    *("labels", "identity", "environment", "base", "workdir", "freeze", "history", "learn", "on_request"),
 )
 #: All options of a command.
 _COMMAND_OPTIONS = (

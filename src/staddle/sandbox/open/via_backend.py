@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ...ipc.opened_shell import OpenedShell
     from ...launch.contract import Launch
     from ...network.host.approval_calls import OnConnect
+    from ...network.host.inspector_process import InspectorProcess
     from ...policy.plan import Plan
     from .limits import SandboxLimits
     from .network import SandboxNetwork
@@ -46,6 +47,8 @@ def launch_agent(
     bash: str,
     on_connect: OnConnect | None = None,
     after: Callable[[], None] | None = None,
+    *,
+    inspector: InspectorProcess | None = None,
 ) -> tuple[AgentClient, OpenedShell, int | None, SandboxNetwork | None, SandboxLimits | None]:
     """Start an agent in a new sandbox of `backend`, with a shell.
 
@@ -80,7 +83,7 @@ def launch_agent(
             limits = LaunchedLimits(plan.limits, launch.limited, scratch)
             limits.launched_by(started.process.pid)
         standalone.send_code(ours)
-        network = _network(backend, launch, plan, on_connect)
+        network = _network(backend, launch, plan, on_connect, inspector)
         agent = AgentClient(ours.detach(), lambda: _end(started, network, limits, after), kill=started.kill)
         # With the agent's own environment: only the backend knows the paths of home and /tmp.
         return agent, agent.shell({}, "", bash), launch.uid, network, limits
@@ -102,7 +105,11 @@ def launch_agent(
 
 
 def _network(
-    backend: Backend, launch: Launch, plan: Plan, on_connect: OnConnect | None
+    backend: Backend,
+    launch: Launch,
+    plan: Plan,
+    on_connect: OnConnect | None,
+    inspector: InspectorProcess | None,
 ) -> SandboxNetwork | None:
     if backend.name not in _OWN_NETWORK or plan.network.mode == "open":
         return None
@@ -111,7 +118,8 @@ def _network(
     log = launch.gateway_log
     if log is None:
         return SandboxNetwork(plan, on_connect)
-    return SandboxNetwork(plan, on_connect, gateway_socket=log.take_socket(), copies=log.take_copies())
+    socket, copies = log.take_socket(), log.take_copies()
+    return SandboxNetwork(plan, on_connect, gateway_socket=socket, copies=copies, inspector=inspector)
 
 
 def _end(
