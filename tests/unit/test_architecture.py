@@ -48,6 +48,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("network/__init__.py", "network/rules"),
     ("network/namespace",),
     ("network/gateway",),
+    ("network/inspection",),
     ("network/host",),
     ("observe",),
     ("launch",),
