@@ -10,7 +10,7 @@ from .http2 import Http2Relay
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .inspector import Inspector
+    from .context import InspectionContext
 
 #: Seconds for handshakes, for a head, without a byte, and for a client to read the last answer.
 _HANDSHAKES, _HEAD, _IDLE, _LAST = 20.0, 10.0, 300.0, 5.0
@@ -25,7 +25,12 @@ class InspectedConnection:
     """A connection from the gateway's message to its close. `place` is (name, port, encrypted)."""
 
     def __init__(
-        self, inspector: Inspector, sockets: list[_socket.socket], name: str, port: int, opening: bytes
+        self,
+        inspector: InspectionContext,
+        sockets: list[_socket.socket],
+        name: str,
+        port: int,
+        opening: bytes,
     ) -> None:
         self.inspector = inspector
         encrypted = opening[:1] == bytes([_HANDSHAKE_RECORD])

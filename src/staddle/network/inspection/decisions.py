@@ -35,12 +35,12 @@ _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _PIECE = re.compile(r"/\*\*/|\*\*|\*|%[0-9A-Fa-f]{2}|.", re.DOTALL)
 
 
-class Unreadable(ValueError):
+class AmbiguousRequest(ValueError):
     """Servers could read this request in different ways. The text says why."""
 
 
 class RequestVerdict(Value):
-    """What the rules say. `rule` is the text of the rule; `undecided`: no rule is about this request."""
+    """The answer of the rules. `rule` is the text of the rule; `undecided`: no rule is about this request."""
 
     allowed: bool
     rule: str
@@ -104,7 +104,7 @@ def decide(
     try:
         path, _, query = split_target(target)
         readings, queries = path_readings(path), query_readings(query)
-    except Unreadable as error:
+    except AmbiguousRequest as error:
         return RequestVerdict(False, "", str(error))
     about = [rule for rule in rules if rule.host.matches(host, port)]
     if not about and otherwise:
@@ -124,31 +124,34 @@ def decide(
 
 
 def split_target(target: str) -> tuple[str, str, str]:
-    """Split path, question mark and query. Raises Unreadable for anything but an ordinary path."""
+    """Split path, question mark and query. Raises AmbiguousRequest for anything but an ordinary path."""
     if len(target) > LONGEST_PATH:
-        raise Unreadable(f"the path is longer than {LONGEST_PATH} characters")
+        raise AmbiguousRequest(f"the path is longer than {LONGEST_PATH} characters")
     if not target.startswith("/"):
-        raise Unreadable("the target of a request is a path that begins with /")
+        raise AmbiguousRequest("the target of a request is a path that begins with /")
     if not _PRINTABLE.fullmatch(target) or "#" in target:
-        raise Unreadable("the path has a character that no request has")
+        raise AmbiguousRequest("the path has a character that no request has")
     return target.partition("?")
 
 
 def path_readings(path: str) -> frozenset[str]:
-    """Return the ways in which servers read an escaped path. Raises Unreadable if one of them is refused."""
+    """Return the ways in which servers read an escaped path.
+
+    Raises AmbiguousRequest if one of them is refused.
+    """
     if _BAD_ESCAPE.search(path):
-        raise Unreadable("the path has a % without two hexadecimal digits")
+        raise AmbiguousRequest("the path has a % without two hexadecimal digits")
     if "%00" in path:
-        raise Unreadable("the path has a control character")
+        raise AmbiguousRequest("the path has a control character")
     if _TWICE.search(path):
-        raise Unreadable("the path is escaped twice")
+        raise AmbiguousRequest("the path is escaped twice")
     readings = set()
     for slash in ("/", LETTER):
         raw = unquote_to_bytes(re.sub("%2f", slash, path, flags=re.IGNORECASE))
         try:
             readings.add(raw.decode())
         except UnicodeDecodeError:
-            raise Unreadable("the path is not UTF-8") from None
+            raise AmbiguousRequest("the path is not UTF-8") from None
     readings |= {unicodedata.normalize("NFKC", each) for each in readings if not each.isascii()}
     # A server that decodes before it splits sees the end of the path at an escaped ? or #.
     readings |= {re.split(r"[?#]", each, maxsplit=1)[0] for each in readings}
@@ -156,11 +159,11 @@ def path_readings(path: str) -> frozenset[str]:
     readings |= {re.sub(r"/{2,}", "/", each) for each in readings}
     for each in readings:
         if "\\" in each:
-            raise Unreadable("the path has a backslash, which some servers read as a slash")
+            raise AmbiguousRequest("the path has a backslash, which some servers read as a slash")
         if _CONTROL.search(each):
-            raise Unreadable("the path has a control character")
+            raise AmbiguousRequest("the path has a control character")
         if any(part.strip() in (".", "..") for part in re.split(r"[/\0]", each)):
-            raise Unreadable("the path has a . or .. segment")
+            raise AmbiguousRequest("the path has a . or .. segment")
     return frozenset(readings)
 
 
@@ -170,7 +173,7 @@ def query_readings(query: str) -> tuple[tuple[tuple[str, str], ...], ...]:
     for separators in ("&", "[&;]"):
         parts = re.split(separators, query) if query else []
         if len(parts) > _PARAMETERS:
-            raise Unreadable(f"the query has more than {_PARAMETERS} parameters")
+            raise AmbiguousRequest(f"the query has more than {_PARAMETERS} parameters")
         pairs = (part.partition("=") for part in parts)
         readings.append(tuple((unquote_plus(key), unquote_plus(value)) for key, _, value in pairs))
     return tuple(readings)

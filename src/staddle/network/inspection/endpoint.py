@@ -120,7 +120,7 @@ class ServerTls:
 
 
 class Offer:
-    """What a client offers in its ClientHello: a server name and protocols."""
+    """The protocols that a client offers in its ClientHello."""
 
     def __init__(self) -> None:
         self.protocols: list[str] = []

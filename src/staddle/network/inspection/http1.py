@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import h11
 
-from .request import InspectedRequest, Refused
+from .request import InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .connection import InspectedConnection
+    from .context import RelayContext
     from .substitution import Headers
 
 #: The longest head. The answer of a slow head is a timeout of the connection.
@@ -21,7 +21,7 @@ _REASONS = {400: b"Bad Request", 403: b"Forbidden", 421: b"Misdirected Request"}
 class Http1Relay:
     """The requests of one connection, one after the other."""
 
-    def __init__(self, connection: InspectedConnection) -> None:
+    def __init__(self, connection: RelayContext) -> None:
         self._connection = connection
         self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)
         self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)
@@ -87,7 +87,7 @@ class Http1Relay:
             try:
                 if not self._client_event() and not self._server_event():
                     return
-            except Refused as error:
+            except RequestRefused as error:
                 self._refuse(error.status, str(error))
 
     # The client's side.
@@ -98,7 +98,7 @@ class Http1Relay:
         try:
             event = self._down.next_event()
         except h11.RemoteProtocolError as error:
-            raise Refused(error.error_status_hint, f"the request is not valid HTTP: {error}") from None
+            raise RequestRefused(error.error_status_hint, f"the request is not valid HTTP: {error}") from None
         if not isinstance(event, h11.Event):
             return False
         if isinstance(event, h11.Request):
@@ -132,7 +132,7 @@ class Http1Relay:
         elif verdict.undecided and request.ask(lambda allowed: self._answered(allowed, verdict.why)):
             self._waiting = True
         else:
-            raise Refused(403, verdict.why)
+            raise RequestRefused(403, verdict.why)
 
     @staticmethod
     def _is_websocket(method: str, headers: Headers) -> bool:
@@ -151,10 +151,10 @@ class Http1Relay:
             return
         try:
             if not allowed:
-                raise Refused(403, f"{why}, and it was not allowed when asked")
+                raise RequestRefused(403, f"{why}, and it was not allowed when asked")
             self._request.rule = "allowed when asked"
             self._forward()
-        except Refused as error:
+        except RequestRefused as error:
             self._refuse(error.status, str(error))
         self._connection.resume()
 
@@ -163,7 +163,7 @@ class Http1Relay:
         request = self._request
         assert request is not None  # noqa: S101 - the callers have one
         if self._connection.failure:
-            raise Refused(502, self._connection.failure)
+            raise RequestRefused(502, self._connection.failure)
         target, headers = request.outgoing()
         # h11 has read the framing: it is one of these, and never both.
         if any(name == b"transfer-encoding" for name, _ in request.headers):
@@ -176,13 +176,13 @@ class Http1Relay:
     def _to_server(self, event: h11.Event) -> None:
         server = self._connection.server
         if server is None:
-            raise Refused(502, self._connection.failure or "the server has closed the connection")
+            raise RequestRefused(502, self._connection.failure or "the server has closed the connection")
         try:
             parts = self._up.send_with_data_passthrough(event)
         except h11.LocalProtocolError as error:
             if self._up.our_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR):
-                raise Refused(502, "the server has closed the connection") from None
-            raise Refused(400, f"the request is not valid HTTP: {error}") from None
+                raise RequestRefused(502, "the server has closed the connection") from None
+            raise RequestRefused(400, f"the request is not valid HTTP: {error}") from None
         server.send(b"".join(parts or ()))
 
     # The server's side.
@@ -193,11 +193,11 @@ class Http1Relay:
         try:
             event = self._up.next_event()
         except h11.RemoteProtocolError as error:
-            raise Refused(502, f"the answer is not valid HTTP: {error}") from None
+            raise RequestRefused(502, f"the answer is not valid HTTP: {error}") from None
         if not isinstance(event, h11.Event):
             return False
         if isinstance(event, h11.ConnectionClosed):
-            raise Refused(502, "the server closed the connection without an answer")
+            raise RequestRefused(502, "the server closed the connection without an answer")
         if isinstance(event, h11.Response) and self._request.is_stale(event.status_code):
             self._held, self._held_bytes = [], 0
         if self._held is not None:
@@ -243,7 +243,7 @@ class Http1Relay:
                 self._to_server(h11.EndOfMessage())
             else:
                 self._release()
-        except Refused as error:
+        except RequestRefused as error:
             self._refuse(error.status, str(error))
         self._connection.resume()
 
@@ -276,7 +276,7 @@ class Http1Relay:
             try:
                 parts = self._down.send_with_data_passthrough(each)
             except h11.LocalProtocolError as error:
-                raise Refused(502, f"the answer cannot be passed on: {error}") from None
+                raise RequestRefused(502, f"the answer cannot be passed on: {error}") from None
             self._connection.client.send(b"".join(parts or ()))
         if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
             self._switch()
@@ -356,7 +356,7 @@ class Http1Relay:
             return
         try:
             request.raw(len(data))
-        except Refused as error:
+        except RequestRefused as error:
             request.report("refused", str(error))
             connection.abort()
             return

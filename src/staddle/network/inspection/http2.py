@@ -15,13 +15,13 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from .request import InspectedRequest, Refused
+from .request import InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .connection import InspectedConnection
+    from .context import RelayContext
     from .substitution import Headers
 
 STREAMS = 100
@@ -43,7 +43,7 @@ class _Body:
         self.trailers: Headers = []
 
 
-class _Stream:
+class _RequestStream:
     """One request with its numbers on both sides (server: 0 until it is sent)."""
 
     def __init__(self, number: int, request: InspectedRequest) -> None:
@@ -58,13 +58,13 @@ class _Stream:
 class Http2Relay:
     """All requests of one connection."""
 
-    def __init__(self, connection: InspectedConnection) -> None:
+    def __init__(self, connection: RelayContext) -> None:
         self._connection = connection
         self._down = _connection(client=False)
         self._up = _connection(client=True)
-        self._streams: dict[int, _Stream] = {}
-        self._by_up: dict[int, _Stream] = {}
-        self._queue: deque[_Stream] = deque()  # for a free stream of the server
+        self._streams: dict[int, _RequestStream] = {}
+        self._by_up: dict[int, _RequestStream] = {}
+        self._queue: deque[_RequestStream] = deque()  # for a free stream of the server
         self._resets = self._finished = 0
         self._going = False  # the server takes no new streams
         self._flush()
@@ -175,10 +175,10 @@ class Http2Relay:
         else:
             self._guard(stream, lambda: self._to_client(stream, event))
 
-    def _guard(self, stream: _Stream, work: Any) -> None:
+    def _guard(self, stream: _RequestStream, work: Any) -> None:
         try:
             work()
-        except Refused as error:
+        except RequestRefused as error:
             self._refuse(stream, error.status, str(error))
 
     # Requests.
@@ -192,17 +192,17 @@ class Http2Relay:
             for name in (b":method", b":path", b":authority", b":scheme")
         )
         request = InspectedRequest(connection.inspector, connection.place, "HTTP/2", method, target)
-        stream = self._streams[number] = _Stream(number, request)
+        stream = self._streams[number] = _RequestStream(number, request)
         self._guard(stream, lambda: self._judge(stream, headers, authority, scheme))
 
-    def _judge(self, stream: _Stream, headers: Headers, authority: str, scheme: str) -> None:
+    def _judge(self, stream: _RequestStream, headers: Headers, authority: str, scheme: str) -> None:
         request = stream.request
         names = [name for name, _ in headers if name[:1] == b":"]
         if sorted(names) != sorted({*names}) or set(names) - set(_PSEUDO) or scheme != "https":
-            raise Refused(400, "its pseudo-headers are not those of a request to a web server")
+            raise RequestRefused(400, "its pseudo-headers are not those of a request to a web server")
         rest = [(name, value) for name, value in headers if name[:1] != b":"]
         if any(name in (b"connection", b"transfer-encoding", b"upgrade") for name, _ in rest):
-            raise Refused(400, "it has a header of HTTP/1.1's connections")
+            raise RequestRefused(400, "it has a header of HTTP/1.1's connections")
         hosts = [value.decode("latin-1") for name, value in rest if name == b"host"]
         hosts += [authority] if authority else []
         verdict = request.decide(hosts, [each for each in rest if each[0] != b"host"])
@@ -211,16 +211,16 @@ class Http2Relay:
         elif verdict.undecided and request.ask(lambda allowed: self._answered(stream, allowed, verdict.why)):
             stream.waiting = True
         else:
-            raise Refused(403, verdict.why)
+            raise RequestRefused(403, verdict.why)
 
-    def _answered(self, stream: _Stream, allowed: bool, why: str) -> None:
+    def _answered(self, stream: _RequestStream, allowed: bool, why: str) -> None:
         stream.waiting = False
         if stream.ended:
             return
 
         def go_on() -> None:
             if not allowed:
-                raise Refused(403, f"{why}, and it was not allowed when asked")
+                raise RequestRefused(403, f"{why}, and it was not allowed when asked")
             stream.request.rule = "allowed when asked"
             self._forward(stream)
 
@@ -228,10 +228,10 @@ class Http2Relay:
         self._pump()
         self._connection.resume()
 
-    def _forward(self, stream: _Stream) -> None:
+    def _forward(self, stream: _RequestStream) -> None:
         """Send the head to the server, or wait until it takes another stream."""
         if self._connection.failure or self._going or self._connection.server is None:
-            raise Refused(
+            raise RequestRefused(
                 502, self._connection.failure or "the server takes no more requests on this connection"
             )
         if self._up.open_outbound_streams >= self._up.remote_settings.max_concurrent_streams:
@@ -251,22 +251,22 @@ class Http2Relay:
         try:
             self._up.send_headers(stream.up, [*zip(pseudo[::2], pseudo[1::2], strict=True), *headers], ends)
         except h2.exceptions.ProtocolError as error:
-            raise Refused(400, f"the request is not valid HTTP/2: {error}") from None
+            raise RequestRefused(400, f"the request is not valid HTTP/2: {error}") from None
         body.is_sent = ends
 
-    def _request_data(self, stream: _Stream, data: bytes, length: int) -> None:
+    def _request_data(self, stream: _RequestStream, data: bytes, length: int) -> None:
         try:
             stream.to_server.pieces.append((stream.request.request_data(data), length))
-        except Refused:
+        except RequestRefused:
             self._acknowledge(self._down, length, stream.down)
             raise
 
-    def _request_trailers(self, stream: _Stream, trailers: Headers) -> None:
+    def _request_trailers(self, stream: _RequestStream, trailers: Headers) -> None:
         stream.to_server.trailers = stream.request.request_trailers(trailers)
 
     # Answers.
 
-    def _to_client(self, stream: _Stream, event: h2.events.Event) -> None:
+    def _to_client(self, stream: _RequestStream, event: h2.events.Event) -> None:
         request, body = stream.request, stream.to_client
         if isinstance(event, h2.events.ResponseReceived | h2.events.InformationalResponseReceived):
             status = _status(event)
@@ -276,12 +276,12 @@ class Http2Relay:
             try:
                 self._down.send_headers(stream.down, [(b":status", str(status).encode()), *headers])
             except h2.exceptions.ProtocolError as error:
-                raise Refused(502, f"the answer cannot be passed on: {error}") from None
+                raise RequestRefused(502, f"the answer cannot be passed on: {error}") from None
         elif isinstance(event, h2.events.DataReceived):
             length = event.flow_controlled_length or 0
             try:
                 body.pieces.append((request.response_data(bytes(event.data or b"")), length))
-            except Refused:
+            except RequestRefused:
                 self._acknowledge(self._up, length, stream.up)
                 raise
         elif isinstance(event, h2.events.TrailersReceived):
@@ -295,7 +295,7 @@ class Http2Relay:
             self._reset(self._down, stream.down, event.error_code or _CODES.CANCEL)
             self._forget(stream)
 
-    def _hold(self, stream: _Stream, event: h2.events.Event) -> None:
+    def _hold(self, stream: _RequestStream, event: h2.events.Event) -> None:
         held = stream.held
         assert held is not None  # noqa: S101 - the caller has checked
         held.append(event)
@@ -310,14 +310,14 @@ class Http2Relay:
             stream.waiting = True
             stream.request.refresh(lambda newer: self._refreshed(stream, newer))
 
-    def _release(self, stream: _Stream) -> None:
+    def _release(self, stream: _RequestStream) -> None:
         held, stream.held = stream.held or [], None
         stream.request.kept = None
         for event in held:
             if not stream.ended:
                 self._guard(stream, lambda event=event: self._to_client(stream, event))
 
-    def _refreshed(self, stream: _Stream, newer: bool) -> None:
+    def _refreshed(self, stream: _RequestStream, newer: bool) -> None:
         stream.waiting = False
         if stream.ended:
             return
@@ -340,7 +340,7 @@ class Http2Relay:
 
     # Ends.
 
-    def _refuse(self, stream: _Stream, status: int, why: str) -> None:
+    def _refuse(self, stream: _RequestStream, status: int, why: str) -> None:
         """Answer instead of the server, or reset an answer that has begun. Other streams go on."""
         request = stream.request
         if not stream.answered:
@@ -365,10 +365,10 @@ class Http2Relay:
                 self._reset(self._down, stream.down, _CODES.CANCEL)
         self._forget(stream)
 
-    def _fail(self, stream: _Stream, why: str) -> None:
+    def _fail(self, stream: _RequestStream, why: str) -> None:
         self._refuse(stream, 502, why)
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: _RequestStream) -> None:
         """Forget a stream, and acknowledge what was not passed on."""
         stream.ended = True
         for body, source, number in (

@@ -23,7 +23,7 @@ from .connection import InspectedConnection
 from .decisions import compile_rules
 from .endpoint import ClientContext, ServerContext
 from .messages import LONGEST, InspectionSettings, decode, exactly, secret_value, settings
-from .request import Refused
+from .request import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Inspector:
         self._number = 0
         self._second, self._reported = 0, 0
         self._merged: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._usage: dict[HostRule, _Usage] = {}
+        self._usage: dict[HostRule, _HostUsage] = {}
         self._wiped: dict[tuple[str, int], tuple[InspectedSecret, ...]] = {}
         self._settings: InspectionSettings
         self._authority: Authority
@@ -100,7 +100,7 @@ class Inspector:
         self.secrets = found.secrets
         self._wiped.clear()
         kept = self._usage
-        self._usage = {limit.host: kept.get(limit.host, _Usage()).bound(limit) for limit in found.limits}
+        self._usage = {limit.host: kept.get(limit.host, _HostUsage()).bound(limit) for limit in found.limits}
 
     # Messages of the host program.
 
@@ -277,13 +277,13 @@ class Inspector:
         self._refreshing.append((names, then, now + _REFRESH))
 
     def count_request(self, host: str, port: int) -> None:
-        """Count a request. Raises Refused at a limit."""
+        """Count a request. Raises RequestRefused at a limit."""
         for rule, usage in self._usage.items():
             if rule.matches(host, port):
                 usage.request(rule, self.loop.now)
 
     def count_bytes(self, host: str, port: int, count: int) -> None:
-        """Count bytes of a body. Raises Refused at a limit."""
+        """Count bytes of a body. Raises RequestRefused at a limit."""
         for rule, usage in self._usage.items():
             if rule.matches(host, port):
                 usage.moved(rule, count)
@@ -363,15 +363,15 @@ class Inspector:
         return bool(self._connections or self._asked or self._refreshing or self._merged)
 
 
-class _Usage:
-    """What was used of one limit."""
+class _HostUsage:
+    """Requests and bytes that count towards one limit."""
 
     def __init__(self) -> None:
         self._limit: HostLimit | None = None
         self._requests = self._bytes = 0
         self._tokens = self._since = 0.0
 
-    def bound(self, limit: HostLimit) -> _Usage:
+    def bound(self, limit: HostLimit) -> _HostUsage:
         """Apply a limit to what was used so far."""
         if self._limit is None or self._limit.rate != limit.rate:
             self._tokens = float(limit.rate)
@@ -379,28 +379,28 @@ class _Usage:
         return self
 
     def request(self, host: HostRule, now: float) -> None:
-        """Count a request. Raises Refused."""
+        """Count a request. Raises RequestRefused."""
         limit = self._limit
         assert limit is not None  # noqa: S101 - `bound` has set it
         if limit.requests and self._requests >= limit.requests:
-            raise Refused(429, f"the limit of {limit.requests} requests to {host} is reached")
+            raise RequestRefused(429, f"the limit of {limit.requests} requests to {host} is reached")
         if limit.bytes and self._bytes >= limit.bytes:
-            raise Refused(429, f"the limit of {limit.bytes} bytes of {host} is reached")
+            raise RequestRefused(429, f"the limit of {limit.bytes} bytes of {host} is reached")
         if limit.rate:
             self._tokens = min(float(limit.rate), self._tokens + (now - self._since) * limit.rate / 60)
             self._since = now
             if self._tokens < 1:
-                raise Refused(429, f"the limit of {limit.rate} requests a minute to {host} is reached")
+                raise RequestRefused(429, f"the limit of {limit.rate} requests a minute to {host} is reached")
             self._tokens -= 1
         self._requests += 1
 
     def moved(self, host: HostRule, count: int) -> None:
-        """Count bytes. Raises Refused."""
+        """Count bytes. Raises RequestRefused."""
         limit = self._limit
         assert limit is not None  # noqa: S101 - `bound` has set it
         self._bytes += count
         if limit.bytes and self._bytes > limit.bytes:
-            raise Refused(429, f"the limit of {limit.bytes} bytes of {host} is reached")
+            raise RequestRefused(429, f"the limit of {limit.bytes} bytes of {host} is reached")
 
 
 def serve(socket: int, starter: int) -> NoReturn:

@@ -59,7 +59,7 @@ class HostLimit(Value):
 
 
 class InspectionSettings(Value):
-    """What the host program asks for. `asks` is the time to wait for a person (0: do not ask)."""
+    """Settings from the host program. `asks` is the time to wait for a person (0: do not ask)."""
 
     rules: tuple[HttpRule, ...]
     secrets: tuple[InspectedSecret, ...]

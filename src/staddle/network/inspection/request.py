@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .inspector import Inspector
+    from .context import InspectionContext
     from .substitution import Headers, Wiper
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -39,7 +39,7 @@ MOST_KEPT = 64 << 10
 _LONGEST_SHOWN = 512
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The request is answered by the inspector. `status` is the answer's; the text says why."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -51,7 +51,12 @@ class InspectedRequest:
     """A request on its way. Headers are lower-case names and values without the pseudo-headers."""
 
     def __init__(
-        self, inspector: Inspector, place: tuple[str, int, bool], protocol: str, method: str, target: str
+        self,
+        inspector: InspectionContext,
+        place: tuple[str, int, bool],
+        protocol: str,
+        method: str,
+        target: str,
     ) -> None:
         self._inspector, self._place = inspector, place
         self.host, self.port, self.encrypted = place
@@ -73,13 +78,15 @@ class InspectedRequest:
     # The request.
 
     def decide(self, authority: list[str], headers: Headers, *, upgrades: bool = False) -> RequestVerdict:
-        """Check the head and decide about it. Raises Refused for a head that no rule can allow."""
+        """Check the head and decide about it. Raises RequestRefused for a head that no rule can allow."""
         self._check_head(headers, upgrades)
         names = (
             {self.host, f"{self.host}:{self.port}"} if self._is_default() else {f"{self.host}:{self.port}"}
         )
         if not authority or any(each.lower().removesuffix(".") not in names for each in authority):
-            raise Refused(421, f"the request is not for {self.host}, which this connection was opened to")
+            raise RequestRefused(
+                421, f"the request is not for {self.host}, which this connection was opened to"
+            )
         methods = [self.method]
         methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
         inspector = self._inspector
@@ -98,25 +105,27 @@ class InspectedRequest:
     def _check_head(self, headers: Headers, upgrades: bool) -> None:
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-                raise Refused(400, "a header has a character that no header has")
+                raise RequestRefused(400, "a header has a character that no header has")
             if name in _REROUTING:
-                raise Refused(403, f"the header {name.decode()} could name another path or host")
+                raise RequestRefused(403, f"the header {name.decode()} could name another path or host")
             if name == b"connection":
                 for listed in value.lower().split(b","):
                     if listed.strip() not in _LISTED:
-                        raise Refused(400, "its Connection header lists a header that a server may decide by")
+                        raise RequestRefused(
+                            400, "its Connection header lists a header that a server may decide by"
+                        )
             if name == b"upgrade" and not upgrades:
-                raise Refused(403, "a connection is upgraded to WebSocket only")
+                raise RequestRefused(403, "a connection is upgraded to WebSocket only")
             if name == b"content-length" and not value.isdigit():
-                raise Refused(400, "its Content-Length is no number")
+                raise RequestRefused(400, "its Content-Length is no number")
         names = [name for name, _ in headers]
         if names.count(b"content-length") > 1 or names.count(b"transfer-encoding") > 1:
-            raise Refused(400, "its length is given twice")
+            raise RequestRefused(400, "its length is given twice")
         if b"content-length" in names and b"transfer-encoding" in names:
-            raise Refused(400, "its length is given in two ways")
+            raise RequestRefused(400, "its length is given in two ways")
 
     def outgoing(self) -> tuple[str, Headers]:
-        """Return path and headers for the server, with the values of secrets. Raises Refused."""
+        """Return path and headers for the server, with the values of secrets. Raises RequestRefused."""
         inspector = self._inspector
         inspector.count_request(self.host, self.port)
         headers = [(name, value) for name, value in self.headers if name not in _HOP]
@@ -124,7 +133,7 @@ class InspectedRequest:
             target, headers, self.used = put_in(inspector.secrets, self._place, self.target, headers)
         except Misplaced as error:
             self.used = (error.name,)
-            raise Refused(403, str(error)) from None
+            raise RequestRefused(403, str(error)) from None
         if inspector.secrets_of(self.host, self.port):
             # Answers are searched for values: whole, and as plain text.
             dropped = {b"accept-encoding", *((b"range", b"if-range") if self.used else ())}
@@ -135,14 +144,14 @@ class InspectedRequest:
         return target, headers
 
     def request_data(self, data: bytes) -> bytes:
-        """Check a piece of the body. Raises Refused."""
+        """Check a piece of the body. Raises RequestRefused."""
         self._count(len(data))
         self.sent += len(data)
         try:
             self._scan.feed(data)
         except Misplaced as error:
             self.used = (error.name,)
-            raise Refused(403, str(error)) from None
+            raise RequestRefused(403, str(error)) from None
         self._kept += len(data)
         if self.kept is not None:
             self.kept.append(bytes(data))
@@ -151,18 +160,21 @@ class InspectedRequest:
         return data
 
     def request_trailers(self, trailers: Headers) -> Headers:
-        """Return the trailers that are passed on. Raises Refused for one with a placeholder."""
+        """Return the trailers that are passed on. Raises RequestRefused for one with a placeholder."""
         for name, value in trailers:
             for secret in self._inspector.secrets:
                 if secret.placeholder.encode() in name + b" " + value:
                     self.used = (secret.name,)
-                    raise Refused(403, f"the placeholder of the secret {secret.name} is in a trailer")
+                    raise RequestRefused(403, f"the placeholder of the secret {secret.name} is in a trailer")
         return self._passed(trailers)
 
     # The answer.
 
     def response_head(self, status: int, headers: Headers) -> Headers:
-        """Return the headers for the client. Raises Refused if the answer cannot be searched for secrets."""
+        """Return the headers for the client.
+
+        Raises RequestRefused if the answer cannot be searched for secrets.
+        """
         self.status = status
         headers = [(name, value) for name, value in headers if name not in _HOP and name != b"alt-svc"]
         secrets = self._inspector.secrets_of(self.host, self.port)
@@ -177,30 +189,30 @@ class InspectedRequest:
             try:
                 self._expansion = Expansion(b",".join(codings))
             except ValueError as error:
-                raise Refused(502, str(error)) from None
+                raise RequestRefused(502, str(error)) from None
             dropped = {b"content-encoding", b"content-length", b"etag", b"digest"}
         elif not self._wiper.keeps_length and not bodiless:
             dropped = {b"content-length"}
         return [(name, self._wiper.whole(value)) for name, value in headers if name not in dropped]
 
     def response_data(self, data: bytes) -> bytes:
-        """Return a piece of the body for the client. Raises Refused."""
+        """Return a piece of the body for the client. Raises RequestRefused."""
         self._count(len(data))
         self.received += len(data)
         if self._expansion is not None:
             try:
                 data = self._expansion.feed(data)
             except ValueError as error:
-                raise Refused(502, str(error)) from None
+                raise RequestRefused(502, str(error)) from None
         return data if self._wiper is None else self._wiper.feed(data)
 
     def response_end(self) -> bytes:
-        """Return the rest of the body. Raises Refused."""
+        """Return the rest of the body. Raises RequestRefused."""
         if self._expansion is not None:
             try:
                 self._expansion.end()
             except ValueError as error:
-                raise Refused(502, str(error)) from None
+                raise RequestRefused(502, str(error)) from None
         return b"" if self._wiper is None else self._wiper.end()
 
     def response_trailers(self, trailers: Headers) -> Headers:
@@ -209,7 +221,7 @@ class InspectedRequest:
         return [(name, wipe(value)) for name, value in self._passed(trailers)]
 
     def raw(self, count: int) -> None:
-        """Count bytes of a WebSocket. Raises Refused."""
+        """Count bytes of a WebSocket. Raises RequestRefused."""
         self._count(count)
 
     # After a 401.

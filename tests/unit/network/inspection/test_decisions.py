@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staddle.network.inspection.decisions import (
+    AmbiguousRequest,
     RequestVerdict,
-    Unreadable,
     compile_rules,
     decide,
     path_readings,
@@ -187,7 +187,7 @@ def test_no_server_leaves_the_allowed_directory(path: str) -> None:
 def test_the_plain_reading_is_among_the_readings(path: str) -> None:
     try:
         readings = path_readings("/" + path)
-    except (Unreadable, UnicodeEncodeError):
+    except (AmbiguousRequest, UnicodeEncodeError):
         return
     assert unquote("/" + path) in readings
 

@@ -321,9 +321,7 @@ def h2_client() -> Any:
 
 
 H2_GOOD = [(":method", "GET"), (":scheme", "https"), (":authority", NAME), (":path", "/a")]
-H2_POST = f"POST /up/a HTTP/1.1\r\n{HOST}"
-CHUNKED = "POST /up/a HTTP/1.1\r\n{host}Transfer-Encoding: chunked\r\n\r\n"
-ATTACKS = {
+H2_ATTACKS = {
     "another authority": [*H2_GOOD[:2], (":authority", "other.example"), H2_GOOD[3]],
     "another host": [*H2_GOOD, ("host", "other.example")],
     "another scheme": [H2_GOOD[0], (":scheme", "http"), *H2_GOOD[2:]],
