@@ -71,27 +71,21 @@ def table(work: Work, figures: Figures) -> str:
 
 
 def ahead(work: Work, figures: Figures) -> str:
-    """Who is better than staddle, and by how much, at the largest x that both have. Never left out."""
-    ours = [name for name in figures if name.startswith("staddle")]
-    if not ours:
-        return ""
-    better = []
-    for name, found in figures.items():
-        if name in ours or name == "nothing":
-            continue
-        best = None
-        for own in ours:
+    """Who is better than each way of staddle, and by how much, at the largest x that both have. Never left out."""
+    lines = []
+    for own in sorted(name for name in figures if name.startswith("staddle")):
+        better = []
+        for name, found in figures.items():
             common = sorted(set(map(int, found)) & set(map(int, figures[own])))
-            if common:
-                x = str(common[-1])
-                ratio = found[x]["median"] / figures[own][x]["median"]
-                ratio = 1 / ratio if work.higher_is_better else ratio
-                best = ratio if best is None else max(best, ratio)
-        if best is not None and best < 1:
-            better.append((best, f"{name} ({1 / best:.1f} times)"))
-    if not better:
-        return "No peer in this run is ahead of the best of staddle's ways."
-    return "Ahead of every way of staddle: " + ", ".join(text for _, text in sorted(better)) + "."
+            if name.startswith("staddle") or name == "nothing" or not common:
+                continue
+            ratio = figures[own][str(common[-1])]["median"] / found[str(common[-1])]["median"]
+            ratio = 1 / ratio if work.higher_is_better else ratio
+            if ratio > 1:
+                better.append((-ratio, f"{name} ({ratio:.1f} times)"))
+        who = ", ".join(text for _, text in sorted(better)) or "no peer in this run"
+        lines.append(f"* ahead of **{own}**: {who}")
+    return "\n".join(lines)
 
 
 def tables(made: dict[str, Any]) -> str:

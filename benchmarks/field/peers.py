@@ -126,7 +126,7 @@ def _sandlock(place: Place, job: Job, *, layer: bool = False) -> list[str]:
     options: dict[str, object] = {
         "fs_readable": [p for p in ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev") if os.path.exists(p)]
         + [job.workspace, *job.readable],
-        "fs_writable": [job.workspace, "/dev/null", *(["/tmp"] if layer else [])],
+        "fs_writable": [job.workspace, "/dev/null", "/tmp"],  # as in its quick start
         "cwd": job.workspace,
     }
     if job.denied:
@@ -153,13 +153,14 @@ def _firejail(_: Place, job: Job) -> list[str]:
     hidden = [f"--blacklist={path}" for path in job.denied]
     net = [] if job.host else ["--net=none"]
     return [
-        *("firejail", "--quiet", "--noprofile", *net, "--private-dev", "--read-only=/", "--caps.drop=all"),
-        *(f"--read-write={job.workspace}", "--seccomp", "--nonewprivs", *hidden, "--", *job.command),
+        *("firejail", "--quiet", "--noprofile", *net, "--private-dev", "--caps.drop=all"),
+        *("--read-only=/", "--keep-var-tmp", f"--read-write={job.workspace}", f"--private-cwd={job.workspace}"),
+        *("--seccomp", "--nonewprivs", *hidden, "--", *job.command),
     ]
 
 
 def _codex(place: Place, job: Job) -> list[str]:
-    return [place.npm("codex"), "sandbox", "-c", 'sandbox_mode="workspace-write"', "-C", job.workspace, "--", *job.command]
+    return [place.npm("codex"), "sandbox", "-c", 'sandbox_mode="workspace-write"', "--", *job.command]
 
 
 def _runsc(_: Place, job: Job) -> list[str]:
@@ -345,7 +346,7 @@ PEERS = {
             "staddle, Sandbox()",
             "a sandbox with a shell of its own, a copy-on-write workspace and snapshots: opened, used, closed",
             lambda _: [*STADDLE, "--version"],
-            only=frozenset({"start", "memory", "many"}),
+            only=frozenset({"start", "rate", "memory", "many"}),
         ),
         Peer(
             "sandlock, library",

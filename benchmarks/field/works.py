@@ -13,6 +13,7 @@ import selectors
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import textwrap
 import threading
@@ -236,7 +237,7 @@ LIBRARIES = {
     "staddle, library": """
         from staddle import Policy, wrap
         def once():
-            assert wrap(["true"], Policy.agent(), cwd=".").run().ok
+            assert wrap(["true"], Policy.agent()).run().returncode == 0
         serve(once)
     """,
     "staddle, Sandbox()": """
@@ -258,8 +259,6 @@ LIBRARIES = {
 
 
 def _python_of(field: Field, name: str) -> str:
-    import sys
-
     return sys.executable if name.startswith(("staddle", "nothing")) else field.place.python
 
 
@@ -406,6 +405,41 @@ def rates(field: Field) -> Iterator[tuple[str, int, Cell]]:
     for threads in (1, 2, 4):
         for peer in field.confining("rate"):
             yield peer.name, threads, _rate(field, peer, threads)
+        for name in filter(_RATES.__contains__, field.peers):
+            yield name, threads, _own_rate(field, name, threads)
+
+
+#: The input is a number of threads; the answer is sandboxes a second, each opened, used once and closed.
+_RATES = {
+    "staddle, Sandbox()": """
+        import threading
+        from staddle import Sandbox
+        with Sandbox() as first:
+            first.run("true", check=True)
+        print("@ready", flush=True)
+        for line in sys.stdin:
+            done, began = [], time.perf_counter()
+            def work():
+                while time.perf_counter() - began < {moment}:
+                    with Sandbox() as sandbox:
+                        sandbox.run("true", check=True)
+                    done.append(1)
+            each = [threading.Thread(target=work) for _ in range(int(line))]
+            for thread in each: thread.start()
+            for thread in each: thread.join()
+            print("@" + json.dumps([len(done) / (time.perf_counter() - began)]), flush=True)
+    """,
+}
+
+
+def _own_rate(field: Field, name: str, threads: int) -> Cell:
+    program = _RATES[name].format(moment=0.5 if field.quick else 1.0)
+
+    def once() -> float:
+        with Driver(field, _python_of(field, name), program) as driver:
+            return driver(threads)[0]
+
+    return once
 
 
 def _rate(field: Field, peer: Peer, threads: int) -> Cell:

@@ -1,0 +1,1 @@
+def tried(): return []
