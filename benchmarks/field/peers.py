@@ -86,6 +86,8 @@ class Peer:
     only: frozenset[str] = frozenset()
     #: Programs without which it cannot be started.
     needs: tuple[str, ...] = ()
+    #: The protections of the scorecard that its command line has no rule for.
+    lacks: tuple[str, ...] = ("guard",)
 
 
 def _bwrap(job: Job, *, whole: bool) -> list[str]:
@@ -198,7 +200,7 @@ def _crun(_: Place, job: Job) -> list[str]:
 
 def _docker(_: Place, job: Job) -> list[str]:
     """With whatever image is there: nothing is downloaded."""
-    images = subprocess.run(["docker", "images", "-q"], capture_output=True, text=True, check=False, timeout=20)
+    images = subprocess.run(["docker", "images", "-q"], env={"PATH": PATH}, capture_output=True, text=True, check=False, timeout=20)
     if images.returncode or not images.stdout:
         raise CannotRun(first_line(images.stderr) or "docker has no image")
     mount = f"{job.workspace}:{job.workspace}"
@@ -238,7 +240,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("nothing", "the same command, unconfined: the floor", _program("uname", "-r"), _plain, network="open"),
-        Peer("staddle", _OURS, lambda _: [*STADDLE, "--version"], _staddle, network="one address"),
+        Peer("staddle", _OURS, lambda _: [*STADDLE, "--version"], _staddle, network="one address", lacks=()),
         Peer(
             "staddle, in a layer",
             "the same, and what is written goes to a copy-on-write layer",
@@ -283,6 +285,7 @@ PEERS = {
             _srt,
             network="one address",
             needs=("node", "bwrap", "rg", "socat"),
+            lacks=(),
         ),
         Peer(
             "codex",
@@ -290,6 +293,7 @@ PEERS = {
             lambda place: [place.npm("codex"), "--version"],
             _codex,
             needs=("node",),
+            lacks=("deny",),
         ),
         Peer(
             "firejail",
@@ -305,6 +309,7 @@ PEERS = {
             _program("crun", "--version"),
             _crun,
             needs=("crun",),
+            lacks=("deny", "guard"),
         ),
         Peer(
             "podman",
@@ -313,6 +318,7 @@ PEERS = {
             _podman,
             network="open",
             needs=("podman",),
+            lacks=("deny", "guard"),
         ),
         Peer(
             "docker",
@@ -320,6 +326,7 @@ PEERS = {
             _program("docker", "--version"),
             _docker,
             needs=("docker",),
+            lacks=("deny", "guard"),
         ),
         Peer(
             "gVisor",
@@ -328,6 +335,7 @@ PEERS = {
             _runsc,
             network="open",
             needs=("runsc",),
+            lacks=("deny", "guard"),
         ),
         Peer(
             "nono",
@@ -335,6 +343,7 @@ PEERS = {
             _program("nono", "--version"),
             lambda _, job: ["nono", "run", "--allow", job.workspace, "--net-block", "--", *job.command],
             needs=("nono",),
+            lacks=("deny", "guard"),
         ),
         Peer(
             "staddle, library",

@@ -57,14 +57,21 @@ class Progress:
 
 
 def measure(
-    place: Place, peers: list[str], works: list[str], *, quick: bool = False, show: bool = True
+    place: Place,
+    peers: list[str],
+    works: list[str],
+    *,
+    quick: bool = False,
+    factor: float = 1.0,
+    most: int = 0,
+    show: bool = True,
 ) -> dict[str, Any]:
-    """The figures of one run."""
+    """The figures of one run, in `factor` of the usual time; sizes above `most` are left out."""
     asked = chosen(peers)
     there, missing = versions(place, asked)
     todo = [work for name, work in WORKS.items() if not works or name in works]
     # A run of few peers takes the time of few.
-    factor = (0.15 if quick else 1.0) * max(0.2, len(there) / len(PEERS))
+    factor *= (0.15 if quick else 1.0) * max(0.2, len(there) / len(PEERS))
     progress = Progress(todo, factor)
     figures: dict[str, Any] = {}
     refused: dict[str, dict[str, str]] = {}
@@ -72,7 +79,7 @@ def measure(
         with Field(place, {name: asked[name] for name in there}, quick=quick) as field:
             tell: Callable[[float], None] = lambda part, work=work: progress.at(work, part) if show else None  # type: ignore[misc]  # noqa: E731
             if work.seconds:
-                figures[work.name], refused[work.name] = turns(field, work, work.seconds * factor, tell)
+                figures[work.name], refused[work.name] = turns(field, work, work.seconds * factor, tell, most)
             for (other, peer, x), values in field.beside.items():
                 told = figures.setdefault(other, {}).setdefault(peer, {})
                 told[str(x)] = spread([value * 1000 for value in values])
@@ -91,11 +98,11 @@ def measure(
 
 
 def turns(
-    field: Field, work: Work, budget: float, tell: Callable[[float], None]
+    field: Field, work: Work, budget: float, tell: Callable[[float], None], most: int = 0
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """All cells of a work by turns, until its time is over; the first round of each warms it up."""
     tell(0)
-    cells = list(work.cells(field))
+    cells = [cell for cell in work.cells(field) if not most or cell[1] <= most]
     found: dict[tuple[str, int], list[float]] = {}
     refused: dict[str, str] = {}
     began = time.monotonic()

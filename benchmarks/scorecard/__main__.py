@@ -35,7 +35,9 @@ for place in /tmp /dev/shm; do
     case "$3" in "$place"/*) ;; *) mount -t tmpfs -o mode=1777 none "$place" ;; esac
 done
 uid="$2"
-shift 3
+# firejail confines nothing, and says so on no stream, if no process below 10 has the name of a kernel's.
+(printf kthreadd >/proc/self/comm; : <"$4") &
+shift 4
 exec setpriv --reuid="$uid" --regid="$uid" --clear-groups --inh-caps=-all "$@"
 """
 
@@ -52,7 +54,8 @@ def in_namespaces(asked: dict[str, Any], timeout: float = 300) -> dict[str, Any]
                 passwd.write(Path("/etc/passwd").read_text() + f"tried:x:{UID}:{UID}::{home}:/bin/sh\n")
                 passwd.flush()
                 os.chmod(passwd.name, 0o644)
-                around += ["sh", "-c", _AS_USER, "sh", passwd.name, str(UID), str(ROOT)]
+                os.mkfifo(os.path.join(home, "never-written"))
+                around += ["sh", "-c", _AS_USER, "sh", passwd.name, str(UID), str(ROOT), f"{home}/never-written"]
                 return _session(around, home, asked, timeout)
         return _session(around, home, asked, timeout)
     finally:

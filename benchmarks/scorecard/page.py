@@ -31,17 +31,30 @@ PROTECTIONS = {
     "devices": "use devices",
     "descriptors": "use a descriptor that was left open",
 }
-CONFINED, THROUGH, UNKNOWN = "confined", "got through", "could not run"
+CONFINED, COPY, THROUGH, UNKNOWN = "confined", "changed only a copy", "got through", "could not run"
 
 
-def verdict(name: str, answer: dict[str, str] | None, damage: dict[str, Any]) -> str:
+#: What these change is seen from outside: a change that nobody sees was made to a copy.
+SEEN_OUTSIDE = ("write", "metadata", "deny", "guard", "tmp")
+
+
+def verdict(name: str, answer: dict[str, str] | None, damage: dict[str, Any], leaks: list[str]) -> str:
     """What a probe found. Refused and killed are confined, whatever the error is: that is the peer's own."""
     attack = ATTACKS[name]
     if answer is None or answer["outcome"] == "broken":
         return UNKNOWN
     if attack.silent:
         return THROUGH if attack.protection in damage else CONFINED
-    return THROUGH if answer["outcome"] == "through" else CONFINED
+    if answer["outcome"] != "through":
+        return CONFINED
+    if attack.protection in SEEN_OUTSIDE and attack.protection not in damage and _changes(name):
+        return COPY if name not in leaks else THROUGH
+    return THROUGH
+
+
+def _changes(name: str) -> bool:
+    """Whether the probe is about changing something, and not about reading it."""
+    return not name.startswith(("read-", "stat-", "list-", "watch-", "enter-", "see-", "find-"))
 
 
 def shown_by(control: dict[str, Any]) -> list[str]:
@@ -67,7 +80,7 @@ def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     probes = {}
     for name in shown_by(control):
         answer = made["answers"].get(name)
-        found: dict[str, str] = {"verdict": verdict(name, answer, made["damage"])}
+        found: dict[str, str] = {"verdict": verdict(name, answer, made["damage"], made["leaks"])}
         if answer:
             found |= {"why": answer["why"][:40], "detail": answer["detail"][:160]}
         probes[name] = found
@@ -86,9 +99,11 @@ def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _count(probes: dict[str, dict[str, str]], protection: str) -> str:
+def _count(subject: str, probes: dict[str, dict[str, str]], protection: str) -> str:
     own = [found["verdict"] for name, found in probes.items() if ATTACKS[name].protection == protection]
-    text = f"{own.count(CONFINED)}/{len(own)}"
+    text = f"{own.count(CONFINED) + own.count(COPY)}/{len(own)}"
+    if protection in (PEERS[subject].lacks if subject in PEERS else ("deny", "guard")):
+        text += " †"
     return text + (f" ({own.count(UNKNOWN)} not run)" if UNKNOWN in own else "")
 
 
@@ -100,14 +115,15 @@ def tables(made: dict[str, Any]) -> str:
         some = next(iter(ran.values()))
         heads = "| | " + " | ".join(ran) + " |\n| --- |" + " ---: |" * len(ran)
         rows = [
-            f"| {text} | " + " | ".join(_count(found["probes"], protection) for found in ran.values()) + " |"
+            f"| {text} | " + " | ".join(_count(name, found["probes"], protection) for name, found in ran.items()) + " |"
             for protection, text in PROTECTIONS.items()
             if any(ATTACKS[name].protection == protection for name in some["probes"])
         ]
         for title, key in (("**benign programs that work**", "twins"), ("**shell cases answered as by bash**", "cases")):
             rows.append(f"| {title} | " + " | ".join(f"{sum(found[key].values())}/{len(found[key])}" for found in ran.values()) + " |")
         parts.append("\n".join([heads, *rows]))
-        parts.append("Each figure is the number of attempts that were confined, of those that get through with nothing around them.")
+        parts.append("Each figure is the number of attempts that were confined, of those that get through with nothing around them. "
+                     "† its command line has no such rule.")
         parts.append("## What was tried")
         parts.append("\n".join(["| peer | version | purpose, by its makers or as it is used here |", "| --- | --- | --- |", *_about(made)]))
         parts.append("## What got through")

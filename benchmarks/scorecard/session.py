@@ -73,7 +73,7 @@ class Lined(Surroundings):
         facts = world.facts
         self._workspace = facts["work"]
         self._readable = (facts["readable"], facts["late"])
-        self._denied = tuple(path for path in world.denies() if os.path.exists(path))
+        self._denied = tuple(world.denies())
 
     def start(self, command: list[str], **streams: Any) -> subprocess.Popen[bytes]:
         job = Job(self._workspace, command, self._scratch, self._readable, self._denied)
@@ -81,7 +81,7 @@ class Lined(Surroundings):
         try:
             # The world's secrets are in the environment that the peer is started with.
             environment = {**os.environ, **self._environment}
-            for spoils in ("LD_LIBRARY_PATH", "PERL5LIB", "NODE_OPTIONS", "DISPLAY"):
+            for spoils in ("LD_LIBRARY_PATH", "PERL5LIB", "NODE_OPTIONS", "DISPLAY", "DOCKER_HOST"):
                 environment.pop(spoils, None)
             return subprocess.Popen(self._line(job), cwd=self._workspace, env=environment, pass_fds=[tempting], **streams)
         finally:
