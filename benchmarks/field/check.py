@@ -1,6 +1,7 @@
-"""Has staddle become slower? `python -m benchmarks.field.check` compares its ratios to bubblewrap's with the kept ones.
+"""Compare the ratios of staddle to bubblewrap with the kept ones: `python -m benchmarks.field.check`.
 
-Both are measured in the same run, so a busy machine is busy for both. A work has lost only if it has in each of three runs.
+Both are measured in the same run, so a busy machine is busy for both. A work has lost only if it has in each
+of three runs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def ratios(made: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def losses(kept: dict[tuple[str, str], float], runs: list[dict[tuple[str, str], float]]) -> list[str]:
-    """What is slower than kept by more than the loss in every run, as sentences. What is missing from a run is lost."""
+    """What is slower than kept by more than the loss in every run, as sentences. What is missing is lost."""
     lost = []
     for key, before in sorted(kept.items()):
         now = [run.get(key) for run in runs]
@@ -48,21 +49,29 @@ def losses(kept: dict[tuple[str, str], float], runs: list[dict[tuple[str, str], 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the ratios of staddle to bubblewrap with the kept ones.")
-    parser.add_argument("--kept", type=Path, default=RESULTS, metavar="FILE", help="the kept figures (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="Compare the ratios of staddle to bubblewrap with the kept ones."
+    )
+    parser.add_argument(
+        "--kept", type=Path, default=RESULTS, metavar="FILE", help="the kept figures (default: %(default)s)"
+    )
     given = parser.parse_args()
     if not given.kept.exists():
         print(f"there are no kept figures in {given.kept}: make bench writes them", file=sys.stderr)
         return 2
     kept = ratios(json.loads(given.kept.read_text()))
     if not kept:
-        print(f"{given.kept} has no figures of {PEER} to compare with: make bench writes them", file=sys.stderr)
+        print(
+            f"{given.kept} has no figures of {PEER} to compare with: make bench writes them", file=sys.stderr
+        )
         return 2
     place, runs = install(), []
     for number in range(RUNS):
         runs.append(ratios(measure(place, [PEER, *OURS], list(CHECKED), factor=0.4, most=10)))
         if not (lost := losses(kept, runs)):
-            print(f"no work lost more than {LOSS - 1:.0%} against {PEER} in run {number + 1}: {len(kept)} ratios compared")
+            print(
+                f"run {number + 1}: no work lost more than {LOSS - 1:.0%} against {PEER}, of {len(kept)} ratios"
+            )
             return 0
         print(f"run {number + 1} of {RUNS}:", *lost, sep="\n  ")
     return 1

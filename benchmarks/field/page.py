@@ -44,8 +44,8 @@ def _shown(value: float) -> str:
 
 def _cell(figure: dict[str, float] | None) -> str:
     if figure is None:
-        return "–"
-    return f"{_shown(figure['median'])} ({_shown(figure['low'])}–{_shown(figure['high'])})"
+        return "\N{EN DASH}"
+    return f"{_shown(figure['median'])} ({_shown(figure['low'])}\N{EN DASH}{_shown(figure['high'])})"
 
 
 def table(work: Work, figures: Figures) -> str:
@@ -65,13 +65,13 @@ def table(work: Work, figures: Figures) -> str:
         cells = [_cell(found.get(str(x))) for x in xs]
         if fitted:
             power = exponent({int(x): figure["median"] for x, figure in found.items()})
-            cells.append("–" if power is None else f"x^{power:.2f}")
+            cells.append("\N{EN DASH}" if power is None else f"x^{power:.2f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def ahead(work: Work, figures: Figures) -> str:
-    """Who is better than each way of staddle, and by how much, at the largest x that both have. Never left out."""
+    """Who is better than each way of staddle, and by how much, at the largest x that both have."""
     lines = []
     for own in sorted(name for name in figures if name.startswith("staddle")):
         better = []
@@ -93,11 +93,19 @@ def tables(made: dict[str, Any]) -> str:
     parts = [f"Measured on {made['date']} by `{made['command']}`: {made['machine']}."]
     parts.append("Each figure is the median with its quartiles, of rounds in which all take turns.")
     rows = [
-        f"| {name} | {made['versions'].get(name) or 'cannot run here: ' + _plain(made['missing'][name])} | {peer.purpose} |"
+        f"| {name} | {made['versions'].get(name) or _absent(made['missing'][name])} | {peer.purpose} |"
         for name, peer in PEERS.items()
         if (name in made["versions"] or name in made["missing"]) and "scorecard" not in peer.only
     ]
-    parts.append("\n".join(["| peer | version | purpose, by its makers or as it is used here |", "| --- | --- | --- |", *rows]))
+    parts.append(
+        "\n".join(
+            [
+                "| peer | version | purpose, by its makers or as it is used here |",
+                "| --- | --- | --- |",
+                *rows,
+            ]
+        )
+    )
     for name, work in WORKS.items():
         figures = made["figures"].get(name)
         if figures is None:
@@ -109,8 +117,14 @@ def tables(made: dict[str, Any]) -> str:
         if figures:
             parts += [table(work, figures), ahead(work, figures)]
         if refused := made["refused"].get(name):
-            parts.append("\n".join(f"* {peer} stopped at: {_plain(why)}" for peer, why in sorted(refused.items())))
+            parts.append(
+                "\n".join(f"* {peer} stopped at: {_plain(why)}" for peer, why in sorted(refused.items()))
+            )
     return "\n\n".join(part for part in parts if part)
+
+
+def _absent(why: str) -> str:
+    return "cannot run here: " + _plain(why)
 
 
 def picture(name: str, title: str) -> str:

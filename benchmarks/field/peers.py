@@ -95,7 +95,18 @@ def _bwrap(job: Job, *, whole: bool) -> list[str]:
     if whole:
         words += ["--ro-bind", "/", "/"]
     else:
-        words += ["--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc", "--clearenv", "--setenv", "PATH", PATH]
+        words += [
+            "--ro-bind",
+            "/usr",
+            "/usr",
+            "--ro-bind",
+            "/etc",
+            "/etc",
+            "--clearenv",
+            "--setenv",
+            "PATH",
+            PATH,
+        ]
         for name in ("bin", "lib", "lib64", "sbin"):
             words += ["--symlink", f"usr/{name}", f"/{name}"]
     words += ["--dev", "/dev", "--proc", "/proc"] + ([] if whole else ["--tmpfs", "/tmp"])
@@ -126,7 +137,9 @@ def _key(settings: object) -> str:
 
 def _sandlock(place: Place, job: Job, *, layer: bool = False) -> list[str]:
     options: dict[str, object] = {
-        "fs_readable": [p for p in ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev") if os.path.exists(p)]
+        "fs_readable": [
+            p for p in ("/usr", "/lib", "/lib64", "/bin", "/etc", "/proc", "/dev") if os.path.exists(p)
+        ]
         + [job.workspace, *job.readable],
         "fs_writable": [job.workspace, "/dev/null", "/tmp"],  # as in its quick start
         "cwd": job.workspace,
@@ -156,7 +169,12 @@ def _firejail(_: Place, job: Job) -> list[str]:
     net = [] if job.host else ["--net=none"]
     return [
         *("firejail", "--quiet", "--noprofile", *net, "--private-dev", "--caps.drop=all"),
-        *("--read-only=/", "--keep-var-tmp", f"--read-write={job.workspace}", f"--private-cwd={job.workspace}"),
+        *(
+            "--read-only=/",
+            "--keep-var-tmp",
+            f"--read-write={job.workspace}",
+            f"--private-cwd={job.workspace}",
+        ),
         *("--seccomp", "--nonewprivs", *hidden, "--", *job.command),
     ]
 
@@ -175,7 +193,15 @@ def _podman(_: Place, job: Job) -> list[str]:
     volumes = [f"--volume={path}:{path}:ro" for path in job.readable]
     net = "host" if job.host else "none"
     return [
-        *("podman", "run", "--rm", "-i", f"--network={net}", f"--volume={job.workspace}:{job.workspace}", *volumes),
+        *(
+            "podman",
+            "run",
+            "--rm",
+            "-i",
+            f"--network={net}",
+            f"--volume={job.workspace}:{job.workspace}",
+            *volumes,
+        ),
         *(f"--workdir={job.workspace}", "--rootfs", "/:O", *job.command),
     ]
 
@@ -186,7 +212,9 @@ def _crun(_: Place, job: Job) -> list[str]:
     if not bundle.exists():
         bundle.mkdir()
         rootless = [] if os.geteuid() == 0 else ["--rootless"]
-        subprocess.run(["crun", "spec", *rootless, "-b", str(bundle)], check=True, capture_output=True, timeout=20)
+        subprocess.run(
+            ["crun", "spec", *rootless, "-b", str(bundle)], check=True, capture_output=True, timeout=20
+        )
         spec = json.loads((bundle / "config.json").read_text())
         spec["root"] = {"path": "/", "readonly": True}
         spec["process"] |= {"terminal": False, "args": job.command, "cwd": job.workspace, "rlimits": []}
@@ -200,11 +228,30 @@ def _crun(_: Place, job: Job) -> list[str]:
 
 def _docker(_: Place, job: Job) -> list[str]:
     """With whatever image is there: nothing is downloaded."""
-    images = subprocess.run(["docker", "images", "-q"], env={"PATH": PATH}, capture_output=True, text=True, check=False, timeout=20)
+    images = subprocess.run(
+        ["docker", "images", "-q"],
+        env={"PATH": PATH},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
     if images.returncode or not images.stdout:
         raise CannotRun(first_line(images.stderr) or "docker has no image")
     mount = f"{job.workspace}:{job.workspace}"
-    return ["docker", "run", "--rm", "-i", "--network=none", "-v", mount, "-w", job.workspace, images.stdout.split()[0], *job.command]
+    return [
+        "docker",
+        "run",
+        "--rm",
+        "-i",
+        "--network=none",
+        "-v",
+        mount,
+        "-w",
+        job.workspace,
+        images.stdout.split()[0],
+        *job.command,
+    ]
 
 
 def _staddle(_: Place, job: Job, *, layer: bool = False) -> list[str]:
@@ -226,7 +273,11 @@ def _program(*words: str) -> Callable[[Place], list[str]]:
 
 def _package(name: str) -> Callable[[Place], list[str]]:
     """The version of a package in the place's own environment."""
-    return lambda place: [place.python, "-c", f"from importlib.metadata import version; print(version({name!r}))"]
+    return lambda place: [
+        place.python,
+        "-c",
+        f"from importlib.metadata import version; print(version({name!r}))",
+    ]
 
 
 def _layered(line: Callable[..., list[str]]) -> Callable[[Place, Job], list[str]]:
@@ -235,11 +286,19 @@ def _layered(line: Callable[..., list[str]]) -> Callable[[Place, Job], list[str]
 
 FILE_WORK = frozenset({"files", "compile"})
 SESSION = frozenset({"session"})
-_OURS = "an agent's commands on a Linux machine: reads the system and the workspace, no network, a filter, limits"
+_OURS = (
+    "an agent's commands on a Linux machine: reads the system and the workspace, no network, a filter, limits"
+)
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("nothing", "the same command, unconfined: the floor", _program("uname", "-r"), _plain, network="open"),
+        Peer(
+            "nothing",
+            "the same command, unconfined: the floor",
+            _program("uname", "-r"),
+            _plain,
+            network="open",
+        ),
         Peer("staddle", _OURS, lambda _: [*STADDLE, "--version"], _staddle, network="one address", lacks=()),
         Peer(
             "staddle, in a layer",
@@ -250,7 +309,7 @@ PEERS = {
         ),
         Peer(
             "bubblewrap",
-            "a tool to build sandboxes with: confines what its command line names; here only /usr and /etc are readable",
+            "a tool to build sandboxes with: confines what its line names; here only /usr and /etc can be read",
             _program("bwrap", "--version"),
             lambda _, job: _bwrap(job, whole=False),
             network="open",
@@ -280,7 +339,7 @@ PEERS = {
         ),
         Peer(
             "srt",
-            "Anthropic's sandbox-runtime: writes and hosts by list; by default it lets the whole disk be read",
+            "Anthropic's sandbox-runtime: writes and hosts by list; by default the whole disk can be read",
             lambda place: [place.npm("srt"), "--version"],
             _srt,
             network="one address",
@@ -289,7 +348,7 @@ PEERS = {
         ),
         Peer(
             "codex",
-            "the sandbox of Codex's commands: writes only in the workspace, no network; the whole disk is readable",
+            "the sandbox of Codex's commands: no network, writes in the workspace; the whole disk can be read",
             lambda place: [place.npm("codex"), "--version"],
             _codex,
             needs=("node",),
@@ -353,7 +412,7 @@ PEERS = {
         ),
         Peer(
             "staddle, Sandbox()",
-            "a sandbox with a shell of its own, a copy-on-write workspace and snapshots: opened, used, closed",
+            "a sandbox with a shell, a copy-on-write workspace and snapshots: opened, used, closed",
             lambda _: [*STADDLE, "--version"],
             only=frozenset({"start", "rate", "memory", "many"}),
         ),
@@ -406,7 +465,8 @@ def install(parent: Path = Path("/var/tmp"), say: Callable[[str], object] = prin
     for name, packages, commands in (
         ("python", PIP, [[*python, "-m", "venv", str(root / "python")],
                          [str(root / "python/bin/python"), "-m", "pip", "install", "-q", "-U", *PIP]]),
-        ("npm", NPM, [["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", str(root / "npm"), *NPM]]),
+        ("npm", NPM, [["npm", "install", "--no-audit", "--no-fund", "--loglevel=error",
+                       "--prefix", str(root / "npm"), *NPM]]),
     ):  # fmt: skip
         stamp = root / f"{name}.stamp"
         if stamp.exists() and stamp.read_text() == "\n".join(packages):
@@ -432,7 +492,14 @@ def versions(place: Place, peers: dict[str, Peer]) -> tuple[dict[str, str], dict
             continue
         try:
             words = peer.version(place)
-            done = subprocess.run(words, env=place.environment("/nonexistent"), capture_output=True, text=True, check=True, timeout=60)
+            done = subprocess.run(
+                words,
+                env=place.environment("/nonexistent"),
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=60,
+            )
             there[name] = " ".join(done.stdout.split("\n")[0].split())[:60]
         except (OSError, subprocess.SubprocessError) as error:
             missing[name] = first_line(getattr(error, "stderr", "") or "") or str(error)[:200]

@@ -14,10 +14,10 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")
-from matplotlib import pyplot as plt  # noqa: E402 - after the choice of what draws
-from matplotlib.ticker import FuncFormatter, NullFormatter  # noqa: E402
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from benchmarks.field.works import WORKS, Work  # noqa: E402
+from benchmarks.field.works import WORKS, Work
 
 #: Ours in one hue; the others by form and shade, so that a reader without colours can tell them apart.
 OURS = ("#0b6e4f", "#2fa37c", "#86c9b0")
@@ -57,7 +57,9 @@ def bars(axes: Any, work: Work, figures: dict[str, Any], mode: str) -> None:
         [figure["high"] - figure["median"] for _, figure in rows],
     ]
     colours = [OURS[1] if name.startswith("staddle") else OTHERS[mode][1] for name in names]
-    axes.barh(names, medians, xerr=spread, color=colours, height=0.66, error_kw={"ecolor": PAGES[mode][1], "lw": 1})
+    axes.barh(
+        names, medians, xerr=spread, color=colours, height=0.66, error_kw={"ecolor": PAGES[mode][1], "lw": 1}
+    )
     if max(medians) > 20 * min(medians):
         axes.set_xscale("log")
         axes.set_xlim(min(medians) / 2, max(medians) * 3)
@@ -65,7 +67,9 @@ def bars(axes: Any, work: Work, figures: dict[str, Any], mode: str) -> None:
         axes.set_xlim(0, max(figure["high"] for _, figure in rows) * 1.15)
     for at, (_, figure) in enumerate(rows):
         shown = f"{figure['median']:,.0f}" if figure["median"] >= 100 else f"{figure['median']:.3g}"
-        axes.annotate(shown, (figure["high"], at), (5, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            shown, (figure["high"], at), (5, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.set_xlabel(work.unit)
     axes.grid(axis="x", lw=0.6)
     axes.set_axisbelow(True)
@@ -80,7 +84,15 @@ def lines(axes: Any, work: Work, figures: dict[str, Any], mode: str) -> None:
         own = name in ours
         colour = OURS[ours.index(name) % 3] if own else OTHERS[mode][number % 3]
         medians = [found[str(x)]["median"] for x in xs]
-        axes.plot(xs, medians, MARKS[number % len(MARKS)] + "-", color=colour, lw=2.2 if own else 1.2, ms=5, label=name)
+        axes.plot(
+            xs,
+            medians,
+            MARKS[number % len(MARKS)] + "-",
+            color=colour,
+            lw=2.2 if own else 1.2,
+            ms=5,
+            label=name,
+        )
         low, high = ([found[str(x)][edge] for x in xs] for edge in ("low", "high"))
         axes.fill_between(xs, low, high, color=colour, alpha=0.15, lw=0)
     axes.set_xscale("log", base=2 if work.x == "threads" else 10)
@@ -99,7 +111,9 @@ def draw(work: Work, figures: dict[str, Any], mode: str, file: Path) -> None:
         height = 1.0 + 0.3 * len(figures) if not work.x else 3.6
         drawn, axes = plt.subplots(figsize=(7.6, height))
         (lines if work.x else bars)(axes, work, figures, mode)
-        axes.set_title(work.title + (" (more is better)" if work.higher_is_better else ""), loc="left", fontsize=11)
+        axes.set_title(
+            work.title + (" (more is better)" if work.higher_is_better else ""), loc="left", fontsize=11
+        )
         drawn.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
         plt.close(drawn)
 

@@ -47,7 +47,9 @@ class Progress:
         done = 1 - left / self._whole
         if self._terminal:
             bar = "#" * int(done * 30)
-            print(f"\r[{bar:30}] {done:4.0%}  {left:4.0f} s left  {work.title[:36]:36}", end="", file=sys.stderr)
+            print(
+                f"\r[{bar:30}] {done:4.0%}  {left:4.0f} s left  {work.title[:36]:36}", end="", file=sys.stderr
+            )
         elif part == 0:
             print(f"{done:4.0%}  about {left:.0f} s left  {work.title}", file=sys.stderr, flush=True)
 
@@ -121,14 +123,18 @@ def turns(
             try:
                 value = cell()
             except (CannotRun, OSError, subprocess.SubprocessError, ValueError) as error:
-                refused.setdefault(peer, (f"{work.x} {x:,}: " if x else "") + (str(error) or type(error).__name__)[:200])
+                refused.setdefault(
+                    peer, (f"{work.x} {x:,}: " if x else "") + (str(error) or type(error).__name__)[:200]
+                )
                 found.pop((peer, x), None)
                 continue
             if number:  # the first round warms up
                 found.setdefault((peer, x), []).append(value)
             else:
                 found[peer, x] = []
-            tell(min(0.99, (time.monotonic() - began) / budget) if number else index / len(cells) / (LEAST + 1))
+            tell(
+                min(0.99, (time.monotonic() - began) / budget) if number else index / len(cells) / (LEAST + 1)
+            )
     tell(1)
     scale = 1000 if work.unit == "ms" else 1
     figures: dict[str, Any] = {}
@@ -140,7 +146,9 @@ def turns(
 
 def spread(values: list[float]) -> dict[str, float]:
     """The median and the quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    low, middle, high = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    )
     return {"median": _short(middle), "low": _short(low), "high": _short(high), "rounds": len(values)}
 
 

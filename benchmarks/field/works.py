@@ -55,7 +55,9 @@ class Field:
         self._end = contextlib.ExitStack()
 
     def __enter__(self) -> Field:
-        self.base = Path(self._end.enter_context(tempfile.TemporaryDirectory(prefix="staddle-field-", dir="/var/tmp")))
+        self.base = Path(
+            self._end.enter_context(tempfile.TemporaryDirectory(prefix="staddle-field-", dir="/var/tmp"))
+        )
         self.scratch = self.base / "scratch"
         self.workspace = self.base / "workspace"
         self.home = self.base / "home"
@@ -82,7 +84,9 @@ class Field:
 
     def start(self, words: list[str], **streams: object) -> subprocess.Popen[bytes]:
         """A process group of its own, so that all of it can be ended."""
-        return subprocess.Popen(words, cwd=self.workspace, env=self.environment, start_new_session=True, **streams)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(
+            words, cwd=self.workspace, env=self.environment, start_new_session=True, **streams
+        )  # type: ignore[call-overload,no-any-return]
 
     def run(self, words: list[str], timeout: float = SECONDS) -> bytes:
         """Its output. CannotRun with its own error when it fails."""
@@ -128,7 +132,9 @@ class Driver:
         self._answer()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         assert self._process.stdin
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -263,7 +269,7 @@ def _python_of(field: Field, name: str) -> str:
 
 
 def starts(field: Field) -> Iterator[tuple[str, int, Cell]]:
-    """`true`, from the start of the peer's program to its end; for a library, in a program that has it open."""
+    """`true`, from the start of the peer's program to its end; a library is in an open program."""
     for peer in field.confining("start"):
         yield peer.name, 0, _started(field, peer)
     for name in filter(LIBRARIES.__contains__, field.peers):
@@ -321,7 +327,8 @@ for number in range(int(sys.argv[1])):
     with open(f"c/f{number}.c", "w") as file:
         file.write("#include <stdio.h>\\n#include <stdlib.h>\\n#include <string.h>\\n")
         for function in range(40):
-            file.write(f"int f{number}_{function}(int x) {{ char b[64]; snprintf(b, sizeof b, \\"%d\\", x); return atoi(b) + {function}; }}\\n")
+            file.write(f"int f{number}_{function}(int x) {{ char b[64]; ")
+            file.write(f"snprintf(b, sizeof b, \\"%d\\", x); return atoi(b) + {function}; }}\\n")
 began = time.perf_counter()
 for number in range(int(sys.argv[1])):
     subprocess.run(["gcc", "-O1", "-c", f"c/f{number}.c", "-o", f"c/f{number}.o"], check=True)
@@ -329,7 +336,9 @@ print("took", time.perf_counter() - began)
 """
 
 
-def _timed_inside(work: str, program: str, size: int, small: int) -> Callable[[Field], Iterator[tuple[str, int, Cell]]]:
+def _timed_inside(
+    work: str, program: str, size: int, small: int
+) -> Callable[[Field], Iterator[tuple[str, int, Cell]]]:
     """Work that prints its own time."""
 
     def cells(field: Field) -> Iterator[tuple[str, int, Cell]]:
@@ -365,7 +374,8 @@ def snapshots(field: Field) -> Iterator[tuple[str, int, Cell]]:
 _SNAPSHOT = """
         from staddle import Sandbox
         import os, tempfile
-        change = "import os; os.makedirs('d', exist_ok=True); t = os.urandom(20).hex(); [open(f'd/{{i}}', 'w').write(t) for i in range({count})]"
+        change = "import os; os.makedirs('d', exist_ok=True); t = os.urandom(20).hex()"
+        change += "; [open(f'd/{{i}}', 'w').write(t) for i in range({count})]"
         with tempfile.TemporaryDirectory(dir=".") as place, Sandbox(place) as sandbox:
             for line in (print("@ready", flush=True) or sys.stdin):
                 sandbox.run("python3 -c \\"" + change + "\\"", check=True)
@@ -396,7 +406,8 @@ _COPY = f"""{_BESIDE}
 {_AFTER}"""
 _COMMIT = f"""{_BESIDE}
                 subprocess.run(["git", "-C", place + "/w", "add", "-A"], check=True)
-                subprocess.run(["git", "-C", place + "/w", "write-tree"], check=True, stdout=subprocess.DEVNULL)
+                tree = ["git", "-C", place + "/w", "write-tree"]
+                subprocess.run(tree, check=True, stdout=subprocess.DEVNULL)
 {_AFTER}"""
 
 
@@ -475,7 +486,7 @@ _WAITS = ["sh", "-c", "echo ready; exec cat"]
 
 
 def crowds(field: Field) -> Iterator[tuple[str, int, Cell]]:
-    """MiB of x sandboxes that wait, shared pages divided; and the seconds until all x, started at once, are ready."""
+    """MiB of x sandboxes that wait, shared pages divided; and the seconds until all x are ready."""
     known: dict[str, tuple[int, float, float]] = {}
     for count in (1, 10, 30) if field.quick else (1, 10, 100, 300, 1_000):
         for peer in field.confining("memory"):
@@ -484,7 +495,14 @@ def crowds(field: Field) -> Iterator[tuple[str, int, Cell]]:
             yield name, count, _own_crowd(field, name, count, known)
 
 
-def _note(field: Field, name: str, count: int, known: dict[str, tuple[int, float, float]], seconds: float, mebibytes: float) -> float:
+def _note(
+    field: Field,
+    name: str,
+    count: int,
+    known: dict[str, tuple[int, float, float]],
+    seconds: float,
+    mebibytes: float,
+) -> float:
     known[name] = (count, seconds, mebibytes)
     field.beside.setdefault(("many", name, count), []).append(seconds)
     return mebibytes
@@ -618,7 +636,16 @@ def transfers(field: Field) -> Iterator[tuple[str, int, Cell]]:
     def cell(peer: Peer) -> Cell:
         def once() -> float:
             host = address()
-            command = ["curl", "-sS", "-f", "-o", "/dev/null", "-w", "took %{time_total} %{size_download}", f"http://{host}/"]
+            command = [
+                "curl",
+                "-sS",
+                "-f",
+                "-o",
+                "/dev/null",
+                "-w",
+                "took %{time_total} %{size_download}",
+                f"http://{host}/",
+            ]
             words = field.run(field.line(peer, command, host)).split()
             if len(words) != 3 or float(words[2]) != size:
                 raise CannotRun(f"it downloaded {words[2:] or 'nothing'} of {size} bytes")
@@ -670,7 +697,13 @@ WORKS = {
     for work in (
         Work("start", "Start one command", "ms", starts, 60),
         Work("session", "Run a command in an open session", "ms", sessions, 15),
-        Work("files", "Create, read and delete 2,000 small files", "ms", _timed_inside("files", _FILES, 40, 4), 75),
+        Work(
+            "files",
+            "Create, read and delete 2,000 small files",
+            "ms",
+            _timed_inside("files", _FILES, 40, 4),
+            75,
+        ),
         Work("compile", "Compile 8 files of C", "ms", _timed_inside("compile", _COMPILE, 8, 1), 90),
         Work("snapshot", "Keep a state to come back to", "ms", snapshots, 70, "changed files"),
         Work("rate", "Commands a second", "1/s", rates, 90, "threads", higher_is_better=True),

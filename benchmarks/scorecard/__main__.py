@@ -1,9 +1,9 @@
-"""Try whatever confines a command: `python -m benchmarks.scorecard [--with 'bwrap … -- {command}'] [--only PEERS]`.
+"""Try what confines a command: `python -m benchmarks.scorecard [--with 'bwrap … {command}'] [--only PEERS]`.
 
-Every probe of tests/containment and the hard cases of tests/support/shell_cases run under each command line, and once
-with nothing around them as the control. What happens at a fork and a restore is tried on staddle alone.
-Written are benchmarks/results/scorecard.json and the part of docs/scorecard.md between its markers; with --with or
---only nothing but the file of --out.
+Every probe of tests/containment and the hard cases of tests/support/shell_cases run under each command line,
+and once with nothing around them as the control. Forks and restores are tried on staddle alone. Written are
+benchmarks/results/scorecard.json and the part of docs/scorecard.md between its markers; with --with or --only
+nothing but the file of --out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,16 @@ def in_namespaces(asked: dict[str, Any], timeout: float = 300) -> dict[str, Any]
                 passwd.flush()
                 os.chmod(passwd.name, 0o644)
                 os.mkfifo(os.path.join(home, "never-written"))
-                around += ["sh", "-c", _AS_USER, "sh", passwd.name, str(UID), str(ROOT), f"{home}/never-written"]
+                around += [
+                    "sh",
+                    "-c",
+                    _AS_USER,
+                    "sh",
+                    passwd.name,
+                    str(UID),
+                    str(ROOT),
+                    f"{home}/never-written",
+                ]
                 return _session(around, home, asked, timeout)
         return _session(around, home, asked, timeout)
     finally:
@@ -72,7 +81,13 @@ def _session(around: list[str], home: str, asked: dict[str, Any], timeout: float
     }
     words = [*around, sys.executable, "-m", "benchmarks.scorecard.session", json.dumps(asked)]
     process = subprocess.Popen(
-        words, env=environment, cwd=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        words,
+        env=environment,
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         out, err = process.communicate(timeout=timeout)
@@ -90,7 +105,14 @@ def _session(around: list[str], home: str, asked: dict[str, Any], timeout: float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Try what confines a command with every probe.")
-    parser.add_argument("--with", dest="lines", action="append", default=[], metavar="LINE", help="a command line with {workspace} and {command} (repeatable)")
+    parser.add_argument(
+        "--with",
+        dest="lines",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="a command line with {workspace} and {command} (repeatable)",
+    )
     parser.add_argument("--only", default="", metavar="PEERS", help="peers, separated by commas")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the evidence there")
     given = parser.parse_args()
@@ -98,7 +120,9 @@ def main() -> int:
     place, there, missing = Place(Path("/nonexistent")), {}, {}
     if not given.lines or given.only:
         place = install()
-        asked = {name: peer for name, peer in chosen(names(given.only)).items() if peer.line and name != "nothing"}
+        asked = {
+            name: peer for name, peer in chosen(names(given.only)).items() if peer.line and name != "nothing"
+        }
         asked = {name: peer for name, peer in asked.items() if not peer.only or "scorecard" in peer.only}
         there, missing = versions(place, asked)
         subjects = {name: {"peer": name} for name in there}

@@ -63,14 +63,19 @@ def shown_by(control: dict[str, Any]) -> list[str]:
         name
         for name in ATTACKS
         if (answer := control["answers"].get(name))
-        and (answer["outcome"] == "through" or (ATTACKS[name].silent and ATTACKS[name].protection in control["damage"]))
+        and (
+            answer["outcome"] == "through"
+            or (ATTACKS[name].silent and ATTACKS[name].protection in control["damage"])
+        )
     ]
 
 
 def steady(cases: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     """The shell cases to which bash gave the same answer twice, unconfined."""
     first, second = cases
-    return {name: said for name, said in first.items() if said[0] != -1 and second.get(name, [])[:2] == said[:2]}
+    return {
+        name: said for name, said in first.items() if said[0] != -1 and second.get(name, [])[:2] == said[:2]
+    }
 
 
 def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
@@ -110,22 +115,43 @@ def _count(subject: str, probes: dict[str, dict[str, str]], protection: str) -> 
 def tables(made: dict[str, Any]) -> str:
     """All of the results as Markdown."""
     ran = {name: found for name, found in made["subjects"].items() if "probes" in found}
-    parts = [f"Tried on {made['date']} by `make scorecard`: {made['machine']}; each peer as an ordinary user."]
+    parts = [
+        f"Tried on {made['date']} by `make scorecard`: {made['machine']}; each peer as an ordinary user."
+    ]
     if ran:
         some = next(iter(ran.values()))
         heads = "| | " + " | ".join(ran) + " |\n| --- |" + " ---: |" * len(ran)
         rows = [
-            f"| {text} | " + " | ".join(_count(name, found["probes"], protection) for name, found in ran.items()) + " |"
+            f"| {text} | "
+            + " | ".join(_count(name, found["probes"], protection) for name, found in ran.items())
+            + " |"
             for protection, text in PROTECTIONS.items()
             if any(ATTACKS[name].protection == protection for name in some["probes"])
         ]
-        for title, key in (("**benign programs that work**", "twins"), ("**shell cases answered as by bash**", "cases")):
-            rows.append(f"| {title} | " + " | ".join(f"{sum(found[key].values())}/{len(found[key])}" for found in ran.values()) + " |")
+        for title, key in (
+            ("**benign programs that work**", "twins"),
+            ("**shell cases answered as by bash**", "cases"),
+        ):
+            rows.append(
+                f"| {title} | "
+                + " | ".join(f"{sum(found[key].values())}/{len(found[key])}" for found in ran.values())
+                + " |"
+            )
         parts.append("\n".join([heads, *rows]))
-        parts.append("Each figure is the number of attempts that were confined, of those that get through with nothing around them. "
-                     "† its command line has no such rule.")
+        parts.append(
+            "Each figure is the number of attempts that were confined, of those that get through unconfined. "
+            "† its command line has no such rule."
+        )
         parts.append("## What was tried")
-        parts.append("\n".join(["| peer | version | purpose, by its makers or as it is used here |", "| --- | --- | --- |", *_about(made)]))
+        parts.append(
+            "\n".join(
+                [
+                    "| peer | version | purpose, by its makers or as it is used here |",
+                    "| --- | --- | --- |",
+                    *_about(made),
+                ]
+            )
+        )
         parts.append("## What got through")
         parts += [_through(name, found) for name, found in ran.items()]
     if "forks" in made:
@@ -140,7 +166,10 @@ def _about(made: dict[str, Any]) -> list[str]:
         if "cannot" in found:
             said += "; cannot run here: " + _plain(found["cannot"])
         rows.append(f"| {_name(name)} | {said} | {PEERS[name].purpose if name in PEERS else ''} |")
-    return rows + [f"| {name} | cannot run here: {_plain(why)} | {PEERS[name].purpose} |" for name, why in made["missing"].items()]
+    return rows + [
+        f"| {name} | cannot run here: {_plain(why)} | {PEERS[name].purpose} |"
+        for name, why in made["missing"].items()
+    ]
 
 
 def _name(name: str) -> str:
@@ -152,20 +181,32 @@ def _through(name: str, found: dict[str, Any]) -> str:
     for probe, said in found["probes"].items():
         if said["verdict"] == THROUGH:
             by.setdefault(ATTACKS[probe].protection, []).append(probe)
-    lines = [f"  * {protection}: {', '.join(f'`{probe}`' for probe in probes)}" for protection, probes in by.items()]
+    lines = [
+        f"  * {protection}: {', '.join(f'`{probe}`' for probe in probes)}"
+        for protection, probes in by.items()
+    ]
     failed = [f"`{twin}`" for twin, works in found["twins"].items() if not works]
     if failed:
         lines.append(f"  * does not work inside: {', '.join(failed)}")
     other = [f"`{case}`" for case, same in found["cases"].items() if not same]
     if other:
-        lines.append(f"  * bash answers otherwise: {', '.join(other[:12])}" + (f" and {len(other) - 12} more" if len(other) > 12 else ""))
+        lines.append(
+            f"  * bash answers otherwise: {', '.join(other[:12])}"
+            + (f" and {len(other) - 12} more" if len(other) > 12 else "")
+        )
     return f"* **{_name(name)}**" + ("\n" + "\n".join(lines) if lines else ": nothing")
 
 
 def _forks(found: list[dict[str, str]]) -> str:
-    lines = ["| hazard | with | what is promised | what happened | tested in |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| hazard | with | what is promised | what happened | tested in |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for row in found:
-        lines.append(f"| {row['hazard']} | {row['way']} | {row['policy']} | {row['seen']}: **{row['status']}** | `{row['test']}` |")
+        lines.append(
+            f"| {row['hazard']} | {row['way']} | {row['policy']} | {row['seen']}: **{row['status']}** "
+            f"| `{row['test']}` |"
+        )
     return "\n".join(lines)
 
 

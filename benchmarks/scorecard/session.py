@@ -2,13 +2,12 @@
 
     python -m benchmarks.scorecard.session '{"peer": "bubblewrap"}'
 
-It is started as an ordinary user in mount, process, network, IPC and host name namespaces of its own: what gets
-through a peer, and what a control does without one, ends there.
+It is started as an ordinary user in mount, process, network, IPC and host name namespaces of its own: what
+gets through a peer, and what a control does without one, ends there.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shlex
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.field.peers import PEERS, CannotRun, Job, Place, first_line
-from tests.containment.probes import ATTACKS, NEIGHBOURS, TERMINAL, TWINS
+from tests.containment.probes import ATTACKS, NEIGHBOURS, TERMINAL
 from tests.containment.session import PYTHON, Surroundings, run
 from tests.containment.world import World
 from tests.support.shell_cases import CASES
@@ -42,8 +41,9 @@ def one(number, name, text):
     place = os.path.join(sys.argv[2], str(number))
     os.makedirs(place)
     try:
-        done = subprocess.run(["bash", "-c", text], cwd=place, env={**env, "PWD": place}, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=6)
+        done = subprocess.run(["bash", "-c", text], cwd=place, env={**env, "PWD": place},
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=6)
         out = done.stdout.replace(place.encode(), b".")
         return [name, done.returncode, hashlib.sha256(out).hexdigest(), out[:80].decode("utf-8", "replace")]
     except (OSError, subprocess.SubprocessError) as error:
@@ -59,7 +59,10 @@ def shell_texts() -> dict[str, str]:
     return {
         name: "\n".join(str(step.text) for step in steps)
         for name, steps in CASES.items()
-        if all(isinstance(step.text, str) and not step.options and not step.exited and not step.reason for step in steps)
+        if all(
+            isinstance(step.text, str) and not step.options and not step.exited and not step.reason
+            for step in steps
+        )
         and sum(len(step.text) for step in steps) < 20_000
     }
 
@@ -67,7 +70,9 @@ def shell_texts() -> dict[str, str]:
 class Lined(Surroundings):
     """Whatever a command line makes."""
 
-    def __init__(self, line: Callable[[Job], list[str]], world: World, environment: dict[str, str], scratch: str) -> None:
+    def __init__(
+        self, line: Callable[[Job], list[str]], world: World, environment: dict[str, str], scratch: str
+    ) -> None:
         self.gaps = []
         self._line, self._environment, self._scratch = line, environment, scratch
         facts = world.facts
@@ -83,7 +88,9 @@ class Lined(Surroundings):
             environment = {**os.environ, **self._environment}
             for spoils in ("LD_LIBRARY_PATH", "PERL5LIB", "NODE_OPTIONS", "DISPLAY", "DOCKER_HOST"):
                 environment.pop(spoils, None)
-            return subprocess.Popen(self._line(job), cwd=self._workspace, env=environment, pass_fds=[tempting], **streams)
+            return subprocess.Popen(
+                self._line(job), cwd=self._workspace, env=environment, pass_fds=[tempting], **streams
+            )
         finally:
             os.close(tempting)
 
@@ -129,7 +136,9 @@ def controls(scratch: str) -> dict[str, Any]:
     return {"answers": answers, "damage": sorted(set(damage))}
 
 
-def shell_cases(line: Callable[[Job], list[str]], environment: dict[str, str], scratch: str) -> dict[str, list[Any]]:
+def shell_cases(
+    line: Callable[[Job], list[str]], environment: dict[str, str], scratch: str
+) -> dict[str, list[Any]]:
     """The answer of bash to each case, there."""
     with tempfile.TemporaryDirectory(prefix="cases-", dir=scratch) as base:
         cases, workspace = Path(base, "given"), Path(base, "workspace")
@@ -139,7 +148,15 @@ def shell_cases(line: Callable[[Job], list[str]], environment: dict[str, str], s
         command = [PYTHON, "-I", "-c", RUN_CASES, str(cases / "cases.json"), str(workspace)]
         job = Job(str(workspace), command, scratch, (str(cases),))
         try:
-            done = subprocess.run(line(job), cwd=workspace, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False)
+            done = subprocess.run(
+                line(job),
+                cwd=workspace,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=SECONDS,
+                check=False,
+            )
             out = done.stdout
         except subprocess.TimeoutExpired as error:
             out = error.stdout or b""
