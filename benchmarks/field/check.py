@@ -69,9 +69,7 @@ def main() -> int:
     for number in range(RUNS):
         runs.append(ratios(measure(place, [PEER, *OURS], list(CHECKED), factor=0.4, most=10)))
         if not (lost := losses(kept, runs)):
-            print(
-                f"run {number + 1}: no work lost more than {LOSS - 1:.0%} against {PEER}, of {len(kept)} ratios"
-            )
+            print(f"run {number + 1}: none of {len(kept)} ratios to {PEER} lost more than {LOSS - 1:.0%}")
             return 0
         print(f"run {number + 1} of {RUNS}:", *lost, sep="\n  ")
     return 1

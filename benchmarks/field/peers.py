@@ -309,7 +309,7 @@ PEERS = {
         ),
         Peer(
             "bubblewrap",
-            "a tool to build sandboxes with: confines what its line names; here only /usr and /etc can be read",
+            "a tool to build sandboxes with: confines what its line names; here /usr and /etc are readable",
             _program("bwrap", "--version"),
             lambda _, job: _bwrap(job, whole=False),
             network="open",
@@ -348,7 +348,7 @@ PEERS = {
         ),
         Peer(
             "codex",
-            "the sandbox of Codex's commands: no network, writes in the workspace; the whole disk can be read",
+            "the sandbox of Codex's commands: no network, writes in the workspace; the disk is readable",
             lambda place: [place.npm("codex"), "--version"],
             _codex,
             needs=("node",),

@@ -117,7 +117,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the evidence there")
     given = parser.parse_args()
     subjects: dict[str, dict[str, Any]] = {}
-    place, there, missing = Place(Path("/nonexistent")), {}, {}
+    place = Place(Path("/nonexistent"))
+    there: dict[str, str] = {}
+    missing: dict[str, str] = {}
     if not given.lines or given.only:
         place = install()
         asked = {

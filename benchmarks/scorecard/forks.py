@@ -41,9 +41,9 @@ def _both(text: str) -> Callable[[str, str], bool]:
     return lambda one, other: one == other == text
 
 
-_LAYERS, _TWINS = "tests/kernel/test_sandbox_layers.py", "tests/kernel/test_interpreter_twins.py"
-_ENDS = f"{_LAYERS}::test_a_restore_ends_what_runs"
-_GOES_ON = f"{_LAYERS}::test_a_snapshot_is_of_files_and_shells_and_a_fork_goes_on"
+_COPIED, _TWINS = "tests/kernel/test_sandbox_copied.py", "tests/kernel/test_interpreter_twins.py"
+_ENDS = f"{_COPIED}::test_a_restore_ends_what_runs"
+_GOES_ON = f"{_COPIED}::test_a_snapshot_is_of_files_and_shells_and_a_fork_goes_on"
 _COMES_BACK = f"{_TWINS}::test_variables_files_and_chance_come_back_as_often_as_asked"
 _ANEW = f"{_TWINS}::test_a_fork_begins_anew_and_says_so"
 _REASON = f"{_TWINS}::test_the_reason_is_told_if_it_cannot_continue"

@@ -118,8 +118,9 @@ def of_peer(name: str, place: Place) -> Callable[[Job], list[str]]:
 
 def probed(line: Callable[[Job], list[str]], environment: dict[str, str], scratch: str) -> dict[str, Any]:
     """What each probe said, and what was seen from outside."""
-    asked = {"attacks": PROBES, "place": scratch}
-    made = run(confining=lambda world: Lined(line, world, environment, scratch), **asked)
+    made = run(
+        confining=lambda world: Lined(line, world, environment, scratch), attacks=PROBES, place=scratch
+    )
     if "start" not in made["answers"]:
         raise CannotRun(first_line(made["stderr"]) or f"ended with {made['status']} and said nothing")
     return {key: made[key] for key in ("answers", "damage", "leaks")} | {"stderr": made["stderr"][-300:]}
