@@ -155,7 +155,7 @@ def main() -> int:
     print(page.tables(made))
     if not part:
         page.write(made)
-    return 0
+    return int(any("cannot" in made["subjects"][line] for line in given.lines))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         answer = made["answers"].get(name)
         found: dict[str, str] = {"verdict": verdict(name, answer, made["damage"], made["leaks"])}
         if answer:
-            found |= {"why": answer["why"][:40], "detail": answer["detail"][:160]}
+            found["why"] = answer["why"][:40]
+            found |= {} if found["verdict"] == CONFINED else {"detail": answer["detail"][:160]}
         probes[name] = found
     twins = {
         name: made["answers"].get(name, {}).get("outcome") == "through"
