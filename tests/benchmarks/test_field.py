@@ -72,7 +72,7 @@ def _directory(pid: str) -> str:
 
 @pytest.mark.parametrize(
     ("before", "count", "why"),
-    [((10, 0.1, 1e9), 11, "MiB"), ((10, 2.0, 1.0), 100, "would take 20 s"), ((10, 0.1, 1.0), 100, "")],
+    [((10, 0.1, 1e9), 11, "MiB"), ((10, 3.0, 1.0), 100, "would take 30 s"), ((10, 0.1, 1.0), 100, "")],
 )
 def test_a_crowd_is_bounded_by_memory_and_time(
     before: tuple[int, float, float], count: int, why: str
