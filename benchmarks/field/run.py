@@ -39,6 +39,7 @@ class Progress:
         self._whole = sum(self._left.values()) or 1.0
         self._factor = factor
         self._terminal = sys.stderr.isatty()
+        self._told: set[str] = set()
 
     def at(self, work: Work, part: float) -> None:
         """`part` of this work is done, 0 to 1."""
@@ -50,7 +51,8 @@ class Progress:
             print(
                 f"\r[{bar:30}] {done:4.0%}  {left:4.0f} s left  {work.title[:36]:36}", end="", file=sys.stderr
             )
-        elif part == 0:
+        elif work.name not in self._told:
+            self._told.add(work.name)
             print(f"{done:4.0%}  about {left:.0f} s left  {work.title}", file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -121,7 +121,7 @@ def tables(made: dict[str, Any]) -> str:
     ]
     if ran:
         some = next(iter(ran.values()))
-        heads = "| | " + " | ".join(ran) + " |\n| --- |" + " ---: |" * len(ran)
+        heads = "| | " + " | ".join(map(_name, ran)) + " |\n| --- |" + " ---: |" * len(ran)
         rows = [
             f"| {text} | "
             + " | ".join(_count(name, found["probes"], protection) for name, found in ran.items())
@@ -140,19 +140,21 @@ def tables(made: dict[str, Any]) -> str:
             )
         parts.append("\n".join([heads, *rows]))
         parts.append(
-            "Each figure is the number of attempts that were confined, of those that get through unconfined. "
+            "Each figure is the number of attempts that were confined. "
+            f"Counted are the {len(some['probes'])} of {len(ATTACKS)} attacks that get through unconfined, as the same user. "
             "† its command line has no such rule."
         )
-        parts.append("## What was tried")
-        parts.append(
-            "\n".join(
-                [
-                    "| peer | version | purpose, by its makers or as it is used here |",
-                    "| --- | --- | --- |",
-                    *_about(made),
-                ]
-            )
+    parts.append("## What was tried")
+    parts.append(
+        "\n".join(
+            [
+                "| peer | version | purpose, by its makers or as it is used here |",
+                "| --- | --- | --- |",
+                *_about(made),
+            ]
         )
+    )
+    if ran:
         parts.append("## What got through")
         parts += [_through(name, found) for name, found in ran.items()]
     if "forks" in made:
