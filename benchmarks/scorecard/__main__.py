@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from benchmarks.scorecard import forks, page
 from tests.containment import namespaces
 
 RESULTS = ROOT / "benchmarks/results/scorecard.json"
-UID = 23417
 #: Root prepares the namespaces: a user with a name, and a /tmp and /dev/shm that nothing of the host is in.
 _AS_USER = """
 set -e
@@ -49,9 +49,11 @@ def in_namespaces(asked: dict[str, Any], timeout: float = 300) -> dict[str, Any]
     try:
         around = namespaces.same_user()
         if root:
-            os.chown(home, UID, UID)
+            known = {entry.pw_uid for entry in pwd.getpwall()}
+            uid = next(number for number in range(23417, 24000) if number not in known)
+            os.chown(home, uid, uid)
             with tempfile.NamedTemporaryFile("w", dir="/var/tmp", suffix=".passwd") as passwd:
-                passwd.write(Path("/etc/passwd").read_text() + f"tried:x:{UID}:{UID}::{home}:/bin/sh\n")
+                passwd.write(Path("/etc/passwd").read_text() + f"tried:x:{uid}:{uid}::{home}:/bin/sh\n")
                 passwd.flush()
                 os.chmod(passwd.name, 0o644)
                 os.mkfifo(os.path.join(home, "never-written"))
@@ -61,7 +63,7 @@ def in_namespaces(asked: dict[str, Any], timeout: float = 300) -> dict[str, Any]
                     _AS_USER,
                     "sh",
                     passwd.name,
-                    str(UID),
+                    str(uid),
                     str(ROOT),
                     f"{home}/never-written",
                 ]

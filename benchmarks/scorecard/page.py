@@ -140,8 +140,8 @@ def tables(made: dict[str, Any]) -> str:
             )
         parts.append("\n".join([heads, *rows]))
         parts.append(
-            "Each figure is the number of attempts that were confined. "
-            f"Counted are the {len(some['probes'])} of {len(ATTACKS)} attacks that get through unconfined, as the same user. "
+            "Each figure is the number of attempts that were confined. Counted are the attacks that get through "
+            f"unconfined, as the same user: {len(some['probes'])} of {len(ATTACKS)}. "
             "† its command line has no such rule."
         )
     parts.append("## What was tried")
