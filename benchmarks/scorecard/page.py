@@ -140,7 +140,7 @@ def tables(made: dict[str, Any]) -> str:
             )
         parts.append("\n".join([heads, *rows]))
         parts.append(
-            "Each figure is the number of attempts that were confined. Counted are the attacks that get through "
+            "Each figure is the number of attempts that were confined. Counted are those that get through "
             f"unconfined, as the same user: {len(some['probes'])} of {len(ATTACKS)}. "
             "† its command line has no such rule."
         )
