@@ -50,8 +50,8 @@ _REASON = f"{_TWINS}::test_the_reason_is_told_if_it_cannot_continue"
 
 HAZARDS = (
     # Two forks, or two restores, of one shell: each looks for itself.
-    Hazard("randomness of the shell", FORK, "each copy draws its own numbers", "RANDOM=5; echo $RANDOM", "echo $RANDOM$RANDOM", _different),
-    Hazard("randomness of the shell", RESTORE, "each restore draws new numbers", "RANDOM=5; echo $RANDOM", "echo $RANDOM$RANDOM", _different),
+    Hazard("randomness of the shell", FORK, "each copy draws its own numbers", "echo $RANDOM", "echo $RANDOM$RANDOM", _different),
+    Hazard("randomness of the shell", RESTORE, "each restore draws new numbers", "echo $RANDOM", "echo $RANDOM$RANDOM", _different),
     Hazard("randomness of the kernel", FORK, "each copy draws its own numbers", ":", "head -c 16 /dev/urandom | od -An -tx1", _different),
     Hazard("randomness of the kernel", RESTORE, "each restore draws new numbers", ":", "head -c 16 /dev/urandom | od -An -tx1", _different),
     Hazard("randomness of Python, seeded", TWIN, "it continues as at the snapshot, so that a run can be repeated",
