@@ -8,7 +8,7 @@ VENV := .venv
 export WORKERS ?= 3
 BIN := $(VENV)/bin
 
-.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench soak docs reference test-tui pictures filters call-list dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
+.PHONY: help site test-hosts demo test test-everything test-agents test-adapters test-fleet lint bench bench-claims bench-check scorecard soak docs reference test-tui pictures filters call-list dist clean check-python demo-packages test-packages bench-packages hosts-packages page-packages test-page
 
 help:
 	@echo "make demo    install, then see a confined command at work"
@@ -19,7 +19,10 @@ help:
 	@echo "make test-agents  drive real coding agents with a scripted model (they come from npm; ARGS='-k claude' for some)"
 	@echo "make test-fleet  the fleet on several Ray nodes of this machine; figures into docs/internals/fleet.md (FLEET=--quick for the tests alone)"
 	@echo "make lint    ruff and mypy"
-	@echo "make bench   the benchmarks: ratios against peers in the same run"
+	@echo "make bench   staddle and its peers at the same work, in one run: docs/benchmarks.md (BENCH='--quick --only start' for some)"
+	@echo "make bench-check   fails if staddle lost more than 25 % against bubblewrap since the kept run, in three of three runs"
+	@echo "make bench-claims  every claim about speed, as a ratio"
+	@echo "make scorecard  what gets through staddle and its peers: docs/scorecard.md (SCORECARD=\"--with 'LINE'\" for any line)"
 	@echo "make soak    what is used and left behind in a long run (hours; SOAK=0.01 PARTS='commands crowd' for less)"
 	@echo "make docs    run every example of the documentation"
 	@echo "make reference  write the pages of docs/ that are made from the code"
@@ -87,7 +90,16 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 bench: bench-packages $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.field.run $(BENCH)
+
+bench-claims: bench-packages $(VENV)/installed-dev
 	$(BIN)/python benchmarks/run.py
+
+bench-check: bench-packages $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.field.check
+
+scorecard: bench-packages $(VENV)/installed-dev
+	$(BIN)/python -m benchmarks.scorecard $(SCORECARD)
 
 test-agents: $(VENV)/installed-dev
 	@scripts/test-agents $(ARGS)

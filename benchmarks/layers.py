@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -223,8 +222,6 @@ def work() -> list[Claim]:
                 claims.append(
                     Claim(f"{name}: inside / outside", each["inside"] / each["outside"], 1.15, detail)
                 )
-        few = _FILES.replace("range(40)", "range(4)")  # it takes its time
-        _beside(place, f"{python} -c '{few}'")
     return claims
 
 
@@ -251,41 +248,6 @@ def _fill(place: str) -> None:
     for number in range(50):
         with open(f"{place}/tests/test_{number}.py", "w") as file:
             file.write(_TESTS)
-
-
-def _beside(place: str, job: str) -> None:
-    """The same job in sandlock's copy-on-write, for comparison. In an environment of its own."""
-    program = f"""
-        import statistics, subprocess, time
-        from sandlock import BranchAction, Sandbox
-        def timed(job):
-            began = time.perf_counter()
-            job()
-            return time.perf_counter() - began
-        def inside():
-            drop = dict(on_exit=BranchAction.ABORT, on_error=BranchAction.ABORT)
-            seen = dict(fs_readable=["/"], fs_writable=[{place!r}, "/tmp"])
-            done = Sandbox(workdir={place!r}, cwd={place!r}, **seen, **drop).run(["bash", "-c", {job!r}])
-            if done.exit_code:
-                raise SystemExit(f"it ended with {{done.exit_code}}: {{done.stderr[-300:]}}")
-        def outside():
-            subprocess.run(["bash", "-c", {job!r}], cwd={place!r}, check=True)
-        def median(job):
-            return statistics.median(timed(job) for _ in range(3))
-        print(median(inside) / median(outside))
-    """
-    with tempfile.TemporaryDirectory() as environment:
-        try:
-            subprocess.run([sys.executable, "-m", "venv", environment], check=True)
-            install = [f"{environment}/bin/python", "-m", "pip", "install", "-q", "sandlock"]
-            subprocess.run(install, check=True, capture_output=True, timeout=300)
-            command = [f"{environment}/bin/python", "-c", textwrap.dedent(program)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-            print(f"        sandlock's copy-on-write, 400 files: {float(done.stdout):.1f} times outside")
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            why = getattr(error, "stderr", "") or ""
-            shown = why if isinstance(why, str) else why.decode("utf-8", "replace")
-            print(f"        sandlock was not measured: {error} {shown[-300:]}")
 
 
 CLAIMS = (points, forks, frozen_forks, changes, long_lines, work)

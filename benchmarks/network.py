@@ -6,7 +6,6 @@ loopback; inside, it is reached by a name, so that all of the gateway is on the 
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -14,13 +13,12 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from measure import Claim, first_result, interleaved, ms
+from measure import Claim, first_result, ms
 from staddle import Network, Policy, Sandbox
 from staddle.network.host import gateway_process
 
@@ -212,7 +210,7 @@ def _resident(pid: int) -> int:
 
 
 def setting_up() -> list[Claim]:
-    """A session with an allow list beside one without a network, each with a spare ready; and srt's start."""
+    """A session with an allow list beside one without a network, each with a spare ready."""
     networks = {"deny": Network.deny(), "allow": Network.allow("api.example.com:443", "*.github.com")}
     times: dict[str, list[float]] = {name: [] for name in networks}
 
@@ -223,30 +221,8 @@ def setting_up() -> list[Claim]:
                 times[name].append(seconds)
     took = {name: statistics.median(values) for name, values in times.items()}
     added = took["allow"] - took["deny"]
-    detail = f"{ms(took['allow'])} against {ms(took['deny'])}; {_srt()}"
+    detail = f"{ms(took['allow'])} against {ms(took['deny'])}"
     return [Claim("an allow list adds to a session, ms", added * 1000, 1.5, detail)]
-
-
-def _srt() -> str:
-    """How long Anthropic's sandbox-runtime takes for `true` with an allow list."""
-    with tempfile.TemporaryDirectory() as place:
-        install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", "--prefix", place]
-        options = Path(place, "settings.json")
-        files = {"denyRead": [], "allowWrite": [place], "denyWrite": []}
-        domains = {"allowedDomains": ["api.example.com", "*.github.com"], "deniedDomains": []}
-        options.write_text(json.dumps({"network": domains, "filesystem": files}))
-        start = [f"{place}/node_modules/.bin/srt", "--settings", str(options), "true"]
-        try:
-            subprocess.run(
-                [*install, "@anthropic-ai/sandbox-runtime"], check=True, capture_output=True, timeout=300
-            )
-            took = interleaved(
-                {"srt": lambda: subprocess.run(start, check=True, capture_output=True, timeout=60)}, rounds=5
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            said = (getattr(error, "stderr", b"") or b"").decode("utf-8", "replace").strip()
-            return f"srt could not be started here: {said.splitlines()[-1] if said else error}"
-    return f"srt takes {ms(took['srt'])} for `true`"
 
 
 CLAIMS = (gateway, setting_up)

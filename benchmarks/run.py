@@ -1,4 +1,4 @@
-"""`make bench`: every claim about speed, measured. Exits with 1 when one does not hold."""
+"""`make bench-claims`: every claim about speed, measured. Exits with 1 when one does not hold."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,12 @@ def run(
     deny_below: str = "work",
     place: str = "/var/tmp",
     grants: dict[str, list[str]] | None = None,
+    confining: Callable[[World], Surroundings] | None = None,
 ) -> dict[str, Any]:
     """The report of one run: answers by name, damage by protection, leaks, gaps.
 
-    `grants` are further fields of the policy, such as its devices.
+    `grants` are further fields of the policy, such as its devices. `confining` makes other
+    surroundings than staddle's, such as another sandbox.
     """
     if parent:
         return {"survived": orphans.survived(backend, switched_off)}
@@ -74,7 +76,7 @@ def run(
         ]
     if network == "open":
         attacks = [name for name in attacks if ATTACKS[name].protection != "network"]
-    if not backend:
+    if not backend and not confining:
         # Some attacks would be real without a sandbox: what has no harmless control is not run.
         attacks = [name for name in attacks if ATTACKS[name].control == control]
     twins = list(TWINS) if twins is None else twins
@@ -83,11 +85,13 @@ def run(
             from .in_session import rights
 
             world.facts["rights"] = rights(backend)
-        surroundings: _Surroundings = (
-            _Sandbox(world, backend, network, switched_off, grants or {})
-            if backend
-            else _Open(control == "contained")
-        )
+        surroundings: Surroundings
+        if confining:
+            surroundings = confining(world)
+        elif backend:
+            surroundings = _Sandbox(world, backend, network, switched_off, grants or {})
+        else:
+            surroundings = _Open(control == "contained")
         with contextlib.ExitStack() as stack:
             if NEIGHBOURS.intersection(attacks):
                 world.facts["neighbour"] = stack.enter_context(_neighbour(world, surroundings))
@@ -127,7 +131,7 @@ def _command(world: World, asked: dict[str, Any]) -> list[str]:
 # ------------------------------------------------------------------ what stands around the program
 
 
-class _Surroundings:
+class Surroundings:
     gaps: list[dict[str, Any]]
 
     def start(self, command: list[str], **streams: Any) -> Any:
@@ -138,7 +142,7 @@ class _Surroundings:
 _ALLOWED = {"allow": ("allowed.example", "*.wild.example", "192.0.2.0/24:80", "udp://192.0.2.1:53")}
 
 
-class _Sandbox(_Surroundings):
+class _Sandbox(Surroundings):
     """The backend under test, with one policy for everything that is started in it."""
 
     def __init__(
@@ -179,7 +183,7 @@ class _Sandbox(_Surroundings):
         return wrapped.popen(**streams)
 
 
-class _Open(_Surroundings):
+class _Open(Surroundings):
     """The control: nothing around it but namespaces that catch its mounts, and a descriptor to find."""
 
     def __init__(self, contained: bool) -> None:
@@ -195,7 +199,7 @@ class _Open(_Surroundings):
 
 
 def _see_through(
-    world: World, surroundings: _Surroundings, command: list[str], terminal: bool
+    world: World, surroundings: Surroundings, command: list[str], terminal: bool
 ) -> tuple[subprocess.CompletedProcess[bytes], list[int]]:
     """Run it to its end. Also as whom it runs in the eyes of the host: its uids, once it has begun."""
     process = surroundings.start(
@@ -217,7 +221,7 @@ def _see_through(
 
 
 @contextlib.contextmanager
-def _neighbour(world: World, surroundings: _Surroundings) -> Iterator[dict[str, Any]]:
+def _neighbour(world: World, surroundings: Surroundings) -> Iterator[dict[str, Any]]:
     """A second program in the same surroundings; yields where it is and what it has."""
     name = world.facts["marker"].replace("victim", "neighbour")
     command = _command(world, {"run": "neighbours", "name": name, "secret": world.canary.text})
