@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -492,14 +493,15 @@ def versions(place: Place, peers: dict[str, Peer]) -> tuple[dict[str, str], dict
             continue
         try:
             words = peer.version(place)
-            done = subprocess.run(
-                words,
-                env=place.environment("/nonexistent"),
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=60,
-            )
+            with tempfile.TemporaryDirectory() as home:
+                done = subprocess.run(
+                    words,
+                    env=place.environment(home),
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=60,
+                )
             there[name] = " ".join(done.stdout.split("\n")[0].split())[:60]
         except (OSError, subprocess.SubprocessError) as error:
             missing[name] = first_line(getattr(error, "stderr", "") or "") or str(error)[:200]

@@ -51,6 +51,7 @@ PUBLIC = (
     "Workspace",
     "WrappedCommand",
     "connect",
+    "connect_async",
     "default_policy",
     "doctor",
     "kept_sandboxes",

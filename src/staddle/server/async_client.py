@@ -29,7 +29,7 @@ from staddle.faces import (
 
 from .client import (
     Client,
-    RunningCommand,
+    ServerCommand,
     ServerFiles,
     ServerProcess,
     ServerReview,
@@ -226,8 +226,8 @@ class AsyncServerStream(ServerFace):
 class _Runs(ServerFace):
     async def _run(self, body: dict[str, Any], check: bool) -> Any:
         where = self._blocking
-        begin = partial(RunningCommand, where._transport, where._path, {**body, **where._session}, 0)
-        command = await self._made(begin, RunningCommand.interrupt)
+        begin = partial(ServerCommand, where._transport, where._path, {**body, **where._session}, 0)
+        command = await self._made(begin, ServerCommand.interrupt)
         try:
             result = await self._made(command.result)
         except asyncio.CancelledError:

@@ -326,7 +326,7 @@ class ServerStream:
 
     def __init__(self, where: ServerSandbox | ServerSession, command: str, options: dict[str, Any]) -> None:
         body = {**command_body("run", {"command": command}, options), "hold": True, **where._session}
-        self._run = RunningCommand(where._transport, where._path, body, wait=0)
+        self._run = ServerCommand(where._transport, where._path, body, wait=0)
         self._decoders = {STDOUT: _Whole(), STDERR: _Whole()}
         self._ready: list[Any] = []
         self.result: Result | None = None
@@ -389,7 +389,7 @@ class _Whole:
         return data[: len(data) - half]
 
 
-class RunningCommand:
+class ServerCommand:
     """A command of the server, by an id that is chosen here."""
 
     def __init__(self, transport: Transport, path: str, body: dict[str, Any], wait: float | None) -> None:
@@ -559,7 +559,7 @@ def _run(where: ServerSandbox | ServerSession, command: str, options: dict[str, 
     heard = {name: options.pop(f"on_{name}", None) for name in ("stdout", "stderr")}
     if heard == {"stdout": None, "stderr": None}:
         body = {**command_body("run", {"command": command}, options), **where._session}
-        result = RunningCommand(where._transport, where._path, body, wait=None).result()
+        result = ServerCommand(where._transport, where._path, body, wait=None).result()
         return result.check() if check else result
     with ServerStream(where, command, options) as stream:
         for chunk in stream:
@@ -616,14 +616,14 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """Run a program with exactly these arguments, without a shell; see `Sandbox.exec`."""
         words = argv if isinstance(argv, str) else list(argv)
         body = command_body("exec", {"argv": words}, options)
-        result = RunningCommand(self._transport, self._path, body, wait=None).result()
+        result = ServerCommand(self._transport, self._path, body, wait=None).result()
         return result.check() if check else result
 
     def start(self, /, command: str | Sequence[str], **options: Any) -> ServerProcess:
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         what = {"command": command} if isinstance(command, str) else {"argv": list(command)}
         body = {"kind": "start", **what, **checked_options(options, _COMMAND - {"stdin", "output_limit"})}
-        return ServerProcess(self, RunningCommand(self._transport, self._path, body, wait=_WAIT).facts)
+        return ServerProcess(self, ServerCommand(self._transport, self._path, body, wait=_WAIT).facts)
 
     def processes(self) -> list[ServerProcess]:
         """List the background processes that clients have started, including recently ended ones."""
