@@ -46,10 +46,18 @@ if TYPE_CHECKING:
 
     # `server` stands above this file: see `staddle.server.client` for the type of what it returns.
     def connect(
-        url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+        url_or_socket: str | None = None,
+        *,
+        token: str | None = None,
+        cafile: str | None = None,
+        start: bool = True,
     ) -> Any: ...
     async def connect_async(
-        url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+        url_or_socket: str | None = None,
+        *,
+        token: str | None = None,
+        cafile: str | None = None,
+        start: bool = True,
     ) -> Any: ...
 
 

@@ -154,6 +154,16 @@ def test_what_is_no_code_is_refused(sb: Sandbox) -> None:
         sb.python(3)  # type: ignore[arg-type]
 
 
+def test_a_session_has_a_program_and_a_directory_and_a_cell_its_variables(sb: Sandbox) -> None:
+    sb.run("printf '#!/bin/bash\\nexport MINE=1; exec python3 \"$@\"' > /tmp/mine; chmod +x /tmp/mine")
+    show = "import os; os.getcwd(), os.environ.get('MINE'), os.environ.get('ONCE')"
+    first = sb.python(show, session="mine", program="/tmp/mine", cwd="/tmp", env={"ONCE": "2"})
+    assert first.text == "('/tmp', '1', '2')"
+    assert sb.python(show, session="mine").text == "('/tmp', '1', None)"
+    with pytest.raises(InvalidCall, match="program"):
+        sb.python("1", session="other", program=3)  # type: ignore[arg-type]
+
+
 def test_it_is_awaited_too() -> None:
     async def work() -> str | None:
         async with AsyncSandbox() as sandbox:

@@ -209,7 +209,7 @@ class Interpreter:
         is_anew: bool = False,
     ) -> None:
         """Begin without a process. With `is_anew`, the first result says that variables were lost."""
-        self._sandbox, self._python, self._cwd = sandbox, python, cwd
+        self._sandbox, self.python, self.cwd = sandbox, python, cwd
         self.turn = threading.Lock()
         self._line: InterpreterLine | None = None
         self._process: SpawnedProcess | None = None  # unless it continues a twin
@@ -347,9 +347,9 @@ class Interpreter:
         self._line = line = InterpreterLine()
         number = line.theirs.fileno()
         try:
-            argv = [self._python, "-u", "-c", _KERNEL.read_text()]
+            argv = [self.python, "-u", "-c", _KERNEL.read_text()]
             self._process = process = self._sandbox._start_interpreter(
-                argv, number, self._cwd, {"MPLBACKEND": "agg"}
+                argv, number, self.cwd, {"MPLBACKEND": "agg"}
             )
             self.pid = process.pid
             line.theirs.close()
@@ -364,7 +364,7 @@ class Interpreter:
             failure, told = process.failure, (said or b"") + line.rest
             self._end()
             raise SandboxLost(
-                f"{self._python} did not start in the sandbox",
+                f"{self.python} did not start in the sandbox",
                 why=failure or told.decode("utf-8", "replace")[-500:],
                 fix="run it once with sb.exec, and read what it prints",
             )

@@ -327,7 +327,14 @@ class Sandbox:
         )
 
     def python(
-        self, code: str, *, timeout: float | None = arguments.FROM_POLICY, session: str = "main"
+        self,
+        code: str,
+        *,
+        timeout: float | None = arguments.FROM_POLICY,
+        session: str = "main",
+        env: Mapping[str, str] | None = None,
+        program: str = "python3",
+        cwd: str | None = None,
     ) -> CellResult:
         """Run a cell in a Python interpreter of the sandbox. Returns its output, results and error.
 
@@ -335,6 +342,9 @@ class Sandbox:
         `session` has its own interpreter. A fork begins with new ones. restore() ends it, unless the snapshot
         was taken with `processes="interpreter"`. If variables were lost, `lost` is True. After `timeout`
         seconds (default: the policy's) the cell is interrupted; None means no limit.
+
+        `env` adds environment variables for this cell. A cell that starts the interpreter starts `program` in
+        `cwd`; other cells ignore both.
         """
         from .interpreter import Interpreter
 
@@ -342,8 +352,11 @@ class Sandbox:
         found = interpreters.get(session)
         if found is None:
             found = interpreters.setdefault(session, Interpreter(self))
+        if not found.is_started:
+            found.python = check.instance("program", program, str, 'use program="python3"')
+            found.cwd = None if cwd is None else check.path("cwd", cwd, 'use cwd="src"')
         most = self._now().limits.timeout if timeout is arguments.FROM_POLICY else arguments.seconds(timeout)
-        result = found.run(code, timeout=most)
+        result = found.run(code, timeout=most, env=None if env is None else dict(env))
         if self._history is not None:
             self._history.program_ended(code, int(result.error is not None))
         return result

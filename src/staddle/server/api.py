@@ -193,11 +193,11 @@ def resume(call: ApiCall) -> Any:
 
 
 def lifetime(call: ApiCall) -> Any:
-    sandbox, left = call.entry.sandbox, None
+    entry, left = call.entry, None
     if "timeout" in call.body:
-        sandbox.set_timeout(call.body["timeout"])
+        entry.set_timeout(call.body["timeout"], call.body.get("then", "close"))
     if "extend" in call.body:
-        left = sandbox.extend(call.body["extend"])
+        left = entry.extend(call.body["extend"])
     return {"left": left}
 
 
@@ -229,7 +229,7 @@ def call_method(call: ApiCall) -> Any:
             why="it is not in the table",
             fix="see the page of the server",
         )
-    on: Any = entry.sandbox
+    on: Any = entry if method in ("set_timeout", "extend") else entry.sandbox
     if part == "files":
         on = entry.sandbox.files.as_user(name) if name else entry.sandbox.files
     elif part == "session":

@@ -57,13 +57,17 @@ _END = object()
 
 
 async def connect_async(
-    url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+    url_or_socket: str | None = None,
+    *,
+    token: str | None = None,
+    cafile: str | None = None,
+    start: bool = True,
 ) -> AsyncClient:
     """Connect to a server as `connect` does, for asyncio."""
     threads = ThreadPoolExecutor(_THREADS, "staddle-server")
     try:
         loop = asyncio.get_running_loop()
-        made = partial(connect, url_or_socket, token=token, cafile=cafile)
+        made = partial(connect, url_or_socket, token=token, cafile=cafile, start=start)
         return AsyncClient(await loop.run_in_executor(threads, made), threads)
     except BaseException:
         threads.shutdown(wait=False)
@@ -164,10 +168,15 @@ class AsyncServerProcess(ServerFace, RemoteProcessNames):
     """A background process of a sandbox."""
 
     output = Forwarded(ServerProcess.output)
+    read = Forwarded(ServerProcess.read)
 
     async def running(self) -> bool:
         """Whether it is still running."""
         return await self.poll() is None
+
+    async def timed_out(self) -> bool:
+        """Whether it was ended because its time was up."""
+        return bool(await self._made(lambda: self._blocking.timed_out))
 
     def stream(self, offset: int = 0) -> AsyncIterator[Any]:
         """Iterate over its output from `offset` on, to its end."""

@@ -164,14 +164,19 @@ class Client:
 
 
 def connect(
-    url_or_socket: str | None = None, *, token: str | None = None, cafile: str | None = None
+    url_or_socket: str | None = None,
+    *,
+    token: str | None = None,
+    cafile: str | None = None,
+    start: bool = True,
 ) -> Client:
     """Connect to a server (default: this user's own, started if none runs).
 
+    With `start=False` no server is started: StaddleError if none runs.
     A path is a UNIX socket. A URL (https://HOST:PORT) needs the `token`, or STADDLE_SERVER_TOKEN in the
     environment; `cafile` has the certificates to trust (default: the system's).
     """
-    return Client(Transport(url_or_socket, token=token, cafile=cafile))
+    return Client(Transport(url_or_socket, token=token, cafile=cafile, start=start))
 
 
 class ServerPart(BlockingFace):
@@ -444,16 +449,24 @@ class ServerCommand:
 
 def _chunks(transport: Transport, path: str, offset: int = 0, *, follow: bool = True) -> Iterator[Any]:
     """Yield the output of a command from an offset on; with `follow` to its end."""
-    kind = type_named("Chunk")
     while True:
-        query = {"offset": offset, "wait": _WAIT if follow else 0, "frames": 1}
-        reply = transport.request("GET", f"{path}/output", query=query)
-        for stream, data in parse_frames(reply.body):
-            if stream != DROPPED:
-                yield kind("stdout" if stream == STDOUT else "stderr", data)
-        offset = int(reply.headers["staddle-next"])
-        if reply.headers["staddle-end"] == "1" or not (follow or reply.body):
+        found, offset, is_end = _piece(transport, path, offset, _WAIT if follow else 0)
+        yield from found
+        if is_end or not (follow or found):
             return
+
+
+def _piece(transport: Transport, path: str, offset: int, wait: float) -> tuple[list[Any], int, bool]:
+    """Return output of a command from an offset on, the next offset, and whether that was all."""
+    kind = type_named("Chunk")
+    query = {"offset": offset, "wait": wait, "frames": 1}
+    reply = transport.request("GET", f"{path}/output", query=query)
+    found = [
+        kind("stdout" if stream == STDOUT else "stderr", data)
+        for stream, data in parse_frames(reply.body)
+        if stream != DROPPED
+    ]
+    return found, int(reply.headers["staddle-next"]), reply.headers["staddle-end"] == "1"
 
 
 class ServerProcess(ServerPart, RemoteProcessNames):
@@ -467,6 +480,16 @@ class ServerProcess(ServerPart, RemoteProcessNames):
     def running(self) -> bool:
         """Whether it is still running."""
         return self.poll() is None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was ended because its time was up."""
+        path = f"{self._path}/commands/{self.id}"
+        return bool(self._transport.request("GET", path, query={"text": 0}).json().get("timed_out"))
+
+    def read(self, offset: int = 0, timeout: float = 0.0) -> tuple[list[Any], int, bool]:
+        """Return its output from `offset` on, the next offset, and whether that was all. Waits for some."""
+        return _piece(self._transport, f"{self._path}/commands/{self.id}", offset, timeout)
 
     def send_stdin(self, data: bytes | str) -> None:
         """Write to its standard input. Waits while it does not read."""
@@ -736,6 +759,10 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     def questions(self) -> list[dict[str, Any]]:
         """List the destinations that wait for an answer: `id`, `event`, `age`. See `ask` of `create`."""
         return [{**each, "event": decode(each["event"])} for each in self._request("GET", "/questions")]
+
+    def set_timeout(self, seconds: float | None, *, then: str = "close") -> None:
+        """Close it `seconds` from now, or with `then="pause"` pause it; None: never."""
+        self._call("set_timeout", seconds, then=then)
 
     def answer(self, question: str, allow: bool) -> None:
         """Answer a question."""

@@ -193,7 +193,7 @@ class ServedCommand:
             "exit_code": self.exit_code,
         }
         if self.process is not None:
-            found["pid"] = self.process.pid
+            found["pid"], found["timed_out"] = self.process.pid, self.process.timed_out
         if self.error is not None:
             found["error"] = encode_error(self.error)
         if self.result is not None and result:

@@ -64,6 +64,7 @@ POST /v1/sandboxes/{sandbox}/resume resume
 POST /v1/sandboxes/{sandbox}/lifetime lifetime
     Change when it ends. Returns the seconds left, if there is a limit and `extend` was given.
     .timeout number|null close it after so many seconds from now; null: never
+    .then string close it after the timeout (default), or pause it
     .extend number close it so many seconds later
 POST /v1/sandboxes/{sandbox}/interrupt interrupt
     End the commands that run now. Background processes continue.

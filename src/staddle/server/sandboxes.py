@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from staddle import Event, Review, Sandbox, Snapshot
-from staddle.errors import InvalidCall, SandboxClosed, SessionBusy
+from staddle.errors import InvalidCall, SandboxClosed, SessionBusy, StaddleError
 from staddle.json_values import encode
 
 from .commands import CommandTable
@@ -115,6 +115,8 @@ class SandboxEntry:
         self.id, self.parent, self.opened = name, parent, time.time()
         self.options = options
         self.paused = False
+        self.ends: float | None = None  # time at which it is closed or, with `_pauses`, paused
+        self._pauses = False
         self._events = events
         self.terminals: dict[str, ServedTerminal] = {}
         self.snapshots: dict[str, Snapshot] = {}
@@ -132,6 +134,41 @@ class SandboxEntry:
         """Hold this sandbox from now on."""
         self.sandbox, self.commands = sandbox, CommandTable(sandbox)
         self._used = time.monotonic()
+        if (life := sandbox.policy.limits.max_lifetime) is not None:
+            self.ends = time.time() + life
+
+    def set_timeout(self, seconds: float | None, then: str = "close") -> None:
+        """Close it, or with `then="pause"` pause it, so many seconds from now; None: never."""
+        if then not in ("close", "pause"):
+            raise InvalidCall(f"then is {then!r}", why="it is unknown", fix="choose close or pause")
+        self.sandbox.set_timeout(seconds)  # checks the number
+        if then == "pause":
+            self.sandbox.set_timeout(None)
+        with self._lock:
+            self._pauses = then == "pause"
+            self.ends = None if seconds is None else time.time() + seconds
+
+    def extend(self, seconds: float) -> float | None:
+        """End it so many seconds later. Returns the seconds left, or None if it has no end."""
+        left = self.sandbox.extend(seconds)  # checks the number
+        with self._lock:
+            if self.ends is not None:
+                self.ends += seconds
+                left = self.ends - time.time()
+        return left
+
+    def pause_if_due(self) -> None:
+        """Pause it, if its time is up and `set_timeout` has said so. Close it if it cannot be paused."""
+        with self._lock:
+            if not self._pauses or self.ends is None or time.time() < self.ends:
+                return
+            self._pauses = False
+        if not self.paused and self.sandbox.alive:
+            try:
+                self.sandbox.pause()
+                self.paused = True
+            except StaddleError:
+                self.sandbox.close()  # it must not run longer
 
     def use(self, connection: object) -> None:
         """Note a request for it. It is in use as long as this connection is open."""
@@ -294,6 +331,7 @@ class SandboxEntry:
             "questions": len(self.questions),
             "max_lifetime": sandbox.policy.limits.max_lifetime,
             "idle": sandbox.policy.limits.idle,
+            "ends": self.ends,
         }
 
 
@@ -409,8 +447,12 @@ class SandboxTable:
         entry.record("closed")
 
     def forget_ended(self) -> None:
-        """Drop sandboxes that have ended by themselves, by a limit or because something killed them."""
+        """Drop sandboxes that have ended by themselves, by a limit or because something killed them.
+
+        Pause sandboxes whose time is up and that asked for it.
+        """
         for entry in self.listed():
+            entry.pause_if_due()
             if not entry.sandbox.alive:
                 self.close(entry.id)
 

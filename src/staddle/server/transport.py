@@ -136,13 +136,19 @@ class PendingReply:
 class Transport:
     """All requests of a client. Thread-safe: each thread that waits for an answer has its own connection."""
 
-    def __init__(self, where: str | None, *, token: str | None = None, cafile: str | None = None) -> None:
+    def __init__(
+        self, where: str | None, *, token: str | None = None, cafile: str | None = None, start: bool = True
+    ) -> None:
         self.where = where
         self._path, self._address = "", ("", 0)
         self._context: ssl.SSLContext | None = None
         self._head = "Host: localhost\r\n"
         if where is None or "://" not in where or where.startswith("unix://"):
             self._path = "" if where is None else os.path.abspath(where.removeprefix("unix://"))
+            if where is None and not start:
+                from .process import default_socket
+
+                self._path = default_socket()
             if token or cafile:
                 raise InvalidCall(
                     "a UNIX socket needs no token", why="the kernel tells who connects", fix="leave it out"

@@ -176,7 +176,7 @@ class AsyncE2BSandbox(Awaited):
 
     @staticmethod
     def list(*args: Any, **options: Any) -> Any:
-        """The sandboxes of this process, as pages."""
+        """The sandboxes of this process and of your server, as pages."""
         return Awaited(E2BSandbox.list(*args, **options))
 
     connect, kill, pause, beta_pause = (AwaitedByIdToo() for _ in range(4))

@@ -86,6 +86,15 @@ class Commands:
         self._sandbox, self._programs = sandbox, programs
         self._started: dict[int, tuple[Any, str]] = {}
 
+    def _every(self) -> dict[int, tuple[Any, str]]:
+        """Each background program and its shell text, by process number."""
+        return self._started
+
+    @staticmethod
+    def _readable(process: Any) -> Any:
+        """A program as a `CommandHandle` uses it."""
+        return process
+
     def run(
         self,
         cmd: str,
@@ -112,7 +121,7 @@ class Commands:
             text = f"PATH={shlex.quote(programs)}:$PATH; {cmd}" if programs else cmd
             argv = ["/bin/bash", "-l", "-c", text]
             if background:
-                process = self._sandbox.start(argv, **options)
+                process = self._readable(self._sandbox.start(argv, **options))
                 self._started[process.pid] = process, cmd
                 if not stdin:
                     process.close_stdin()
@@ -124,13 +133,13 @@ class Commands:
         """The running background programs."""
         return [
             RunningProcess(pid, None, "/bin/bash", ["-l", "-c", cmd])
-            for pid, (process, cmd) in self._started.items()
+            for pid, (process, cmd) in self._every().items()
             if process.running
         ]
 
     def kill(self, pid: int, request_timeout: float | None = None) -> bool:
         """Kill a background program with all its children; return whether it was running."""
-        process, _ = self._started.get(pid, (None, ""))
+        process, _ = self._every().get(pid, (None, ""))
         if process is None or not process.running:
             return False
         with translated():
@@ -166,7 +175,7 @@ class Commands:
         self._running(pid).close_stdin()
 
     def _running(self, pid: int) -> Any:
-        process, _ = self._started.get(pid, (None, ""))
+        process, _ = self._every().get(pid, (None, ""))
         if process is None or not process.running:
             raise NotFoundException(f"there is no process {pid}")
         return process
@@ -434,8 +443,11 @@ class Pty:
 
     def kill(self, pid: int, request_timeout: float | None = None) -> bool:
         """Kill its shell; return whether it was running."""
-        terminal = self._terminals.get(pid)
-        if terminal is None or terminal.poll() is not None:
+        try:
+            terminal = self._terminal(pid)
+        except NotFoundException:
+            return False
+        if terminal.poll() is not None:
             return False
         terminal.kill()
         terminal.wait(TO_END)  # its number is free then

@@ -136,9 +136,15 @@ class FileStream:
 class Filesystem:
     """The files of one sandbox."""
 
+    #: Whether another process may have given metadata to files.
+    _may_have_metadata = False
+
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self._groups: dict[int, str] | None = None
+
+    def _opened(self, path: str, user: str | None) -> Any:
+        return self._files(user).open(path)
 
     def read(
         self,
@@ -153,10 +159,9 @@ class Filesystem:
         `gzip` is ignored: nothing is transferred here.
         """
         with translated():
-            files = self._files(user)
             if format == "stream":
-                return FileStream(files.open(at(path)))
-            data = files.read_bytes(at(path), limit=READ_LIMIT)
+                return FileStream(self._opened(at(path), user))
+            data = self._files(user).read_bytes(at(path), limit=READ_LIMIT)
         return bytearray(data) if format == "bytes" else data.decode("utf-8", "replace")
 
     def write(
@@ -270,7 +275,7 @@ class Filesystem:
 
     def _described(self, entries: Entries, user: str | None) -> Entries:
         """The entries with their metadata."""
-        if _USED.is_set() and entries:
+        if (_USED.is_set() or self._may_have_metadata) and entries:
             paths = json.dumps([entry.path for entry in entries])
             found = json.loads(self._python(_GET, [], user, paths))
             for entry in entries:

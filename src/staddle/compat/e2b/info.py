@@ -86,18 +86,25 @@ class SnapshotInfo:
 
 
 class Pages:
-    """Sandboxes or snapshots of this process, `limit` at a time, from the one after `token`."""
+    """Sandboxes or snapshots, `limit` at a time, from the one after `token`. The first page finds all."""
 
-    def __init__(self, items: list[Any], limit: int | None = None, token: str | None = None) -> None:
-        self._items, self._limit = items, limit or max(len(items), 1)
-        if token is not None:
-            known = [_id(item) for item in items]
-            self._items = items[known.index(token) + 1 :] if token in known else []
+    def __init__(
+        self, found: Callable[[], list[Any]], limit: int | None = None, token: str | None = None
+    ) -> None:
+        self._found, self._limit = found, limit
+        self._items: list[Any] | None = None
         self.has_next, self.next_token = True, token
 
     def next_items(self) -> list[Any]:
         """The next page."""
-        page, self._items = self._items[: self._limit], self._items[self._limit :]
+        if self._items is None:
+            self._items = self._found()
+            if self.next_token is not None:
+                known = [_id(item) for item in self._items]
+                at = known.index(self.next_token) + 1 if self.next_token in known else len(known)
+                self._items = self._items[at:]
+        size = self._limit or max(len(self._items), 1)
+        page, self._items = self._items[:size], self._items[size:]
         self.has_next = bool(self._items)
         self.next_token = _id(page[-1]) if self.has_next else None
         return page
@@ -224,6 +231,12 @@ def python_of(asked: str | None, policy: Policy, workspace: str | None) -> CodeP
     return CodePython((*places, "python3"), tuple(path for path in needed if os.path.isdir(path)))
 
 
+def server_said() -> str:
+    """The server that the environment names: a socket or a URL, `1` for your own, or empty."""
+    said = os.environ.get("STADDLE_E2B_SERVER", "")
+    return "" if said == "0" else said
+
+
 def now() -> datetime:
     """The current time in UTC."""
     return datetime.now(UTC)
@@ -306,6 +319,8 @@ def translated() -> Iterator[None]:
     except StaddleError as error:
         raise SandboxException(str(error)) from error
     except FileNotFoundError as error:
+        if str(error.strerror).startswith("the server has no sandbox"):  # a client's other errors are inside
+            raise SandboxNotRunningException("The sandbox was killed, or its time was up") from error
         raise FileNotFoundException(str(error)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import uuid
@@ -10,14 +11,17 @@ from functools import cached_property, partial
 from types import MethodType
 
 from staddle import Interpreter, Network, Sandbox
+from staddle.errors import InvalidCall
 
 from ...adapters._common import OpenSandboxes, policy_of
 from .commands import HOME, Commands, Pty
 from .execution import CodeContext, CodeExecution, ExecutionError, Logs, OutputMessage, RichResult
 from .filesystem import Filesystem
 from .info import (
+    CodePython,
     InvalidArgumentException,
     NotFoundException,
+    OnTimeout,
     Pages,
     SandboxException,
     SandboxInfo,
@@ -32,7 +36,18 @@ from .info import (
     now,
     on_timeout_of,
     python_of,
+    server_said,
     translated,
+)
+from .served import (
+    LABEL,
+    ServedCommands,
+    ServedFilesystem,
+    ServedInterpreter,
+    ServedPty,
+    client,
+    info_of,
+    infos,
 )
 
 TYPE_CHECKING = False
@@ -46,6 +61,7 @@ if TYPE_CHECKING:
 
     Contexts = list[CodeContext]  # for use where `list` is a method
     Metrics = list[SandboxMetrics]
+    InfoList = list[SandboxInfo]
 
 #: Seconds that a sandbox lives (default).
 _LIFETIME = 300
@@ -70,11 +86,15 @@ class ByIdToo:
 
     @staticmethod
     def _by_id(method: Callable[..., Any], sandbox_id: str, *args: Any, **options: Any) -> Any:
-        if method is E2BSandbox.__dict__["kill"]._method and _OPEN.get(sandbox_id) is None:
-            return False
         if method is E2BSandbox.__dict__["fork"]._method:
             _at_least_one(options.get("count"))
-        return method(_found(sandbox_id), *args, **options)
+        try:
+            found = _found(sandbox_id)
+        except SandboxNotFoundException:
+            if method is E2BSandbox.__dict__["kill"]._method:
+                return False
+            raise
+        return method(found, *args, **options)
 
 
 #: Options to reach E2B's service, which does not exist here.
@@ -92,14 +112,33 @@ def _nothing_else(options: dict[str, Any]) -> None:
 def _found(sandbox_id: str) -> E2BSandbox:
     found: E2BSandbox | None = _OPEN.get(sandbox_id)
     if found is None:
+        found = ServedE2BSandbox.found(sandbox_id)
+    if found is None:
         raise SandboxNotFoundException(
-            f"there is no sandbox {sandbox_id!r} in this process: sandboxes end with their process"
+            f"there is no sandbox {sandbox_id!r} in this process, nor in your server: "
+            "without server=True, sandboxes end with their process"
         )
     return found
 
 
 class E2BSandbox:
-    """A sandbox on this machine; make one with `create()`. Its `sandbox` is the `staddle.Sandbox`."""
+    """A sandbox on this machine; make one with `create()`. Its `sandbox` is the `staddle.Sandbox`.
+
+    With `server=True`, or STADDLE_E2B_SERVER=1 in the environment, your server has the sandbox. It lives
+    until its timeout, and other programs find it by its id. The variable can name another server.
+    """
+
+    def __new__(cls, *_: Any, server: bool | None = None, **__: Any) -> Self:
+        """Make a `ServedE2BSandbox` if the server is to have it."""
+        if cls.is_served or not (server_said() if server is None else server):
+            return super().__new__(cls)
+        if cls is not E2BSandbox:
+            raise InvalidArgumentException(f"{cls.__name__} is a subclass, which works without a server only")
+        made: Any = ServedE2BSandbox.__new__(ServedE2BSandbox)
+        return made  # type: ignore[no-any-return]
+
+    #: Whether a server has it.
+    is_served = False
 
     def __init__(
         self,
@@ -115,6 +154,7 @@ class E2BSandbox:
         policy: AnyPolicy = None,
         workspace: str | None = None,
         python: str | None = None,
+        server: bool | None = None,
         _opened: Sandbox | None = None,
         **options: Any,
     ) -> None:
@@ -129,32 +169,51 @@ class E2BSandbox:
             chosen = chosen.with_network(Network.deny())
         self._code_python = python_of(python, chosen, workspace)
         given: dict[str, Any] = {"policy": chosen.with_read(*self._code_python.needed), "env": envs}
-        with translated():
-            if _opened is not None:
-                self.sandbox = _opened
-            elif template is not None and template in _SNAPSHOTS:
-                self.sandbox = Sandbox.from_snapshot(_SNAPSHOTS[template][0], workspace, **given)
-            elif template is not None and template not in ("base", "code-interpreter-v1"):
-                raise InvalidArgumentException(
-                    f"there is no template {template!r}: use policy= with a base (`staddle base import`)"
-                )
-            else:
-                self.sandbox = Sandbox(workspace, **given)
         self.metadata, self._template = dict(metadata or {}), template or "base"
-        self.alive, self._paused = True, False
+        timeout = _LIFETIME if timeout is None else timeout
+        with translated():
+            self.sandbox = self._open(workspace, timeout, given) if _opened is None else _opened
+        self._begin()
+        self.set_timeout(timeout)
+
+    def _open(self, workspace: str | None, timeout: float, given: dict[str, Any]) -> Sandbox:
+        if self._template in _SNAPSHOTS:
+            return Sandbox.from_snapshot(_SNAPSHOTS[self._template][0], workspace, **given)
+        self._only_known_template()
+        return Sandbox(workspace, **given)
+
+    def _only_known_template(self) -> None:
+        if self._template not in ("base", "code-interpreter-v1"):
+            raise InvalidArgumentException(
+                f"there is no template {self._template!r}: use policy= with a base (`staddle base import`)"
+            )
+
+    def _begin(self) -> None:
         self.sandbox_id = _OPEN.add(self, f"i{uuid.uuid4().hex[:20]}")
         self.commands, self.files, self.pty = (
-            Commands(self.sandbox, lambda: os.path.dirname(self._python)),
+            Commands(self.sandbox, self._programs),
             Filesystem(self.sandbox),
             Pty(self.sandbox),
         )
-        self._interpreters: dict[str, Interpreter] = {}
+        self._started = now()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._alive, self._paused = True, False
+        self._interpreters: dict[str, Any] = {}
         self._contexts: dict[str, CodeContext] = {}
         self._cells = 0
-        self._started = now()
         self._ending: threading.Timer | None = None
         self.list_snapshots = partial(type(self).list_snapshots, self.sandbox_id)  # type: ignore[method-assign]
-        self.set_timeout(_LIFETIME if timeout is None else timeout)
+
+    def _programs(self) -> str:
+        """The first directory for the PATH of a command."""
+        return os.path.dirname(self._python)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it exists: it was neither killed, nor is its time up."""
+        return self._alive
 
     # ------------------------------------------------------------ lifetime
 
@@ -169,12 +228,12 @@ class E2BSandbox:
 
     @ByIdToo
     def connect(self, timeout: float | None = None, **options: Any) -> E2BSandbox:
-        """The sandbox of that id in this process; a paused one continues."""
+        """The sandbox of that id in this process, or in your server; a paused one continues."""
         _nothing_else(options)
         over = self._continue()
         if timeout is None and over:
             timeout = _LIFETIME
-        if timeout is not None and now() + timedelta(seconds=timeout) > self._end_at:
+        if timeout is not None and now() + timedelta(seconds=timeout) > self._state()[1]:
             self.set_timeout(timeout)
         return self
 
@@ -187,19 +246,27 @@ class E2BSandbox:
         order: str | None = None,
         **options: Any,
     ) -> Pages:
-        """The sandboxes of this process, newest first (`order="asc"`: oldest first)."""
+        """The sandboxes of this process and of your server, newest first (`order="asc"`: oldest first)."""
         _nothing_else(options)
         if order not in (None, "asc", "desc"):
             raise InvalidArgumentException(f"order is 'asc' or 'desc', not {order!r}")
-        query = query or SandboxQuery()
-        found = [sandbox.get_info() for sandbox in map(_OPEN.get, _OPEN) if sandbox is not None]
-        found = [info for info in found if query.matches(info)]
-        return Pages(found if order == "asc" else found[::-1], limit, next_token)
+        wanted = query or SandboxQuery()
+
+        def found() -> InfoList:
+            every = [sandbox.get_info() for sandbox in map(_OPEN.get, _OPEN) if sandbox is not None] + infos()
+            every.sort(key=lambda info: info.started_at, reverse=order != "asc")
+            return [info for info in every if wanted.matches(info)]
+
+        return Pages(found, limit, next_token)
 
     @ByIdToo
     def set_timeout(self, timeout: float, **options: Any) -> None:
         """End it, or pause it if `lifecycle` says so, this many seconds from now."""
         _nothing_else(options)
+        with translated():
+            self._end_after(timeout)
+
+    def _end_after(self, timeout: float) -> None:
         if self._ending is not None:
             self._ending.cancel()
         self._end_at = now() + timedelta(seconds=timeout)
@@ -223,7 +290,7 @@ class E2BSandbox:
         return self._end()
 
     def _end(self) -> bool:
-        running, self.alive = self.alive, False
+        running, self._alive = self._alive, False
         if self._ending is not None:
             self._ending.cancel()
         _OPEN.remove(self.sandbox_id)
@@ -232,7 +299,11 @@ class E2BSandbox:
 
     def is_running(self, request_timeout: float | None = None) -> bool:
         """Whether it can run commands."""
-        return self.sandbox.alive and not self._paused
+        return self.sandbox.alive and not self._state()[0]
+
+    def _state(self) -> tuple[bool, datetime]:
+        """Whether it is paused, and when its time is up."""
+        return self._paused, self._end_at
 
     @ByIdToo
     def pause(self, keep_memory: bool = True, **options: Any) -> bool:
@@ -241,7 +312,7 @@ class E2BSandbox:
         Without `keep_memory` its processes are ended, and only its files remain.
         """
         _nothing_else(options)
-        running = not self._paused
+        running = not self._state()[0]
         self._pause(keep_memory)
         return running
 
@@ -274,14 +345,14 @@ class E2BSandbox:
         with translated():
             self.sandbox.resume()
         self._paused = False
-        return now() >= self._end_at
+        return now() >= self._state()[1]
 
     @ByIdToo
     def get_info(self, request_timeout: float | None = None) -> SandboxInfo:
         """Information about it."""
-        state = SandboxState.PAUSED if self._paused else SandboxState.RUNNING
-        times = self._started, self._end_at
-        return SandboxInfo(self.sandbox_id, self._template, self.metadata, *times, state)
+        paused, end_at = self._state()
+        state = SandboxState.PAUSED if paused else SandboxState.RUNNING
+        return SandboxInfo(self.sandbox_id, self._template, self.metadata, self._started, end_at, state)
 
     @ByIdToo
     def get_metrics(
@@ -314,6 +385,8 @@ class E2BSandbox:
     def create_snapshot(self, name: str | None = None, **options: Any) -> SnapshotInfo:
         """Take a snapshot of files and shells."""
         _nothing_else(options)
+        if self.is_served:
+            raise InvalidArgumentException("a snapshot is of one process; fork() works in a server")
         with translated():
             snapshot = self.sandbox.snapshot(name or "")
         number = f"snapshot-{uuid.uuid4().hex[:12]}"
@@ -336,7 +409,7 @@ class E2BSandbox:
             for number, (_, owner, label) in _SNAPSHOTS.items()
             if sandbox_id in (None, owner) and name in (None, label)
         ]
-        return Pages(found, limit, next_token)
+        return Pages(lambda: found, limit, next_token)
 
     @classmethod
     def delete_snapshot(cls, snapshot_id: str, **options: Any) -> bool:
@@ -356,8 +429,11 @@ class E2BSandbox:
             raise SandboxNotFoundException(f"the sandbox {self.sandbox_id!r} was killed")
         with translated():
             made = self.sandbox.fork(count)
+        return [self._forked(each, timeout) for each in made]
+
+    def _forked(self, made: Any, timeout: float | None) -> E2BSandbox:
         given: dict[str, Any] = {"timeout": timeout, "metadata": self.metadata, "python": self._python}
-        return [type(self)(**given, _opened=each) for each in made]
+        return type(self)(**given, server=False, _opened=made)
 
     def get_host(self, port: int) -> str:
         """`127.0.0.1:PORT`, forwarded to this port inside. It is HTTP unless the server inside uses TLS."""
@@ -380,7 +456,7 @@ class E2BSandbox:
         _nothing_else(options)
         _python_only(language)
         context = CodeContext(uuid.uuid4().hex, "python", cwd or HOME)
-        self._interpreters[context.id] = Interpreter(self.sandbox, python=self._python, cwd=context.cwd)
+        self._interpreters[context.id] = self._new_interpreter(context.id, context.cwd)
         self._contexts[context.id] = context
         return context
 
@@ -410,10 +486,13 @@ class E2BSandbox:
             found = (each for each in places if self.sandbox.exec(["test", "-x", each], timeout=10).ok)
             return next(found, last)
 
-    def _interpreter(self, context: CodeContext | str | None) -> Interpreter:
+    def _new_interpreter(self, name: str, cwd: str) -> Any:
+        return Interpreter(self.sandbox, python=self._python, cwd=cwd)
+
+    def _interpreter(self, context: CodeContext | str | None) -> Any:
         name = "default" if context is None else context if isinstance(context, str) else context.id
         if name == "default" and name not in self._interpreters:
-            self._interpreters[name] = Interpreter(self.sandbox, python=self._python, cwd=HOME)
+            self._interpreters[name] = self._new_interpreter(name, HOME)
         if name not in self._interpreters:
             raise NotFoundException(f"there is no context {name!r}")
         return self._interpreters[name]
@@ -465,6 +544,87 @@ class E2BSandbox:
         if on_error is not None and made.error is not None:
             on_error(made.error)
         return made
+
+
+class ServedE2BSandbox(E2BSandbox):
+    """A sandbox that your server has. Its `sandbox` is a `ServerSandbox`."""
+
+    is_served = True
+
+    @classmethod
+    def found(cls, sandbox_id: str) -> Self | None:
+        """The sandbox of the server with this id; None if there is none, or no server runs."""
+        server = client(start=False)
+        if server is None:
+            return None
+        try:
+            sandbox = server.get(sandbox_id)
+            labels = sandbox.labels
+        except (FileNotFoundError, InvalidCall):
+            return None
+        return cls._attached(sandbox, labels) if LABEL in labels and sandbox.id == sandbox_id else None
+
+    @classmethod
+    def _attached(cls, sandbox: Any, labels: dict[str, str]) -> Self:
+        made, about = cls.__new__(cls), json.loads(labels[LABEL])
+        made._on_timeout, made._open_network = OnTimeout(about["pause"]), about["open"]
+        made._code_python = CodePython(tuple(about["python"]))
+        made.sandbox = sandbox
+        made._begin()
+        return made
+
+    def _open(self, workspace: str | None, timeout: float, given: dict[str, Any]) -> Any:
+        self._only_known_template()
+        if not self._on_timeout.keep_memory:
+            raise InvalidArgumentException("lifecycle: a server pauses a sandbox with its memory only")
+        about = {"template": self._template, "pause": self._on_timeout.pause, "open": self._open_network}
+        about["python"] = self._code_python.places
+        labels = {f"{LABEL}.{name}": value for name, value in self.metadata.items()}
+        labels[LABEL] = json.dumps(about)
+        # If this program ends before it sets the timeout, the sandbox ends as well.
+        given["policy"] = given["policy"].with_limits(max_lifetime=timeout)
+        return client(start=True).create(workspace, labels=labels, **given)
+
+    def _begin(self) -> None:
+        self.sandbox_id = self.sandbox.id
+        info = info_of(self.sandbox.describe())  # type: ignore[attr-defined]
+        self.metadata, self._template = info.metadata, info.template_id
+        self.commands = ServedCommands(self.sandbox, self._programs)
+        self.files, self.pty = ServedFilesystem(self.sandbox), ServedPty(self.sandbox)
+        self._started = info.started_at
+        self._reset()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server has it."""
+        return self._alive and bool(self.sandbox.alive)
+
+    def _state(self) -> tuple[bool, datetime]:
+        with translated():
+            info = info_of(self.sandbox.describe())  # type: ignore[attr-defined]
+        return info.state is SandboxState.PAUSED, info.end_at
+
+    def is_running(self, request_timeout: float | None = None) -> bool:
+        """Whether it can run commands."""
+        return self.alive and not self._state()[0]
+
+    def _end_after(self, timeout: float) -> None:
+        then = "pause" if self._on_timeout.pause else "close"
+        self.sandbox.set_timeout(timeout, then=then)  # type: ignore[call-arg]
+
+    def _end(self) -> bool:
+        running, self._alive = self.alive, False
+        with translated():
+            self.sandbox.close()
+        return running
+
+    def _forked(self, made: Any, timeout: float | None) -> E2BSandbox:
+        fork = self._attached(made, made.labels)
+        fork.set_timeout(_LIFETIME if timeout is None else timeout)
+        return fork
+
+    def _new_interpreter(self, name: str, cwd: str) -> ServedInterpreter:
+        return ServedInterpreter(self.sandbox, "main" if name == "default" else name, self._python, cwd)
 
 
 def _at_least_one(count: int | None) -> int:
