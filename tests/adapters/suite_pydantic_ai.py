@@ -78,6 +78,48 @@ def test_a_kept_ref_is_found_by_another_process():
     asyncio.run(again())
 
 
+class TestConformanceServed(TestConformance):
+    """The same, in the server of this user."""
+
+    @pytest.fixture
+    async def backend(self, anyio_backend):
+        made = StaddleWorkspace(server=True)
+        yield made
+        await made.destroy()
+
+    @pytest.fixture
+    def fresh_backend(self):
+        return lambda: StaddleWorkspace(server=True)
+
+
+def test_a_ref_of_a_server_is_found_by_another_process():
+    """With what runs in it, and by a name. Afterwards nothing is found."""
+
+    async def first():
+        made = StaddleWorkspace(server=True, name="of-pydantic-ai")
+        await made.write_bytes("/workspace/a.txt", b"served")
+        return made.ref
+
+    ref = asyncio.run(first())
+
+    async def by_name():
+        found = StaddleWorkspace(ref=WorkspaceRef(provider="staddle", id="server:of-pydantic-ai"))
+        assert (await found.run(["cat", "a.txt"])).stdout == "served"
+
+    asyncio.run(by_name())
+    words = [sys.executable, "-c", ANOTHER_PROCESS, ref.id]
+    assert subprocess.run(words, capture_output=True, check=True, text=True).stdout == "served"
+
+    async def again():
+        with pytest.raises(WorkspaceUnavailableError, match="no sandbox"):
+            await StaddleWorkspace(ref=ref).working_dir()
+        await StaddleWorkspace(ref=ref).destroy()
+
+    asyncio.run(again())
+    with pytest.raises(ValueError, match="one of them"):
+        StaddleWorkspace(server=True, keep=True)
+
+
 def test_a_ref_of_another_process_that_is_not_kept_is_refused():
     async def attach():
         with pytest.raises(WorkspaceUnavailableError, match="not kept"):

@@ -4,7 +4,9 @@
   agent.run("…", workspace=StaddleWorkspace("project"))
 
 A ref finds its sandbox again in this process. With `keep=True` the files of the sandbox outlive the process,
-and a ref finds them from another one; processes end.
+and a ref finds them from another one; processes end. With `server=True` your server has the sandbox, and a
+ref finds it from another process with all that runs in it. The ref `server:fix` is the server's sandbox with
+the id or name `fix`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import json
 import posixpath
 import sys
 import uuid
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 
-from staddle import AsyncSandbox
-from staddle.errors import SandboxClosed
+from staddle import AsyncSandbox, connect_async
+from staddle.errors import InvalidCall, SandboxClosed, StaddleError
 
 from ._common import (
     READ_LIMIT,
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 PROVIDER = "staddle"
 #: Prefix of the ids of kept sandboxes. Only such names are looked up among the kept ones.
 _KEPT = "pydantic-ai-"
+#: Prefix of the ids of sandboxes of a server.
+_SERVED = "server:"
 _OPEN = OpenSandboxes()
 
 
@@ -75,11 +80,14 @@ class StaddleWorkspace:
         ref: WorkspaceRef | None = None,
         policy: AnyPolicy = None,
         keep: bool = False,
+        server: bool = False,
         **options: Any,
     ) -> None:
+        if keep and server:
+            raise ValueError("keep and server are two ways to outlive the process: give one of them")
         if ref is not None and ref.provider != PROVIDER:
             raise ValueError(f"the ref is of {ref.provider!r}, not of {PROVIDER!r}")
-        self._ref, self._keep = ref, keep
+        self._ref, self._keep, self._server = ref, keep, server
         self._options = {"workspace": workspace, "policy": policy_of(policy), **options}
         self._sandbox: AsyncSandbox | None = None
         self._opening = asyncio.Lock()
@@ -97,6 +105,10 @@ class StaddleWorkspace:
     async def destroy(self) -> None:
         """Close the sandbox, and remove its kept files. Its ref finds nothing afterwards."""
         if self._ref is None:
+            return
+        if self._ref.id.startswith(_SERVED):
+            with suppress(WorkspaceUnavailableError):  # it has ended
+                await (await self._opened()).close()
             return
         sandbox = _OPEN.remove(self._ref.id) or self._sandbox
         if sandbox is not None:
@@ -217,13 +229,23 @@ class StaddleWorkspace:
             # Shielded: if the caller is cancelled meanwhile, the ref still finds the sandbox.
             await asyncio.shield(asyncio.ensure_future(self._open()))
         sandbox = self._sandbox
-        if sandbox is None or not sandbox.alive:
+        alive: Any = sandbox is not None and sandbox.alive
+        if callable(alive):  # a server is asked
+            alive = await alive()
+        if sandbox is None or not alive:
             raise WorkspaceUnavailableError("the sandbox is closed")
         return sandbox
 
     async def _open(self) -> None:
         async with self._opening:
             if self._sandbox is not None:
+                return
+            if self._ref is not None and self._ref.id.startswith(_SERVED):
+                self._sandbox = await _served(self._ref.id.removeprefix(_SERVED))
+                return
+            if self._ref is None and self._server:
+                self._sandbox = await (await connect_async()).create(**self._options)
+                self._ref = WorkspaceRef(provider=PROVIDER, id=f"{_SERVED}{self._sandbox.id}")
                 return
             if self._ref is not None:
                 self._sandbox = _OPEN.get(self._ref.id) or await self._reopened(self._ref.id)
@@ -258,6 +280,7 @@ class StaddleSandbox(AbstractCapability[Any] if TYPE_CHECKING else AbstractCapab
     _: KW_ONLY
     policy: AnyPolicy = None
     keep: bool = False
+    server: bool = False
     read_only: bool = False
     options: Mapping[str, Any] | None = None
     id: str | None = "staddle_sandbox"
@@ -267,13 +290,31 @@ class StaddleSandbox(AbstractCapability[Any] if TYPE_CHECKING else AbstractCapab
         if ref is not None and ref.provider != PROVIDER:
             return None
         backend = StaddleWorkspace(
-            self.workspace, ref=ref, policy=self.policy, keep=self.keep, **(self.options or {})
+            self.workspace,
+            ref=ref,
+            policy=self.policy,
+            keep=self.keep,
+            server=self.server,
+            **(self.options or {}),
         )
         return ReadOnlyWorkspace(Workspace(backend)) if self.read_only else backend
 
 
 def _entry(path: str, *, is_dir: bool, size: int | None) -> FileEntry:
     return FileEntry(name=posixpath.basename(path), path=path, is_dir=is_dir, size=None if is_dir else size)
+
+
+async def _served(name: str) -> Any:
+    """The sandbox of the server with this id or name."""
+    try:
+        client = await connect_async(start=False)
+        try:
+            return await client.get(name)
+        except BaseException:
+            await client.close()
+            raise
+    except (StaddleError, InvalidCall, FileNotFoundError) as error:
+        raise WorkspaceUnavailableError(f"your server has no sandbox {name!r}: {error}") from error
 
 
 async def _kept() -> set[str]:

@@ -7,6 +7,7 @@ import os
 from ..errors import ExtraMissing, LayerError, UsageError
 from ..launch.foreground import TerminalGuard
 from .options import KEEP, RUNNING, Option, Parsed, help_rows, parse_among, reworded, working_directory
+from .ps import SERVER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _AS_JOB = (
 _OPTIONS = (
     KEEP,
     Option("continue", "", "with an AGENT: go on with its last conversation in this project"),
+    Option("attach", "ID", "show a sandbox of a server, by its id or name; it stays when you leave"),
+    SERVER,
     Option("ssh-agent", "", "with an AGENT: let it use your ssh-agent; each use is in the log"),
     Option("vertical", "", "the shell above, the other panes below it, not side by side"),
     Option("ask", "", "ask about connections that no rule allows, also with --network deny or loopback"),
@@ -52,6 +55,7 @@ See what an agent does in a sandbox, and steer it: a shell, and panes for change
 processes and policy.
 
 usage: staddle tui [DIR] [options]
+       staddle tui --attach ID [--server WHERE] [--vertical]
        staddle tui [DIR] [options] -- AGENT [ARGUMENTS OF THE AGENT]
 
 DIR is the directory to work in, by default the current one. Changes to it stay in a layer until you
@@ -68,6 +72,7 @@ The exit status is 0, 125 if the sandbox could not be opened, or 128 plus the si
   staddle tui                          this directory
   staddle tui ~/project --keep fix     the changes are kept as `fix`; see `staddle diff fix`
   staddle tui --vertical --memory 2G   one above the other, with a limit
+  staddle tui --attach fix             a sandbox of `staddle ps`
   staddle tui -- claude                Claude Code, beside its changes and connections
 """
 
@@ -95,6 +100,8 @@ def main(words: Sequence[str]) -> int:
             fix="use `staddle shell` or `staddle run` in scripts",
         )
     _require_textual()
+    if parsed.on("attach") or parsed.on("server"):
+        return _attached(parsed, agent)
     from ..tui.log_pane import EventFeed
     from ..tui.opening import SandboxOpening
     from ..tui.start import start
@@ -129,6 +136,47 @@ def main(words: Sequence[str]) -> int:
 
         at_the_end(shown.session.name, ask=False)
     return status
+
+
+def _attached(parsed: Parsed, agent: Sequence[str]) -> int:
+    """Show a sandbox of a server."""
+    from ..tui.attached import AttachedSandbox
+    from ..tui.log_pane import EventFeed
+    from ..tui.opening import SandboxOpening
+    from ..tui.start import start
+    from .ps import running_client
+
+    given = sorted(set(parsed.options) - {"attach", "server", "vertical"})
+    if given or parsed.words or agent or not parsed.on("attach"):
+        what = f"--{given[0]}" if given else "a directory or an agent" if parsed.on("attach") else "--server"
+        raise UsageError(
+            f"{what} does not go with --attach" if parsed.on("attach") else "--server needs --attach ID",
+            why="the sandbox is open",
+            fix="staddle tui --attach ID [--server WHERE] [--vertical]",
+        )
+    name = parsed.one("attach") or ""
+    with running_client(parsed) as client:
+        facts = client.get(name).describe()
+
+        def open_it(feed: EventFeed, first: bool) -> Any:
+            if not first:
+                raise UsageError(
+                    "another sandbox cannot be opened here", fix="fork this one, or open another UI"
+                )
+            return AttachedSandbox(client, facts["id"], feed)
+
+        opening = SandboxOpening(
+            open_it,
+            EventFeed(),
+            directory=facts["workspace"] or "no directory",
+            label=facts["name"] or facts["id"],
+            is_attached=True,
+        )
+        guard = TerminalGuard(_LEAVE)
+        try:
+            return start(opening, vertical=parsed.on("vertical"))
+        finally:
+            guard.close()
 
 
 def _usual(directory: str, parsed: Parsed) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from .merged_view import LayerView, OpenLayers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from ..files.tree import Tree
     from .baseline import Baseline
@@ -83,6 +83,9 @@ class Change(Value):
         """
         from .unified_diff import text_diff
 
+        asked: Callable[[int, int], str] | None = self.__dict__.get("_asked")  # of a change in a server
+        if asked is not None:
+            return asked(context, limit)
         source: tuple[LayerView, Difference] | None = self.__dict__.get("_source")
         return text_diff(self, *(source or (None, None)), context=context, limit=limit)
 

@@ -192,6 +192,13 @@ class Review(Value):
         more = [each.as_dict() for each in (*self.conflicts, *self.held, *self.refused)]
         return digest_of(repr((found, more, self.left_out)).encode("utf-8", "surrogateescape"))
 
+    @property
+    def root(self) -> str:
+        """The path inside of the workspace, below which are the other paths."""
+        if not self.taken or not self.changes:
+            return "/workspace"
+        return self.changes[0].path[: -len(self.taken[0].path)].rstrip("/")
+
     def commit(self, paths: Collection[str] | None = None, **options: Unpack[ApprovalOptions]) -> Committed:
         """Write exactly the reviewed changes, or those at and below `paths`, to the host.
 

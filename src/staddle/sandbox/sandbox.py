@@ -501,13 +501,24 @@ class Sandbox:
 
     # ------------------------------------------------------------ changes and snapshots
 
-    def diff(self, paths: Collection[str] | None = None, *, everything: bool = False) -> list[Change]:
+    def diff(
+        self, paths: Collection[str] | None = None, *, everything: bool = False, wait: bool = True
+    ) -> list[Change]:
         """Return the changes that the sandbox made to the workspace, with paths as seen inside.
 
         `paths` limits them to these files or directories, relative to the session's directory; they may be in
         the home or in /tmp. `everything` adds the changes in the home and /tmp, after the workspace's. The
-        call waits for running commands; background processes may change more meanwhile.
+        call waits for running commands; background processes may change more meanwhile. With `wait=False` it
+        waits for none, so files may be half written: to show them, not to judge them.
         """
+        if not wait:
+            if paths is not None or everything:
+                raise InvalidCall(
+                    "wait=False is for the whole workspace",
+                    why="paths or everything is given",
+                    fix="leave it out",
+                )
+            return changes.diff_now(self._now())
         return changes.diff(self._now(), paths, everything=everything)
 
     def packages(self) -> tuple[Package, ...]:
@@ -1029,10 +1040,6 @@ class Sandbox:
         self.restore(snapshot)
         if inside.workspace is not None:
             inside.workspace.takes_saved_base = False
-
-    def _diff_now(self) -> list[Change]:
-        """As diff(), even while commands run: files may be half written. For displays."""
-        return changes.diff_now(self._now())
 
     def _freeze(self, point: Snapshot, *, asked: bool) -> sandbox_settings.SandboxSettings:
         """Freeze the directory below a snapshot if possible. Returns the settings for the forks."""

@@ -607,7 +607,13 @@ def described_review(found: Any) -> dict[str, Any]:
         name: [encode(each) for each in getattr(found, name)]
         for name in ("changes", "conflicts", "held", "refused")
     }
-    return {**shown, "left_out": list(found.left_out), "digest": found.digest, "paths": found.paths}
+    return {
+        **shown,
+        "left_out": list(found.left_out),
+        "digest": found.digest,
+        "paths": found.paths,
+        "root": found.root,
+    }
 
 
 def review_changes(call: ApiCall) -> Any:

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from staddle import Policy, Result, Sandbox
-from staddle.errors import InvalidCall
+from staddle.errors import InvalidCall, SandboxClosed
 from staddle.faces import (
     BlockingFace,
     FilesNames,
@@ -30,9 +30,9 @@ from staddle.faces import (
 )
 from staddle.json_values import decode, decode_error, encode, type_named
 
-from .operations import fields
+from .operations import NO_SANDBOX, fields
 from .output import DROPPED, STDERR, STDOUT, parse_frames
-from .transport import PendingReply, Transport
+from .transport import PendingReply, Reply, Transport
 from .websocket import WebSocket
 
 if TYPE_CHECKING:
@@ -179,12 +179,33 @@ def connect(
     return Client(Transport(url_or_socket, token=token, cafile=cafile, start=start))
 
 
+class SandboxRequests:
+    """The requests about one sandbox. SandboxClosed if the server has it no more."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.begin, self.upgraded = transport.begin, transport.upgraded
+
+    def request(self, method: str, path: str, data: Any = None, **options: Any) -> Reply:
+        """Make a request; see `Transport.request`."""
+        try:
+            return self._transport.request(method, path, data, **options)
+        except FileNotFoundError as error:
+            if str(error.strerror).startswith(NO_SANDBOX):
+                raise SandboxClosed(
+                    "the sandbox is closed",
+                    why="it was closed, its time was up, or the server has ended",
+                    fix="create another one",
+                ) from error
+            raise
+
+
 class ServerPart(BlockingFace):
     """A sandbox of a server, or a part of it: rows of the table become calls."""
 
     keeps_properties = True
     _path, _on = "", ""
-    _transport: Transport
+    _transport: SandboxRequests
 
     def _forward(self, row: Forwarded[Any, Any], args: Any, options: Any) -> Any:
         return self._call(row.name, *args, **options)
@@ -197,7 +218,7 @@ class ServerPart(BlockingFace):
 class ServerFiles(ServerPart, FilesNames):
     """The files inside, as the sandbox's own user sees them."""
 
-    def __init__(self, transport: Transport, path: str, on: str = "files") -> None:
+    def __init__(self, transport: SandboxRequests, path: str, on: str = "files") -> None:
         self._transport, self._path, self._on = transport, path, on
 
     def as_user(self, user: str | int) -> ServerFiles:
@@ -243,6 +264,26 @@ class ServerFiles(ServerPart, FilesNames):
     watch = refused("files.watch", "the kernel's events end in the server", "compare stat")
 
 
+def _changes_of(sandbox: ServerSandbox, path: str, query: dict[str, Any]) -> list[Any]:
+    """Return the changes that a request gives."""
+    found: list[Any] = decode(sandbox._request("GET", path, query=query))
+    for each in found:
+        _ask_for_text(sandbox, each, path, query)
+    return found
+
+
+def _ask_for_text(sandbox: ServerSandbox, change: Any, path: str, query: dict[str, Any]) -> None:
+    """Have `change.text_diff()` ask the server."""
+
+    def asked(context: int, limit: int) -> str:
+        if (context, limit) != (3, 1 << 20):
+            raise InvalidCall("context and limit are the server's", why="it makes the text", fix="omit them")
+        every = sandbox._request("GET", path, query={**query, "path": change.path, "diff": 1})
+        return "".join(each["diff"] for each in every)
+
+    change.__dict__["_asked"] = asked
+
+
 class ServerSnapshot:
     """A snapshot of a sandbox in the server."""
 
@@ -251,6 +292,7 @@ class ServerSnapshot:
         self.id, self.label, self.created = facts["id"], facts["label"], facts["created"]
         self.method, self._parent = facts["method"], facts["parent"]
         self.processes = decode(facts["processes"])
+        self.closed = False
 
     @property
     def parent(self) -> ServerSnapshot | None:
@@ -260,12 +302,12 @@ class ServerSnapshot:
     def diff(self, other: ServerSnapshot) -> list[Any]:
         """Return the changes that lead from the files of `other` to the files of this snapshot."""
         query = {"since": other.id}
-        found: list[Any] = decode(self._sandbox._request("GET", f"/snapshots/{self.id}/changes", query=query))
-        return found
+        return _changes_of(self._sandbox, f"/snapshots/{self.id}/changes", query)
 
     def close(self) -> None:
         """Delete it."""
         self._sandbox._request("DELETE", f"/snapshots/{self.id}")
+        self.closed = True
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ServerSnapshot) and other.id == self.id
@@ -296,10 +338,7 @@ class ServerPoint:
     def diff(self, other: ServerPoint) -> list[Any]:
         """Return the changes that lead from the files of `other` to the files of this point."""
         query = {"since": other.number}
-        found: list[Any] = decode(
-            self._sandbox._request("GET", f"/history/{self.number}/changes", query=query)
-        )
-        return found
+        return _changes_of(self._sandbox, f"/history/{self.number}/changes", query)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ServerPoint) and (other.number, other.time) == (self.number, self.time)
@@ -319,7 +358,9 @@ class ServerReview:
         self.changes, self.conflicts, self.held, self.refused = (
             tuple(decode(facts[name])) for name in ("changes", "conflicts", "held", "refused")
         )
-        self.left_out = tuple(facts["left_out"])
+        self.left_out, self.root = tuple(facts["left_out"]), facts["root"]
+        for each in self.changes:
+            _ask_for_text(sandbox, each, f"/reviews/{self.id}/changes", {})
 
     def commit(self, /, paths: Collection[str] | None = None, **options: Any) -> Any:
         """Write exactly the reviewed changes, or those at and below `paths`; see `Review.commit`."""
@@ -397,7 +438,9 @@ class _Whole:
 class ServerCommand:
     """A command of the server, by an id that is chosen here."""
 
-    def __init__(self, transport: Transport, path: str, body: dict[str, Any], wait: float | None) -> None:
+    def __init__(
+        self, transport: SandboxRequests, path: str, body: dict[str, Any], wait: float | None
+    ) -> None:
         self.id = os.urandom(8).hex()
         self._transport, self._path = transport, f"{path}/commands/{self.id}"
         self._offset = 0
@@ -447,7 +490,7 @@ class ServerCommand:
         self._transport.request("POST", f"{self._path}/interrupt")
 
 
-def _chunks(transport: Transport, path: str, offset: int = 0, *, follow: bool = True) -> Iterator[Any]:
+def _chunks(transport: SandboxRequests, path: str, offset: int = 0, *, follow: bool = True) -> Iterator[Any]:
     """Yield the output of a command from an offset on; with `follow` to its end."""
     while True:
         found, offset, is_end = _piece(transport, path, offset, _WAIT if follow else 0)
@@ -456,7 +499,7 @@ def _chunks(transport: Transport, path: str, offset: int = 0, *, follow: bool = 
             return
 
 
-def _piece(transport: Transport, path: str, offset: int, wait: float) -> tuple[list[Any], int, bool]:
+def _piece(transport: SandboxRequests, path: str, offset: int, wait: float) -> tuple[list[Any], int, bool]:
     """Return output of a command from an offset on, the next offset, and whether that was all."""
     kind = type_named("Chunk")
     query = {"offset": offset, "wait": wait, "frames": 1}
@@ -519,15 +562,15 @@ class ServerTerminal(ServerPart, RemoteTerminalNames):
     def __init__(self, sandbox: ServerSandbox, facts: dict[str, Any]) -> None:
         self._transport, self._path, self._on = sandbox._transport, sandbox._path, f"terminal:{facts['id']}"
         self.id, self.pid, self.rows, self.cols = facts["id"], facts["pid"], facts["rows"], facts["cols"]
-        self.at_end, self._offset = False, 0
+        self.at_end, self.offset = False, 0  # `offset`: bytes of its output that were read
         self._terminal = f"{self._path}/terminals/{self.id}"
 
     def read(self, timeout: float | None = None) -> bytes:
         """Wait for output and return it; empty after the timeout, or when it is `at_end`."""
         while not self.at_end:
-            query = {"offset": self._offset, "wait": _WAIT if timeout is None else timeout}
+            query = {"offset": self.offset, "wait": _WAIT if timeout is None else timeout}
             reply = self._transport.request("GET", f"{self._terminal}/output", query=query)
-            self._offset = int(reply.headers["staddle-next"])
+            self.offset = int(reply.headers["staddle-next"])
             self.at_end = reply.headers["staddle-end"] == "1"
             if reply.body or timeout is not None:
                 return bytes(reply.body)
@@ -600,7 +643,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     _session: dict[str, str] = {}  # noqa: RUF012 - never changed: the main session
 
     def __init__(self, client: Client, facts: dict[str, Any]) -> None:
-        self._client, self._transport = client, client._transport
+        self._client, self._transport = client, SandboxRequests(client._transport)
         self.id, self.name, self.opened = facts["id"], facts["name"], facts["opened"]
         self._path = f"/v1/sandboxes/{self.id}"
 
@@ -622,7 +665,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """Whether it can run commands."""
         try:
             return bool(self.describe()["state"] != "ended")
-        except FileNotFoundError:
+        except SandboxClosed:
             return False
 
     # ------------------------------------------------------------ commands
@@ -693,6 +736,17 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         f.write(self._transport.request("GET", f"{self._path}/files/tar", query=query).body)
 
     # ------------------------------------------------------------ changes
+
+    def diff(
+        self, paths: Collection[str] | None = None, *, everything: bool = False, wait: bool = True
+    ) -> list[Any]:
+        """Return the changes that it made to the workspace; see `Sandbox.diff`."""
+        found: list[Any] = self._call(
+            "diff", None if paths is None else list(paths), everything=everything, wait=wait
+        )
+        for each in found:
+            _ask_for_text(self, each, "/changes", {"everything": int(everything)})
+        return found
 
     def text_diff(self) -> str:
         """Return the changes as one unified diff. The agent wrote the text."""
@@ -772,7 +826,7 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """End the sandbox and all its processes, for every client. A second call does nothing."""
         try:
             self._request("DELETE", "")
-        except FileNotFoundError:
+        except SandboxClosed:
             pass
 
     connect = refused("connect", "its network is the server's", "run the client inside, or use a Sandbox")

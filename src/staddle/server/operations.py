@@ -12,6 +12,8 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+#: The error about a sandbox that is unknown: the client recognises it.
+NO_SANDBOX = "the server has no sandbox"
 _TABLE = """
 GET /v1 about
     Facts about the server.

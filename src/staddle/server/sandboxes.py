@@ -13,6 +13,7 @@ from staddle.errors import InvalidCall, SandboxClosed, SessionBusy, StaddleError
 from staddle.json_values import encode
 
 from .commands import CommandTable
+from .operations import NO_SANDBOX
 from .output import STDOUT, OutputLog
 
 if TYPE_CHECKING:
@@ -429,7 +430,7 @@ class SandboxTable:
                 fix="use an id",
             )
         if not named:
-            raise FileNotFoundError(2, f"the server has no sandbox {name!r}")
+            raise FileNotFoundError(2, f"{NO_SANDBOX} {name!r}")
         return named[0]
 
     def listed(self) -> list[SandboxEntry]:

@@ -11,7 +11,7 @@ from staddle.display import counted, shown
 from staddle.errors import CommitRefused, LayerError, StaddleError
 
 from .log_pane import ConnectionQuestion
-from .watched import WatchedSandbox, workspace_inside
+from .watched import WatchedSandbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class SandboxActions(_Base):
         if review is None or not review.changes:
             self.notify("there is nothing to commit", markup=False)
             return
-        root = workspace_inside(review)
+        root = review.root
         target = self.opening.directory
         self.push_screen(ReviewScreen(review, root, target), lambda choice: self._commit(tab, review, choice))
 
@@ -326,6 +326,9 @@ class SandboxActions(_Base):
         def compared() -> Text:
             from staddle import Sandbox
 
+            if self.opening.is_attached:  # no sandbox of this process has these layers
+                found = {c.path: (c.kind, c.size, c.text_diff()) for c in chosen.diff(marked)}
+                return _comparison(marked.label, chosen.label, {}, found)
             sides = []
             for snapshot in (marked, chosen):
                 with Sandbox.from_snapshot(snapshot, directory, policy=policy) as sandbox:

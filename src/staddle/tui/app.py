@@ -112,7 +112,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
         self.feed.wake = self._wake
         self._end_on_signals()
         watched = self._watched(self.opening.label)
-        watched.is_kept = self.opening.keep is not None
+        watched.is_kept |= self.opening.keep is not None
         watched.before_close = self.opening.leave
         (await self._add_tab(watched, "main")).argv = self.opening.argv
         self.set_interval(0.5, self._tick)
@@ -210,7 +210,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     def _attach_terminal(self, tab: SandboxTab, terminal: object, program: str) -> None:
         if tab in self.tabs:
             before = tab.terminal.terminal
-            tab.terminal.attach(terminal, program)  # type: ignore[arg-type]
+            tab.terminal.attach(terminal, program, getattr(terminal, "before", b""))  # type: ignore[arg-type]
             if before is not None:
                 threading.Thread(target=before.close, daemon=True).start()
         else:
@@ -232,6 +232,7 @@ class TuiApp(SandboxActions, App[int], inherit_bindings=False):
     def _watched(self, label: str) -> WatchedSandbox:
         watched = WatchedSandbox(shown(label), lambda *told: self._from_thread(self._told, *told))
         watched.hidden = self.opening.hidden
+        watched.is_kept = watched.is_attached = self.opening.is_attached
         watched.is_busy = lambda: any(tab.commands.running for tab in self._tabs_of(watched))
         return watched
 

@@ -25,7 +25,8 @@ class SandboxOpening:
     `open_it` opens a sandbox for `feed`: the kept one for the first tab, new ones later. It is called in a
     thread that lives as long as the program. `argv` is the program of the first terminal (default: a shell),
     and `program` its name. `leaving` is called before the first sandbox is closed. `hidden` is a directory of
-    the workspace whose changes are neither shown nor committed.
+    the workspace whose changes are neither shown nor committed. `is_attached`: the sandboxes are a server's
+    (`AttachedSandbox`), and stay when the UI ends.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class SandboxOpening:
         program: str = "",
         leaving: Callable[[], object] = tuple,
         hidden: str = "",
+        is_attached: bool = False,
     ) -> None:
         self.feed, self.directory, self.label = feed, directory, label
         self.timeout, self.policy_file, self.keep = timeout, policy_file, keep
         self.argv, self.program, self.hidden = argv, program, hidden
+        self.is_attached = is_attached
         self._open_it, self._leaving = open_it, leaving
         self._lock = threading.Lock()
         self._opened: Sandbox | BaseException | None = None

@@ -129,13 +129,17 @@ class TerminalPane(Widget, can_focus=True):
 
     # ------------------------------------------------------------ the program
 
-    def attach(self, terminal: PseudoTerminal, program: str = "the shell") -> None:
-        """Show this terminal from now on; `program` is the name of what runs on it."""
+    def attach(self, terminal: PseudoTerminal, program: str = "the shell", before: bytes = b"") -> None:
+        """Show this terminal from now on; `program` is its name, `before` its old output."""
         self.detach()
         self.terminal, self.program, self.is_over, self.sentence = terminal, program, False, ""
         self.emulator = Emulator(max(1, self.size.height), max(2, self.size.width), self._answer)
-        self._back, self._is_held = 0, False
+        self._back = 0
         self._fit()
+        if before:
+            self._is_held = True  # questions to the terminal in old output have had their answers
+            self.emulator.feed(before)
+        self._is_held = False
         self._loop = asyncio.get_running_loop()
         self._reading = terminal.fileno()
         self._loop.add_reader(self._reading, self._read)

@@ -65,6 +65,7 @@ class WatchedSandbox:
         self._no_point_before = 0.0
         self.users = 0  # tabs that show it
         self.is_kept = False  # its changes outlive it
+        self.is_attached = False  # it outlives the UI, with its snapshots
         #: A directory of the workspace whose changes are neither shown nor committed.
         self.hidden = ""
         #: Called before the sandbox is closed.
@@ -108,7 +109,9 @@ class WatchedSandbox:
         if sandbox is not None:
             self.before_close()
             sandbox.close()
-            for snapshot in self.snapshots:  # a kept sandbox is in use as long as they are
+            for snapshot in (
+                () if self.is_attached else self.snapshots
+            ):  # a kept sandbox is in use as long as they are
                 snapshot.close()
 
     def review(self) -> Review | None:
@@ -164,7 +167,7 @@ class WatchedSandbox:
         sandbox = self.sandbox
         if sandbox is None:
             return False
-        found = self._visible(sandbox._diff_now())
+        found = self._visible(sandbox.diff(wait=False))
         is_new = found != self.changes or bool(self.change_error)
         self.changes, self.change_error = found, ""
         return is_new
@@ -176,7 +179,7 @@ class WatchedSandbox:
         fresh = [change for identity, change in changes.items() if identity not in self._reviewed]
         if sandbox is not None and fresh and not self.is_busy():
             review = sandbox.review([change.path for change in fresh])
-            root = workspace_inside(review)
+            root = review.root
             why = {f"{root}/{item.path}": item.why for item in (*review.held, *review.refused)}
             self._reviewed |= {_identity(change): why.get(change.path, "") for change in fresh}
         self._reviewed = {identity: why for identity, why in self._reviewed.items() if identity in changes}
@@ -231,13 +234,6 @@ class WatchedSandbox:
         self.samples.append(UsageSample(cores, memory, sum(p.threads for p in processes), disk))
         self.processes = list(processes)
         return True
-
-
-def workspace_inside(review: Review) -> str:
-    """The path inside of the workspace, below which are the paths in a review."""
-    if not review.taken or not review.changes:
-        return "/workspace"
-    return review.changes[0].path[: -len(review.taken[0].path)].rstrip("/")
 
 
 def _identity(change: Change) -> tuple[object, ...]:

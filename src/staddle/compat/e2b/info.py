@@ -319,8 +319,6 @@ def translated() -> Iterator[None]:
     except StaddleError as error:
         raise SandboxException(str(error)) from error
     except FileNotFoundError as error:
-        if str(error.strerror).startswith("the server has no sandbox"):  # a client's other errors are inside
-            raise SandboxNotRunningException("The sandbox was killed, or its time was up") from error
         raise FileNotFoundException(str(error)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from types import MethodType
 
 from staddle import Interpreter, Network, Sandbox
-from staddle.errors import InvalidCall
+from staddle.errors import InvalidCall, SandboxClosed
 
 from ...adapters._common import OpenSandboxes, policy_of
 from .commands import HOME, Commands, Pty
@@ -560,7 +560,7 @@ class ServedE2BSandbox(E2BSandbox):
         try:
             sandbox = server.get(sandbox_id)
             labels = sandbox.labels
-        except (FileNotFoundError, InvalidCall):
+        except (FileNotFoundError, SandboxClosed, InvalidCall):
             return None
         return cls._attached(sandbox, labels) if LABEL in labels and sandbox.id == sandbox_id else None
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 from staddle import connect
-from staddle.errors import StaddleError
+from staddle.errors import SandboxClosed, StaddleError
 
 from ...adapters._common import OUTPUT_LIMIT, READ_LIMIT
 from .commands import Commands, Pty, PtyHandle
@@ -67,7 +67,7 @@ def infos() -> list[SandboxInfo]:
     for sandbox in [] if server is None else server.list():
         try:
             facts = sandbox.describe()
-        except FileNotFoundError:
+        except SandboxClosed:
             continue  # it has ended since
         if LABEL in facts["labels"] and facts["state"] != "ended":
             found.append(info_of(facts))
