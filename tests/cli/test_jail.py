@@ -191,6 +191,57 @@ def test_streams(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.same_for_everyone
+def unread(*words: str) -> subprocess.Popen[bytes]:
+    """A running `staddle jail`, whose output nobody reads."""
+    env = {**environment(), "MY_KEY": "a-secret-of-the-tests"}
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        [*COMMAND, "jail", *words], env=env, stdin=nothing, stdout=nothing, stderr=nothing
+    )
+
+
+def test_a_run_is_watched_from_another_terminal(name: str) -> None:
+    """`ls` shows the process and its last line, `watch` follows to the end. Control: not without --watch."""
+    with pytest.raises(AssertionError, match="nothing runs in it"):
+        jail("watch", name)
+    script = "echo one; printf '\\033[2Jtwo\\n' >&2; read < ready; seq 2000000; echo last"
+    os.mkfifo(ready := f"{Workspace.find(name).path}/ready")
+    running = unread("run", name, "--watch", "-c", script)
+    assert until(lambda: "two" in jail("ls").stdout)
+    listed = jail("ls").stdout
+    assert f"{name} is process {running.pid}" in listed
+    assert "\033" not in listed
+    found = json.loads(jail("status", name, "--json").stdout)
+    assert (found["state"], found["pid"]) == ("running", running.pid)
+    watching = start("jail", "watch", name)
+    assert watching.stdout is not None
+    assert "one\n" in [watching.stdout.readline() for _ in range(2)]
+    Path(ready).write_text("go\n")
+    assert watching.communicate(timeout=60)[0].endswith("\nlast\n")
+    assert (running.wait(60), watching.returncode) == (0, 0)
+    place = Workspace.find(name).directory
+    assert [each for each in os.listdir(place) if each.startswith("output")] == ["output"]
+    assert os.path.getsize(f"{place}/output") <= 4 << 20
+    assert jail("watch", name).stdout.endswith("\nlast\n")
+    silent = start("jail", "run", name, "--", "sleep", "20")
+    assert until(lambda: state(name) == "running")
+    with pytest.raises(AssertionError, match="without --watch"):
+        jail("watch", name)
+    silent.terminate()
+    silent.wait(20)
+
+
+def test_a_secret_is_not_in_the_output_to_watch(name: str) -> None:
+    running = unread(
+        "run", name, "--watch", "--key-env", "MY_KEY", "--agent", "claude", "-c", "env; sleep 20"
+    )
+    place = Path(Workspace.find(name).directory, "output")
+    assert until(lambda: place.exists() and b"PWD=" in place.read_bytes())
+    assert b"a-secret-of-the-tests" not in place.read_bytes()
+    running.terminate()
+    running.wait(20)
+
+
 def test_as_json(name: str) -> None:
     done = jail("run", name, "--json", "--", "sh", "-c", "echo out; mkdir .vscode; exit 3", status=3)
     report = json.loads(done.stdout)

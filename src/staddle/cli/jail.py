@@ -8,6 +8,7 @@ import time
 
 from ..display import shown, shown_block
 from ..errors import CommitRefused, UsageError
+from ..jail.record import claimed_by, is_claimed, last_line, output_path
 from ..jail.task import Task
 from ..jail.workspace import Workspace, refuse_held
 from ..policy.limits import parse_duration
@@ -155,7 +156,46 @@ def _list(parsed: Parsed) -> int:
         for item in found
     ]
     _print_table([("NAME", "STATE", "SINCE", "BRANCH", "REPOSITORY"), *rows])
+    for item in found:
+        if (pid := claimed_by(item.directory)) is not None and item.status == "running":
+            print(f"\n{item.name} is process {pid}: {shown(last_line(item.directory))[:200]}".rstrip(": "))
     return 0
+
+
+def _watch(parsed: Parsed) -> int:
+    """Follow the output of a run to its end."""
+    workspace = _one(parsed)
+    place, is_seen = workspace.directory, sys.stdout.isatty()
+    try:
+        file = open(output_path(place), "rb")  # noqa: SIM115 - exchanged below
+    except FileNotFoundError:
+        why = "its run was started without --watch" if is_claimed(place) else "nothing runs in it"
+        raise UsageError(
+            f"the output of {workspace.name} cannot be followed", why=why, fix="staddle jail run WS --watch …"
+        ) from None
+    rest = b""
+    while True:
+        is_over = not is_claimed(place)  # before reading: what comes later is not lost
+        if data := file.read(1 << 16):
+            whole, newline, rest = (rest + data).rpartition(b"\n") if is_seen else (data, b"", b"")
+            text = whole + newline
+            # What an agent prints could move the cursor of a terminal.
+            sys.stdout.buffer.write(shown_block(text).encode() if is_seen else text)
+            sys.stdout.flush()
+            continue
+        try:
+            if os.stat(output_path(place)).st_ino != os.fstat(file.fileno()).st_ino:
+                file.close()
+                file = open(output_path(place), "rb")  # noqa: SIM115
+                continue
+        except FileNotFoundError:
+            pass  # it is being exchanged, or the workspace was removed
+        if is_over:
+            rest += file.read()  # what came since
+            file.close()
+            sys.stdout.buffer.write(shown_block(rest).encode() if is_seen else rest)
+            return 0
+        time.sleep(0.1)
 
 
 def _status(parsed: Parsed) -> int:
@@ -334,6 +374,7 @@ def _data(workspace: Workspace) -> dict[str, object]:
     facts, record = _facts(workspace), workspace.record
     for name in ("since", "for", *Task._fields[1:]):
         facts.pop(name, None)
+    facts["pid"], facts["last_line"] = claimed_by(workspace.directory), last_line(workspace.directory)
     return {**facts, "task": workspace.task.as_dict(), "created": record.created, "changed": record.changed}
 
 
@@ -394,6 +435,7 @@ _COMMANDS: dict[str, _Row] = {
         _create,
     ),
     "ls": ("ls", "list workspaces", (_JSON, HELP), _list),
+    "watch": ("watch WS", "follow the output of a run that was started with --watch", (HELP,), _watch),
     "status": (
         "status WS",
         "show commits, uncommitted changes, files that your programs would obey, events",

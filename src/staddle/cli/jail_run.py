@@ -8,6 +8,7 @@ import sys
 from ..errors import CommandNotFound, StaddleError, UsageError
 from ..jail.agents import AGENTS, LATEST, Agent, agent_named
 from ..jail.jail import ConfinedJail, RunOpts, bootstrap, new_jail
+from ..jail.record import OutputFile, remove_output
 from ..policy import Network, Policy
 from .jail_options import AUTHOR, PROMPT_FILE, prompt_of
 from .options import HELP, RUNNING, Option, Parsed, asked_of, command_from, help_rows, reworded, with_requests
@@ -41,6 +42,7 @@ RUN_OPTIONS = (
     *_AGENT,
     _MODEL,
     Option("resume", "SESSION", "let the --agent continue this conversation, or its `last` one"),
+    Option("watch", "", "let `staddle jail watch WS` follow its output; it is no terminal then"),
     Option("commit", "TEXT", "commit what is left uncommitted, with this message"),
     *_PERSON,
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, 1h (default: none, or the policy file's)"),
@@ -329,7 +331,14 @@ def _attended(running: WorkspaceRun, opts: RunOpts, parsed: Parsed, *, stdin: bo
         os.dup2(nothing, 0)
         os.close(nothing)
     cap = running.command.plan.limits.output if parsed.on("output-cap") else None
-    outcome = attended(running.command, seconds=opts.timeout, cap=cap)
+    remove_output(opts.workspace.directory)
+    copy = OutputFile(opts.workspace.directory) if parsed.on("watch") else None
+    try:
+        write = None if copy is None else copy.write
+        outcome = attended(running.command, seconds=opts.timeout, cap=cap, copy=write)
+    finally:
+        if copy is not None:
+            copy.close()
     reason = "timeout" if outcome.reason == "timeout" else "exited"
     running.ended(outcome.status, "cancelled" if outcome.status in _ASKED_TO_END else reason)
     return outcome.status

@@ -9,7 +9,7 @@ from ..enforcement import TOLD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from ..enforcement import Enforcement
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 TOLD.append("by the command line")
 
 
-def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None) -> ForegroundOutcome:
+def attended(
+    wrapped: WrappedCommand,
+    *,
+    seconds: float | None,
+    cap: int | None,
+    copy: Callable[[bytes], object] | None = None,
+) -> ForegroundOutcome:
     """Run a command on our own streams, then report the limit that ended it and dropped output."""
     from ..launch.foreground import attend
 
@@ -35,7 +41,7 @@ def attended(wrapped: WrappedCommand, *, seconds: float | None, cap: int | None)
         secrets = secrets_of(wrapped.plan)
     audited = wrapped.begin_audit()
     try:
-        outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets)
+        outcome = attend(wrapped.launch(), seconds=seconds, cap=cap, secrets=secrets, copy=copy)
     except BaseException as error:
         wrapped.end_audit(audited, error=error)
         raise

@@ -29,6 +29,8 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
     "published": (),
 }
 FORMAT = 1
+#: Bytes of each of the two files with a run's output, and those that are searched for its last line.
+MOST_OUTPUT, _TAIL = 4 << 20, 4096
 
 
 class WorkspaceRecord(Value):
@@ -110,6 +112,8 @@ class Claim:
         for attempt in range(5):
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, b"%d" % os.getpid(), 0)
                 return
             except BlockingIOError:
                 if attempt < 4:
@@ -151,6 +155,77 @@ def is_claimed(directory: str) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def claimed_by(directory: str) -> int | None:
+    """The process that has claimed it; None if no running one has."""
+    if not is_claimed(directory):
+        return None
+    try:
+        with open(f"{directory}/claim", "rb") as file:
+            return int(file.read(20))
+    except (OSError, ValueError):
+        return None  # it is being claimed
+
+
+class OutputFile:
+    """The newest output of a run, for `staddle jail watch`: two files of at most MOST_OUTPUT bytes each.
+
+    They are beside the tree, where no sandbox can write. The newer one stays until the next run.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._path, self._size = output_path(directory), 0
+        remove_output(directory)
+        self._descriptor = self._opened()
+
+    def _opened(self) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self._path, flags, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Append output. On a full disk it ends there: the run goes on."""
+        try:
+            if self._size + len(data) > MOST_OUTPUT and self._size:
+                os.rename(self._path, f"{self._path}.before")
+                os.close(self._descriptor)
+                self._descriptor, self._size = self._opened(), 0
+            self._size += os.write(self._descriptor, data[-MOST_OUTPUT:])
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """End it. Who still reads the older file has it open."""
+        os.close(self._descriptor)
+        _unlink(f"{self._path}.before")
+
+
+def remove_output(directory: str) -> None:
+    """Remove the output of the last run."""
+    _unlink(output_path(directory))
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def output_path(directory: str) -> str:
+    """The file with the newest output of a run that can be watched."""
+    return f"{directory}/output"
+
+
+def last_line(directory: str) -> str:
+    """The last line of output of a run that can be watched; empty if there is none."""
+    try:
+        with open(output_path(directory), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 JOURNAL = "journal.jsonl"

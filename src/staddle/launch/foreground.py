@@ -51,18 +51,25 @@ class ForegroundOutcome(Value):
 
 
 def attend(
-    launch: Launch, *, seconds: float | None = None, cap: int | None = None, secrets: Secrets | None = None
+    launch: Launch,
+    *,
+    seconds: float | None = None,
+    cap: int | None = None,
+    secrets: Secrets | None = None,
+    copy: Callable[[bytes], object] | None = None,
 ) -> ForegroundOutcome:
     """Start `launch` on our own standard streams, and wait for it.
 
     Raises LaunchFailed if the command never started. The values of `secrets` are removed from streams that
-    are not a terminal.
+    are not a terminal. `copy` gets all output as well; then no stream is the terminal.
     """
     with waiting((*_PASSED_ON, SIGCHLD)) as signals:
         # A launcher that relays signals handles its own end.
         lifeline = None if launch.relays else Lifeline(launch.status)
         try:
-            return _Attended(launch, signals, lifeline, seconds, cap, secrets=secrets).see_through()
+            return _Attended(
+                launch, signals, lifeline, seconds, cap, secrets=secrets, copy=copy
+            ).see_through()
         finally:
             if lifeline is not None:
                 lifeline.close()
@@ -80,7 +87,9 @@ class _Attended:
         cap: int | None,
         *,
         secrets: Secrets | None,
+        copy: Callable[[bytes], object] | None,
     ) -> None:
+        self._copy = copy
         self._launch = launch
         self._group = 0 if lifeline is None else lifeline.group
         self._signals = signals
@@ -109,9 +118,9 @@ class _Attended:
             if self._secrets is not None and self._secrets.values:
                 from ..observe.redaction import Redactor, is_relayed
 
-                if is_relayed(stream):
+                if self._copy is not None or is_relayed(stream):
                     self._redactors[stream] = Redactor(self._secrets.spelled)
-            if stream in self._redactors or self._cap is not None:
+            if stream in self._redactors or self._cap is not None or self._copy is not None:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 actions.append((os.POSIX_SPAWN_DUP2, write, stream))
                 self._relayed[read] = stream
@@ -220,6 +229,8 @@ class _Attended:
     def _pass_on(self, stream: int, data: bytes) -> None:
         room = len(data) if self._cap is None else max(0, self._cap - self._passed[stream])
         self._passed[stream] += len(data)
+        if self._copy is not None:
+            self._copy(data)
         write_all(stream, data[:room])
 
     def _patience(self) -> int | None:
