@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle import places
 from staddle.files.remove_tree import remove
 from staddle.layers.undo import Undo
 from tests.support.containers import TREE
@@ -502,6 +503,51 @@ def test_a_review_of_a_running_agent_shows_what_it_did_so_far(desk: Desk, typed:
     screen.type("echo so far > work; echo written\n")
     assert until(lambda: screen.text().count("written") >= 2)
     assert "A work\nin use: the agent still runs;" in desk.run("review", "claude-app")
+
+
+def test_the_work_of_a_running_agent_is_reviewed_and_committed(desk: Desk, typed: list[PtyScreen]) -> None:
+    """By `review` at a terminal and by `commit --yes`; the agent goes on. A held name is asked about."""
+    agent = desk.at_a_terminal("claude")
+    typed.append(agent)
+    agent.until("agent>")
+    agent.type(
+        "echo 1 > first; mkdir .vscode; echo '{}' > .vscode/tasks.json; git add first; echo writ''ten\n"
+    )
+    agent.until("written")
+    review = desk.at_a_terminal("review", "claude-app")
+    typed.append(review)
+    review.until("A first", "[k]eep:")
+    assert "[x]" not in review.text()
+    assert ".git" not in review.text()
+    review.type("c\n")
+    review.until(".vscode", "Take it? [y/N]")
+    review.type("n\n")
+    review.until("committed to", "the agent goes on")
+    assert review.ended() == 0
+    assert (desk.project / "first").read_text() == "1\n"
+    assert not (desk.project / ".vscode").exists()
+    top = f"{places.runtime()}/reviews"
+    assert [name for name in os.listdir(top) if name.startswith("claude-app.")]  # the control
+    agent.type(f"test -e {top} || echo no such''thing\n")
+    agent.until("no suchthing")
+    agent.type("echo 2 > second; echo 3 > third; echo mo''re\n")
+    agent.until("more")
+    assert "nothing was written" in desk.run("commit", "claude-app", "--yes", status=125)
+    assert "committed" in desk.run("commit", "claude-app", "--yes", "second")
+    assert (desk.project / "second").exists()
+    assert not (desk.project / "third").exists()
+    (desk.project / "third").write_text("mine\n")
+    assert "also changed on the host" in desk.run("commit", "claude-app", "--yes", "third", status=125)
+    assert (desk.project / "third").read_text() == "mine\n"
+    desk.run("commit", "claude-app", "--yes", "--on-conflict", "overwrite", "third")
+    assert (desk.project / "third").read_text() == "3\n"
+    agent.type("\x04")
+    agent.until("discard:")
+    assert "first" not in agent.text().rsplit("agent>", 1)[1]
+    agent.type("k\n")
+    assert agent.ended() == 0
+    assert not [name for name in os.listdir(top) if name.startswith("claude-app.")]
+    assert desk.git("status", "--short").split() == ["??", "first", "??", "second", "??", "third"]
 
 
 # ---------------------------------------------------------------- while it runs

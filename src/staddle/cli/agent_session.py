@@ -26,6 +26,7 @@ from ..sandbox.workspace import persistent
 from .allow import Questions
 from .options import asked_of, with_requests, working_directory
 from .report import notify, say, say_gaps, say_violations
+from .running_review import ReviewServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -237,7 +238,12 @@ def run(agent: Agent, parsed: Parsed) -> int:
             say_gaps(sandbox.enforced)
             for line in session.introduction(sandbox):
                 say(line)
-            status = _attended(sandbox, session)
+            reviews = ReviewServer(sandbox, session.name) if session.name else None
+            try:
+                status = _attended(sandbox, session)
+            finally:
+                if reviews is not None:
+                    reviews.close()
             session.ended(sandbox, status)
             say_violations((*sandbox.violations(), *sandbox.refusals()))
     except NoLayers as error:

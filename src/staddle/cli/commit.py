@@ -6,10 +6,12 @@ import sys
 
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, UsageError
+from ..layers.persistent_store import is_claimed
 from ..paths import WORKSPACE_PATH
 from ..sandbox.workspace.persistent import PersistentWorkspace, find
 from .kept import begin, below, named, print_json, print_paged, progress, refuse_unknown, row
 from .options import HELP, Option
+from .running_review import RunningWorkspace, running_workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ def main(words: Sequence[str]) -> int:
             fix="add --yes",
         )
     name, paths = named(parsed, "commit")
-    find(name)  # raises an error if it does not exist
+    record = find(name)  # raises an error if it does not exist
     if not yes and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "confirmation is needed before a commit",
@@ -85,7 +87,8 @@ def main(words: Sequence[str]) -> int:
     from ..layers.commit_dir import recover
 
     recover()  # finishes or rolls back a commit that was killed
-    kept = PersistentWorkspace(name)
+    running = running_workspace(record) if is_claimed(name) else None
+    kept = PersistentWorkspace(name) if running is None else running
     try:
         return _commit(
             kept,
@@ -101,7 +104,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _commit(
-    kept: PersistentWorkspace,
+    kept: PersistentWorkspace | RunningWorkspace,
     paths: tuple[str, ...] | None,
     on_conflict: str,
     *,
@@ -164,7 +167,7 @@ def _report(changes: Sequence[Change], left_out: Sequence[str]) -> dict[str, obj
     return {"changes": [change.as_dict() for change in changes], "left_out": list(left_out)}
 
 
-def _refuse_without_workspace(kept: PersistentWorkspace) -> None:
+def _refuse_without_workspace(kept: PersistentWorkspace | RunningWorkspace) -> None:
     if kept.stand_in is not None:
         raise LayerError(
             "there is nothing to commit to",
@@ -174,7 +177,7 @@ def _refuse_without_workspace(kept: PersistentWorkspace) -> None:
 
 
 def _refuse(
-    kept: PersistentWorkspace,
+    kept: PersistentWorkspace | RunningWorkspace,
     found: Review,
     on_conflict: str,
     allow_protected: bool,
@@ -193,7 +196,7 @@ def _refuse(
             print(f"staddle: --allow {shown(name)}: nothing of that name was refused", file=sys.stderr)
 
 
-def _refusal(kept: PersistentWorkspace, refused: CommitRefused) -> CommitRefused:
+def _refusal(kept: PersistentWorkspace | RunningWorkspace, refused: CommitRefused) -> CommitRefused:
     """Print all refused paths, and return the error with a fix for the command line."""
     ways = [
         *(["--on-conflict overwrite takes the sandbox's"] if refused.conflicts else []),

@@ -21,6 +21,7 @@ from .commit import print_refused
 from .kept import begin, named, print_paged, progress, row
 from .options import HELP
 from .report import say, say_error
+from .running_review import RunningWorkspace, running_workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ usage: staddle review [NAME]
 Files that you changed as well, protected names (.git/hooks, .bashrc, ...) and new executables are asked one
 by one. Git commits of the agent become commits of your branch if nothing else happened there since,
 else a branch of their own. `staddle commit --undo NAME` takes the last commit of files back.
+
+While the agent runs, its process reviews and commits files for you, from another terminal. Its git
+commits, and discarding, wait for its end.
 
 {options}
 
@@ -57,6 +61,9 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(f"staddle review takes no {more[0]!r}", fix=f"staddle diff {name} {more[0]}")
     record = find(name)
     if is_claimed(name):
+        running = running_workspace(record)
+        if running is not None and _at_a_terminal():
+            return _ReviewingRunning(name, running).run()
         print_paged(map(_row, changes(record)))
         print(f"in use: the agent still runs; `staddle review {name}` commits its work when it has ended")
         return 0
@@ -90,6 +97,8 @@ def _at_a_terminal() -> bool:
 class _Reviewing:
     """One review of a kept sandbox, which no program uses meanwhile."""
 
+    _menu = _MENU
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._project = find(name).workspace or ""
@@ -109,6 +118,13 @@ class _Reviewing:
         finally:
             kept.close()
 
+    def _workspace(self) -> PersistentWorkspace | RunningWorkspace:
+        return PersistentWorkspace(self._name)
+
+    @property
+    def _after(self) -> str:
+        return f"; undo: staddle commit --undo {self._name}"
+
     def summary(self) -> str:
         """The number of changed files and git commits, as a phrase."""
         count = 0 if self._found is None else len(self._found.changes)
@@ -123,14 +139,14 @@ class _Reviewing:
         changes = () if self._found is None else self._found.changes
         print_paged([*map(_row, changes), *(f"commit {shown(each)}" for each in self._commits.rows)])
         while True:
-            print(f"{self.summary()} · {_MENU}", end="", flush=True)
+            print(f"{self.summary()} · {self._menu}", end="", flush=True)
             answer = sys.stdin.readline()
             choice = answer.strip().lower()[:1]
             if choice == "c":
                 return self._commit()
             if choice == "d":
                 self._show()
-            elif choice == "x":
+            elif choice == "x" and "[x]" in self._menu:
                 self._drop(None)
                 print("discarded")
                 return 0
@@ -169,7 +185,7 @@ class _Reviewing:
         over = {item.path for item in found.conflicts if _asked(item, "Replace yours?")}
         refused = [*held, *(each.path for each in found.refused)]
         skipped = {*refused, *(each.path for each in found.conflicts)} - {*allowed, *over}
-        kept = PersistentWorkspace(self._name)
+        kept = self._workspace()
         report, finished = progress("committing")
         try:
             # Everything that was asked for, and exactly as it was shown.
@@ -191,7 +207,7 @@ class _Reviewing:
             kept.close()
             finished()
         print(f"{counted(len(done.changes), 'file')} committed to {shown(self._project)}", end="")
-        print(f"; undo: staddle commit --undo {self._name}")
+        print(self._after)
         for path in sorted(skipped):
             print(f"left out: {shown(path)}")
         self._rest = self._rest and not skipped
@@ -208,6 +224,23 @@ class _Reviewing:
             kept.drop(None if paths is None else {WORKSPACE_PATH: paths})
         finally:
             kept.close()
+
+
+class _ReviewingRunning(_Reviewing):
+    """One review of the sandbox of a running agent. Git commits wait for the agent's end."""
+
+    _menu = _MENU.partition("  [x]")[0] + ": "
+    _after = "; the agent goes on"
+
+    def __init__(self, name: str, running: RunningWorkspace) -> None:
+        self._name, self._running, self._project = name, running, running.directory
+        self._commits, self._rest = GitCommits(None, self._project, name), False
+        found = running.review(None)
+        found.paths = tuple(_below(each.path) for each in found.changes)
+        self._found = found if found.changes else None
+
+    def _workspace(self) -> RunningWorkspace:
+        return self._running
 
 
 def _row(change: Change) -> str:
