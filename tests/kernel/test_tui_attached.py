@@ -83,18 +83,37 @@ def test_a_question_is_answered(client: Client, tmp_path: Path, key: str, allow:
         tmux.until("/workspace$")
         sandbox.start("curl -sm 20 http://host.invalid/")
         tmux.until("ask (")
-        tmux.keys("F5", "Home", key)
 
         def answers() -> set[object]:
             events = client.events(sandbox=sandbox.id)["events"]
             return {each["allow"] for each in events if each["kind"] == "answer"}
 
-        assert until(lambda: answers() == {allow})
+        def pressed() -> bool:
+            tmux.keys("F5", "Home", key)  # the pane is on the screen before it has the keys
+            return until(lambda: answers() == {allow}, 2.0)
+
+        assert until(pressed)
         tmux.keys("F10")
         tmux.until("ended with 0")
     finally:
         tmux("kill-server")
     assert sandbox.questions() == []
+
+
+def test_who_leaves_answers_no_question(client: Client, tmp_path: Path) -> None:
+    """It waits for another client."""
+    sandbox = client.create(name="waits", ask=True, on_connect_timeout=60)
+    tmux = attached(tmp_path, "waits")
+    try:
+        tmux.until("/workspace$")
+        sandbox.start("curl -sm 50 http://host.invalid/")
+        tmux.until("ask (")
+        tmux.keys("F10")
+        tmux.until("ended with 0")
+    finally:
+        tmux("kill-server")
+    (question,) = sandbox.questions()
+    sandbox.answer(question["id"], False)
 
 
 def test_old_output_gets_no_second_answer(client: Client, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class AttachedSandbox:
     def _answer(self, question: dict[str, Any]) -> None:
         allowed = self._feed.on_connect(question["event"])
         with suppress(StaddleError, OSError):  # another client has answered, or its time was up
-            if allowed is not None or self._feed.asks:
+            if allowed or not self._feed.is_closed:  # who leaves has not refused: others may answer
                 self._sandbox.answer(question["id"], bool(allowed))
 
 

@@ -270,6 +270,11 @@ class EventFeed:
         self._tell()
         return True if question.allowed else None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the UI has ended."""
+        return self._closed
+
     def permits(self, what: str) -> bool:
         """Whether the user has allowed this destination for the session."""
         return what in self.allowed or what.rpartition(":")[0] in self.allowed
