@@ -52,6 +52,7 @@ def test_a_person_works_in_it_and_it_stays(client: Client, tmp_path: Path) -> No
         assert ((work / "f").read_text(), (work / "g").read_text()) == ("two\n", "three\n")
         tmux.keys("F2")
         tmux.keys("read line; echo got $line", "Enter")
+        tmux.until("got $line")
         tmux.keys("F10")
         tmux.until("ended with 0")
     finally:
