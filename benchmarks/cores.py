@@ -19,7 +19,10 @@ from functools import partial
 
 from staddle import Sandbox
 
-_BWRAP = "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent bash -c true".split()
+_BWRAP = [
+    *("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+    *("--unshare-all", "bash", "-c", "true"),
+]
 
 
 def cycle() -> None:

@@ -813,3 +813,12 @@ with Sandbox({place!r}, keep={kept + str(seed)!r}, history=True) as sb:
 """,
             timeout=60,
         )
+
+
+def test_a_discard_in_a_directory_for_everybody_leaves_the_directory_as_it_is() -> None:
+    with Sandbox(history=True) as sb:
+        before = sb.run("stat -c '%a %U' /tmp").stdout
+        sb.run("echo t > /tmp/t; echo h > ~/h")
+        sb.discard(["/tmp/t"])
+        assert [change.path for change in sb.diff(everything=True)] == ["/home/user/h"]
+        assert sb.run("stat -c '%a %U' /tmp").stdout == before

@@ -179,6 +179,7 @@ class _Covering:
         for tree in (*self._opened.layers[1:], *self._opened.bases):
             status = tree.status(path)
             if status is not None and stat.S_ISDIR(status.st_mode):
+                self._writer.chown(here, path.rpartition("/")[2], status)
                 self._writer.set_mode(path, status.st_mode)
                 break
 

@@ -45,7 +45,7 @@ class LayerWriter:
 
     def set_mode(self, path: str, mode: int) -> None:
         """Have `finish` give the directory `path` these permissions, without set-ID bits."""
-        self._modes[path] = mode & 0o777
+        self._modes[path] = mode & 0o1777
 
     def has_mode(self, path: str) -> bool:
         """Whether the directory `path` was created here, or its permissions are set."""
@@ -90,10 +90,11 @@ class LayerWriter:
             return
         self.chown(here, name)
 
-    def chown(self, here: int, name: str) -> None:
-        """Give an entry to the owner, if there is one."""
+    def chown(self, here: int, name: str, like: os.stat_result | None = None) -> None:
+        """Give an entry to the owner, if there is one, or to the owner of `like`."""
         if self._owner is not None:
-            os.chown(name, *self._owner, dir_fd=here, follow_symlinks=False)
+            owner = self._owner if like is None else (like.st_uid, like.st_gid)
+            os.chown(name, *owner, dir_fd=here, follow_symlinks=False)
 
     def finish(self) -> None:
         """Set the permissions of directories, the deepest first."""
