@@ -18,6 +18,8 @@ from benchmarks.field.peers import CannotRun, Job, Peer, Place
 
 pytestmark = pytest.mark.same_for_everyone
 
+PROJECT = Path(__file__).parents[2]
+
 
 def standing_in(name: str, *before: str, **more: object) -> Peer:
     """A peer that starts the command by other words, and confines nothing."""
@@ -199,8 +201,7 @@ def test_the_check_fails_without_figures_to_compare_with(tmp_path: Path) -> None
     empty.write_text(json.dumps({"figures": {}}))
     for file in (empty, tmp_path / "missing.json"):
         assert (
-            subprocess.run([*words, str(file)], cwd=peers.ROOT, capture_output=True, check=False).returncode
-            == 2
+            subprocess.run([*words, str(file)], cwd=PROJECT, capture_output=True, check=False).returncode == 2
         )
 
 
@@ -251,5 +252,5 @@ def test_the_error_of_a_peer_is_one_line_and_short() -> None:
 
 
 def test_the_extra_is_what_is_installed() -> None:
-    project = tomllib.loads((peers.ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["bench"] == [name for name in peers.PIP if "matplotlib" in name]

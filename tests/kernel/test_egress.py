@@ -282,7 +282,7 @@ def test_single_commands_and_other_backends(world: World) -> None:
             assert sb.run(f"{send}b").exit_code != 0
     process = wrap(["sh", "-c", f"{send}a/x"], policy).popen(stdout=subprocess.PIPE)
     assert b"Bearer staddle-" in process.communicate()[0]
-    words = [sys.executable, "-m", "staddle", "run", "--http", f"GET {NAME}/a/**"]
+    words = [sys.executable, "-m", "staddle", "run", "--request", f"GET {NAME}/a/**"]
     words += ["--secret", f"TOKEN=env:REAL_TOKEN@{NAME}", "-c", f"{send}a/x; {send}b"]
     ran = subprocess.run(words, capture_output=True, text=True, check=False)
     assert "Bearer staddle-" in ran.stdout, ran

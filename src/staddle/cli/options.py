@@ -161,7 +161,7 @@ RUNNING = (
         "dns", "ADDRESS", "ask this nameserver for allowed hosts, not this host's (repeatable)", many=True
     ),
     Option(
-        "http", "RULE", "allow only such requests to this host: 'GET HOST/PATH/**' (repeatable)", many=True
+        "request", "RULE", "allow only such requests to this host: 'GET HOST/PATH/**' (repeatable)", many=True
     ),
     Option(
         "secret",
@@ -293,7 +293,7 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
 
 def with_requests(policy: Policy, parsed: Parsed) -> Policy:
     """Return `policy` with the HTTP rules and secrets of the options. Their hosts are allowed with them."""
-    if rules := parsed.many("http"):
+    if rules := parsed.many("request"):
         policy = policy.with_http(*rules)
     if secrets := parsed.many("secret"):
         from ..policy.egress_secret import EgressSecret

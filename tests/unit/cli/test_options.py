@@ -119,6 +119,15 @@ def test_every_option_is_looked_at(name: str) -> None:
     assert offered(name) - used - {"help"} == set()
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_means_one_thing_in_a_command(name: str) -> None:
+    """Two tables that are put together may not have options of one name: the first would hide the other."""
+    for table in vars(importlib.import_module(f"staddle.cli.{name}")).values():
+        if isinstance(table, tuple) and table and isinstance(table[0], Option):
+            found = [option.name for option in table if isinstance(option, Option)]
+            assert sorted(found) == sorted(set(found))
+
+
 def test_the_walk_finds_an_option_that_nothing_looks_at() -> None:
     assert "memory" in offered("run")
     assert "keep" in looked_at("agent")
