@@ -454,9 +454,14 @@ def first_line(text: str) -> str:
     return telling[-1][:200] if telling else ""
 
 
+def root_in(parent: Path) -> Path:
+    """The place of this user."""
+    return parent / (f"staddle-peers-{os.geteuid()}" if os.geteuid() else "staddle-peers")
+
+
 def install(parent: Path = Path("/var/tmp"), say: Callable[[str], object] = print) -> Place:
     """The place with everything from PyPI and npm; what an earlier run installed is used again."""
-    root = parent / (f"staddle-peers-{os.geteuid()}" if os.geteuid() else "staddle-peers")
+    root = root_in(parent)
     root.mkdir(mode=0o755, exist_ok=True)
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:

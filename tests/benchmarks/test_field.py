@@ -206,8 +206,7 @@ def test_the_check_fails_without_figures_to_compare_with(tmp_path: Path) -> None
 
 
 def test_the_place_is_used_again_and_never_that_of_another(tmp_path: Path) -> None:
-    end = f"-{os.geteuid()}" if os.geteuid() else ""
-    root = tmp_path / f"staddle-peers{end}"
+    root = peers.root_in(tmp_path)
     root.mkdir(mode=0o755)
     for name, packages in (("python", peers.PIP), ("npm", peers.NPM)):
         (root / f"{name}.stamp").write_text("\n".join(packages))

@@ -668,8 +668,8 @@ def test_a_sandbox_ends_when_its_time_is_up_whatever_runs() -> None:
 
 
 def test_a_sandbox_that_nobody_uses_is_closed_but_not_one_in_use() -> None:
-    sb = limited(idle=0.4)
-    assert sb.run("sleep 0.8; echo done").stdout == "done\n"
+    sb = limited(idle=1.5)
+    assert sb.run("sleep 2; echo done").stdout == "done\n"
     assert sb.alive
     assert until(lambda: not sb.alive)
     with pytest.raises(SandboxClosed, match="idle"):
