@@ -355,9 +355,10 @@ def _wait(pipe: int, group: int, modes: list[Any], last: bytes) -> NoReturn:
         process.block_signals(range(1, 65))  # else setting modes stops a background process
         os.setpgid(0, 0)
         process.close_from(1, keep=(pipe,))
-        if not os.read(pipe, 1) and os.tcgetpgrp(0) == group:
-            termios.tcsetattr(0, termios.TCSANOW, modes)
+        if not os.read(pipe, 1):
             if last:
-                os.write(0, last)
+                os.write(0, last)  # at once: what a shell prints before is on the screen that is left
+            if os.tcgetpgrp(0) == group:
+                termios.tcsetattr(0, termios.TCSANOW, modes)
     finally:
         os._exit(0)
