@@ -1,4 +1,4 @@
-"""What the pages of a package index name: files with their URLs and hashes. Pure.
+"""Parse pages of package indexes: the files that they name, with URLs and hashes. Pure.
 
     read_pip(page, url)       a project's page of the simple index, HTML or JSON
     read_npm(page, base)      a package's description of the npm registry

@@ -84,7 +84,7 @@ class PackageMirror(ThreadingHTTPServer):
             except (OSError, ssl.SSLError):
                 continue  # then it vouches for nobody
         self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _TlsOnly())
-        super().__init__(("127.0.0.1", 0), _Request)
+        super().__init__(("127.0.0.1", 0), _MirrorRequest)
         self.port: int = self.server_address[1]
         start_thread(self.serve_forever, "staddle-packages")
 
@@ -175,7 +175,7 @@ class _TlsOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Request(BaseHTTPRequestHandler):
+class _MirrorRequest(BaseHTTPRequestHandler):
     server: PackageMirror
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "staddle", ""
