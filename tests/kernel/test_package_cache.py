@@ -51,6 +51,8 @@ class Index:
         monkeypatch.setenv("PIP_INDEX_URL", f"{self.url}/simple")
         monkeypatch.setenv("NPM_CONFIG_REGISTRY", f"{self.url}/npm/")
         monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        self.sources = read(("pip", "npm"))
+        monkeypatch.setattr("staddle.packages.mirror.read", lambda: self.sources)
         self.cache = PackageCache()
         assert self.cache.place == f"{place}/cache/staddle/packages"
 
@@ -349,6 +351,7 @@ def test_an_index_that_is_refused_is_left_out(index: Index) -> None:
 
 def test_an_index_with_a_password_is_left_out(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"https://ada:secret@localhost:{index.port}/simple")
+    index.sources = read(("pip", "npm"))
     variables = with_mirror(compile(POLICY, cwd="/")).environment()
     assert "PIP_INDEX_URL" not in variables
     assert variables["NPM_CONFIG_REGISTRY"].startswith("http://127.0.0.1:")
@@ -399,3 +402,102 @@ def test_the_option_of_the_command_line(index: Index, tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "-m", "staddle", "rm", f"cache-{os.getpid()}"], capture_output=True, check=False
         )
+
+
+# ---------------------------------------------------------------- apt
+
+
+@pytest.fixture
+def repository(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indexes]:
+    """A signed repository that this host trusts, without TLS as most are."""
+    with Indexes(tmp_path / "apt") as made:
+        made.deb("greeter", "1.0", {"usr/bin/greeter": "#!/bin/sh\necho greetings\n"}, {})
+        made.sign()
+        (tmp_path / "key.asc").write_bytes(made.key)
+        monkeypatch.setattr("staddle.packages.apt_pages.KEYRINGS", (str(tmp_path / "key.asc"),))
+        index.sources.add("apt", f"{made.url}/debian", "sources", "a test")
+        yield made
+
+
+def proxied(mirror: PackageMirror, url: str) -> tuple[int, bytes]:
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({"http": f"http://127.0.0.1:{mirror.port}"})
+    )
+    try:
+        with opener.open(url, timeout=20) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@pytest.fixture
+def proxy(index: Index, repository: Indexes) -> Iterator[PackageMirror]:
+    made = PackageMirror(index.sources.of("apt"), index.cache)
+    yield made
+    made.close()
+
+
+def test_apt_installs_while_the_repository_is_down(index: Index, repository: Indexes) -> None:
+    prepare = (
+        "rm -rf /etc/apt/sources.list* /var/lib/apt/lists/* && mkdir -p /etc/apt/keyrings"
+        f" && echo 'deb [signed-by=/etc/apt/keyrings/test.asc] {repository.url}/debian test main'"
+        " > /etc/apt/sources.list && cat > /etc/apt/keyrings/test.asc"
+    )
+    for is_down in (False, True):
+        if is_down:
+            repository.__exit__()
+        with Sandbox(policy=POLICY) as sb:
+            sb.run(prepare, stdin=repository.key, user="root", check=True)
+            sb.run("apt-get update && apt-get install -y greeter", user="root", check=True, timeout=120)
+            assert sb.run("greeter").stdout == "greetings\n"
+    assert len(bodies(index)) == 2
+
+
+def test_only_what_a_trusted_key_has_signed_is_stored(
+    index: Index, repository: Indexes, proxy: PackageMirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = f"{repository.url}/debian"
+    release = repository.place / "debian/dists/test/InRelease"
+    package = repository.place / "debian/pool/greeter_1.0_all.deb"
+    good = release.read_bytes()
+    assert proxied(proxy, f"{base}/pool/{package.name}")[0] == 404, "nothing has named it yet"
+    for false in (
+        good.replace(b"Origin: test", b"Origin: else"),
+        good.split(b"-----BEGIN PGP SIGNATURE")[0],
+        b"SHA256:\n " + b"0" * 64 + b" 1 main/x\n",
+    ):
+        release.write_bytes(false)
+        assert proxied(proxy, f"{base}/dists/test/InRelease")[0] == 502
+    monkeypatch.setattr("staddle.packages.apt_pages.KEYRINGS", ())
+    release.write_bytes(good)
+    assert proxied(proxy, f"{base}/dists/test/InRelease")[0] == 502
+    assert index.cache.files() == []
+
+
+def test_a_package_of_apt_has_the_hash_of_its_list(
+    index: Index, repository: Indexes, proxy: PackageMirror
+) -> None:
+    base = f"{repository.url}/debian"
+    package = repository.place / "debian/pool/greeter_1.0_all.deb"
+    deb = package.read_bytes()
+    listed = (repository.place / "debian/dists/test/main/binary-all/Packages.gz").read_bytes()
+    assert proxied(proxy, f"{base}/dists/test/InRelease")[0] == 200
+    by_hash = f"{base}/dists/test/main/binary-all/by-hash/SHA256/{hashlib.sha256(listed).hexdigest()}"
+    assert proxied(proxy, by_hash) == (200, listed)
+    package.write_bytes(deb + b"planted")
+    assert proxied(proxy, f"{base}/pool/{package.name}")[0] == 502
+    package.write_bytes(deb)
+    assert proxied(proxy, f"{base}/pool/{package.name}") == (200, deb)
+    package.unlink()
+    assert proxied(proxy, f"{base}/pool/{package.name}") == (200, deb)
+
+
+@pytest.mark.parametrize("path", ["/secret", "/debian/../secret", "/debian/%2e%2e/secret", "/debian/pool/x"])
+def test_apts_proxy_is_for_named_files_of_its_repositories(
+    repository: Indexes, proxy: PackageMirror, path: str
+) -> None:
+    (repository.place / "secret").write_text("secret")
+    assert proxied(proxy, f"{repository.url}/debian/dists/test/InRelease")[0] == 200
+    asked = len(repository.asked)
+    assert proxied(proxy, repository.url + path)[0] == 404
+    assert len(repository.asked) == asked

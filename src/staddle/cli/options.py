@@ -170,7 +170,7 @@ RUNNING = (
         many=True,
     ),
     Option(
-        "package-cache", "", "let pip and npm install from this host's indexes, through a cache on the host"
+        "package-cache", "", "let pip, npm, apt install from this host's indexes, through a cache on the host"
     ),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 120)"),

@@ -6,9 +6,11 @@ It is a server of the host program on 127.0.0.1. pip and npm inside are pointed 
     /pip/0/requests/requests-2.32.3.tar.gz  a file that this page names
     /npm/0/left-pad                         the description of a package
     /npm/0/left-pad/-/left-pad-1.3.0.tgz    an archive that it names
+    http://deb.debian.org/debian/dists/...  a file of a repository of apt, which uses it as a proxy
 
-A sandbox chooses a project and a file, never a URL. The mirror asks the index over TLS, verified with the
-host's authorities, and fetches only files that the index names with a hash. It sends the last part of a file
+A sandbox chooses a project and a file, never a URL outside of an index. The mirror asks the index over TLS,
+verified with the host's authorities, and fetches only files that the index names with a hash. The pages of
+apt's repositories are instead signed by a key that the host trusts. It sends the last part of a file
 after the whole of it has this hash. Nothing that a sandbox sends is stored.
 """
 
@@ -29,14 +31,17 @@ from ..background import start_thread
 from ..errors import PolicyError
 from ..hostinfo.package_hosts import read
 from ..hostnames import parse
+from ..paths import covers
+from ..policy.egress import PLACE
 from ..policy.network import Network
-from ..policy.plan import Variable
+from ..policy.plan import Text, Variable
+from .apt_pages import can_verify, package_sums, release_sums
 from .cache import PackageCache, home_of_cache
 from .index_pages import FILE, NPM_PACKAGE, PROJECT, IndexFile, read_npm, read_pip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import IO, Any
 
     from ..hostinfo.package_sources import PackageIndex
@@ -44,8 +49,11 @@ if TYPE_CHECKING:
 
 #: The origin of its variables in a plan.
 ORIGIN = "package cache"
+_APT_CONF = f"{PLACE}/apt.conf"
 _PIP = re.compile(rf"/pip/(\d{{1,2}})/({PROJECT})/({FILE})?", re.ASCII)
 _NPM = re.compile(rf"/npm/(\d{{1,2}})/({NPM_PACKAGE})(?:/-/({FILE}))?", re.ASCII)
+_APT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~+:-]*(?:/[A-Za-z0-9_~+:][A-Za-z0-9_.~+:-]*)*", re.ASCII)
+_BY_HASH = re.compile(r"(.+)/by-hash/SHA256/([0-9a-f]{64})")
 _PIP_TYPES = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _NPM_INSTALL, _NPM_FULL = "application/vnd.npm.install-v1+json", "application/json"
 #: Seconds for an index to send something, for a sandbox to ask or read, and to do without a dead index.
@@ -77,13 +85,19 @@ class PackageMirror(ThreadingHTTPServer):
         self.indexes, self.cache = indexes, cache or PackageCache()
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._dead: dict[str, float] = {}
+        #: The roots of apt's repositories; what their pages and lists name, by URL and by hash.
+        self._roots = tuple(f"{index.url.rstrip('/')}/" for index in indexes if index.manager == "apt")
+        self._releases: dict[str, tuple[bytes, dict[str, str]]] = {}
+        self._lists: dict[str, dict[str, str]] = {}
         trust = ssl.create_default_context()
         for path in certificates:
             try:
                 trust.load_verify_locations(path)
             except (OSError, ssl.SSLError):
                 continue  # then it vouches for nobody
-        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=trust), _TlsOnly())
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=trust), _TlsOnly(self._roots)
+        )
         super().__init__(("127.0.0.1", 0), _MirrorRequest)
         self.port: int = self.server_address[1]
         start_thread(self.serve_forever, "staddle-packages")
@@ -129,8 +143,59 @@ class PackageMirror(ThreadingHTTPServer):
             self._page(f"{index.url.rstrip('/')}/{quote(name, safe='@')}", types, fresh=fresh)[1], base
         )
 
-    def _page(self, url: str, types: str, *, fresh: bool) -> tuple[str, bytes]:
-        """Return the page at `url` of an index, and its final URL."""
+    def apt(self, url: str) -> IndexFile | bytes:
+        """Return the signed page at `url` of a repository, or the file that such a page names."""
+        root = next((root for root in self._roots if url.startswith(root)), "")
+        path = unquote(url[len(root) :])
+        if not root or not _APT.fullmatch(path):
+            raise Unavailable(404, "it is in no repository of this host")
+        suite, _, name = path.rpartition("/")
+        known = (self.cache.page(f"apt {root}") or b"").decode().split()
+        if name == "InRelease":
+            page = self._release(root, suite, fresh=True)[0]
+            if suite not in known:
+                self.cache.keep_page(f"apt {root}", " ".join([*known, suite]).encode())
+            return page
+        for suite in known:
+            sums = self._release(root, suite, fresh=False)[1]
+            if path.startswith(f"{suite}/"):
+                if match := _BY_HASH.fullmatch(path):
+                    path = next((f"{suite}/{each}" for each in sums if sums[each] == match[2]), path)
+                if digest := sums.get(path.removeprefix(f"{suite}/")):
+                    return IndexFile(path.rpartition("/")[2], root + quote(path), "sha256", digest)
+            elif digest := self._in_lists(sums, path):
+                return IndexFile(name, root + quote(path), "sha256", digest)
+        raise Unavailable(404, "no page of the repository names it")
+
+    def _release(self, root: str, suite: str, *, fresh: bool) -> tuple[bytes, dict[str, str]]:
+        """Return the InRelease of a suite, and the hashes in it."""
+        url = f"{root}{quote(suite)}/InRelease"
+        page = self._page(url, "*/*", fresh=fresh, check=release_sums)[1]
+        if url not in self._releases or self._releases[url][0] != page:
+            self._releases[url] = page, release_sums(page)
+        return self._releases[url]
+
+    def _in_lists(self, sums: dict[str, str], path: str) -> str:
+        """Return the hash of a package in the lists that were fetched."""
+        for listed, digest in sums.items():
+            name = listed.rpartition("/")[2]
+            if digest not in self._lists and name.partition(".")[0] == "Packages":
+                file = self.cache.body(IndexFile(name, "", "sha256", digest))
+                if file is None:
+                    continue
+                with file:
+                    self._lists[digest] = package_sums(file, name)
+            if found := self._lists.get(digest, {}).get(path):
+                return found
+        return ""
+
+    def _page(
+        self, url: str, types: str, *, fresh: bool, check: Callable[[bytes], object] = bytes
+    ) -> tuple[str, bytes]:
+        """Return the page at `url` of an index, and its final URL.
+
+        `check` raises ValueError for a false page.
+        """
         key = f"{url} {types}"
         stored = self.cache.page(key)
         host = url.split("/")[2]
@@ -140,6 +205,7 @@ class PackageMirror(ThreadingHTTPServer):
                     data = answer.read(_LARGEST_PAGE + 1)
                     if len(data) > _LARGEST_PAGE:
                         raise Unavailable(502, "the page of the index is too large")
+                    check(data)
                     stored = answer.geturl().encode() + b"\n" + data
                 self.cache.keep_page(key, stored)
             except Unavailable as error:
@@ -151,7 +217,7 @@ class PackageMirror(ThreadingHTTPServer):
 
     def fetch(self, url: str, types: str = "*/*") -> Any:
         """Ask for a URL that an index named. The caller closes the answer."""
-        if not url.startswith("https://"):  # the opener would open file: and ftp:
+        if not url.startswith(("https://", *self._roots)):  # the opener would open file: and ftp:
             raise Unavailable(502, "the index names a URL that is not https")
         request = urllib.request.Request(  # noqa: S310 - it is https
             url, headers={"Accept": types, "User-Agent": "staddle", "Accept-Encoding": "identity"}
@@ -167,10 +233,13 @@ class PackageMirror(ThreadingHTTPServer):
 
 
 class _TlsOnly(urllib.request.HTTPRedirectHandler):
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._roots = roots
+
     def redirect_request(  # noqa: PLR0917 - as in the base class
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        if not newurl.startswith("https://"):
+        if not newurl.startswith(("https://", *self._roots)):
             raise Unavailable(502, "the index redirects to a URL that is not https")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -201,6 +270,14 @@ class _MirrorRequest(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = unquote(self.path.partition("?")[0])
+        if self.path.startswith("http://"):
+            found = self.server.apt(self.path)
+            if isinstance(found, IndexFile):
+                self._file(found)
+            else:
+                self._begin(len(found), "text/plain")
+                self._write(found)
+            return
         if match := _PIP.fullmatch(path):
             index = self._index("pip", match[1])
             files, page = self.server.pip(index, match[2], fresh=not match[3])
@@ -215,7 +292,7 @@ class _MirrorRequest(BaseHTTPRequestHandler):
             if match[3] and match[3] not in files:
                 files, page = self.server.npm(index, match[2], base, fresh=True)
         else:
-            raise Unavailable(404, "the mirror has packages of pip and npm only")
+            raise Unavailable(404, "the mirror has packages of pip, npm and apt only")
         if not match[3]:
             self._begin(len(page), "text/html" if path.startswith("/pip/") else "application/json")
             self._write(page)
@@ -304,15 +381,16 @@ _EXTRA = "extra-index-url"
 def with_mirror(plan: Plan) -> Plan:
     """Return the plan of a sandbox that reaches a mirror of this host's indexes; start it if needed.
 
-    Left out are indexes without TLS, with a password, or that an entry of the network refuses.
+    Left out are indexes that need a password, or that an entry of the network refuses; those of pip and npm
+    without TLS; and those of apt with TLS, because no proxy sees what is in it.
     """
-    sources = read(("pip", "npm"))
-    kinds = "index-url", _EXTRA, "registry"
+    sources = read()
+    kinds = {"pip": ("index-url", _EXTRA), "npm": ("registry",), "apt": ("sources",) if can_verify() else ()}
     indexes = tuple(
         index
         for index in sources.indexes
-        if index.kind in kinds
-        and index.scheme == "https"
+        if index.kind in kinds[index.manager]
+        and index.scheme == ("http" if index.manager == "apt" else "https")
         and index not in sources.credentials
         and not any(rule.deny and rule.matches(index.host, index.port) for rule in plan.network.rules)
     )
@@ -326,8 +404,15 @@ def with_mirror(plan: Plan) -> Plan:
     found = {variable.name: variable for variable in plan.variables}
     for name, value in _variables(indexes, sources.of("pip"), f"http://127.0.0.1:{port}").items():
         found.setdefault(name, Variable(name, value, ORIGIN))
+    texts = plan.texts
+    hosts = sorted({index.host for index in indexes if index.manager == "apt"})
+    if hosts and not any(covers(grant.path, PLACE) for grant in plan.grants):
+        lines = [f'Acquire::http::Proxy::{host} "http://127.0.0.1:{port}";\n' for host in hosts]
+        content = "".join([*lines, 'Acquire::PDiffs "false";\n']).encode()
+        texts = tuple(sorted((*texts, Text(_APT_CONF, content, ORIGIN)), key=lambda text: text.path))
+        found.setdefault("APT_CONFIG", Variable("APT_CONFIG", _APT_CONF, ORIGIN))
     variables = tuple(found[name] for name in sorted(found))
-    return plan.replace(network=reaching(plan.network, port), variables=variables)
+    return plan.replace(network=reaching(plan.network, port), variables=variables, texts=texts)
 
 
 def reaching(network: Network, port: int) -> Network:
