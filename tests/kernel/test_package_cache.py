@@ -408,13 +408,16 @@ def test_the_option_of_the_command_line(index: Index, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def repository(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indexes]:
+def repository(
+    index: Index, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Indexes]:
     """A signed repository that this host trusts, without TLS as most are."""
-    with Indexes(tmp_path / "apt") as made:
+    place = tmp_path_factory.mktemp("apt")  # short: the path of gpg's socket is in it
+    with Indexes(place) as made:
         made.deb("greeter", "1.0", {"usr/bin/greeter": "#!/bin/sh\necho greetings\n"}, {})
         made.sign()
-        (tmp_path / "key.asc").write_bytes(made.key)
-        monkeypatch.setattr("staddle.packages.apt_pages.KEYRINGS", (str(tmp_path / "key.asc"),))
+        (place / "key.asc").write_bytes(made.key)
+        monkeypatch.setattr("staddle.packages.apt_pages.KEYRINGS", (str(place / "key.asc"),))
         index.sources.add("apt", f"{made.url}/debian", "sources", "a test")
         yield made
 
