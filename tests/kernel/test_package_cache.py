@@ -37,6 +37,7 @@ class Index:
     def __init__(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.answers: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.redirects: dict[str, str] = {}
         self.delay = 0.0
         self._running = ExitStack()
         roots, certificate = authority(place, "localhost")
@@ -59,6 +60,9 @@ class Index:
     def _answer(self, handler: BaseHTTPRequestHandler, _: bytes) -> None:
         self.asked.append(handler.path)
         time.sleep(self.delay)
+        if (target := self.redirects.get(handler.path)) is not None:
+            reply(handler, 302, b"", ("Location", target))
+            return
         body = self.answers.get(handler.path.lower().replace("%2f", "/"))
         reply(handler, 404 if body is None else 200, body or b"")
 
@@ -222,6 +226,20 @@ def test_an_index_cannot_name_other_than_tls(index: Index, mirror: PackageMirror
     name = scheme.rpartition("/")[2]
     assert get(mirror, f"/pip/0/speaker/{name}")[0] == 404
     assert bodies(index) == []
+
+
+def test_redirects_stay_on_tls(index: Index, mirror: PackageMirror, repository: Indexes) -> None:
+    good = index.wheel("speaker")
+    file = "/files/speaker-1.0-py3-none-any.whl"
+    index.answers["/elsewhere"] = good
+    (repository.place / "plain").write_bytes(good)
+    path = "/pip/0/speaker/speaker-1.0-py3-none-any.whl"
+    for target in (f"{repository.url}/plain", "file:///etc/passwd"):
+        index.redirects[file] = target
+        assert get(mirror, path)[0] in (404, 502)
+    assert (repository.asked, bodies(index)) == ([], [])
+    index.redirects[file] = f"{index.url}/elsewhere"
+    assert get(mirror, path) == (200, good)
 
 
 def test_a_file_without_a_hash_is_left_to_the_index(index: Index, mirror: PackageMirror) -> None:

@@ -17,17 +17,17 @@ _MOST_VALUES, _MOST_RULES = 3, 8
 _LONGEST = 1024
 
 
-class _Tree:
+class _PathNode:
     """The parts of paths after one part. `requests` are those that end here."""
 
     def __init__(self) -> None:
-        self.below: dict[str, _Tree] = {}
+        self.below: dict[str, _PathNode] = {}
         self.requests: list[str] = []
 
     def add(self, parts: list[str], path: str) -> None:
         here = self
         for part in parts:
-            here = here.below.setdefault(part, _Tree())
+            here = here.below.setdefault(part, _PathNode())
         here.requests.append(path)
 
     def all(self) -> list[str]:
@@ -50,8 +50,8 @@ class _Tree:
         return found
 
 
-def _merged(trees: list[_Tree]) -> _Tree:
-    made = _Tree()
+def _merged(trees: list[_PathNode]) -> _PathNode:
+    made = _PathNode()
     made.requests = [path for tree in trees for path in tree.requests]
     for name in dict.fromkeys(name for tree in trees for name in tree.below):
         made.below[name] = _merged([tree.below[name] for tree in trees if name in tree.below])
@@ -60,7 +60,7 @@ def _merged(trees: list[_Tree]) -> _Tree:
 
 def fold(requests: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
     """Return (method, path of a rule) with the paths that need it."""
-    trees: dict[str, _Tree] = {}
+    trees: dict[str, _PathNode] = {}
     for method, target in requests:
         path = target.partition("?")[0]
         if not path.startswith("/"):
@@ -68,7 +68,7 @@ def fold(requests: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[str]
         parts = [_part(part) for part in path[:_LONGEST].split("/")[1:]]
         if len(path) > _LONGEST:
             parts[-1] = "**"
-        trees.setdefault("GET" if method == "HEAD" else method, _Tree()).add(parts, path)
+        trees.setdefault("GET" if method == "HEAD" else method, _PathNode()).add(parts, path)
     found: dict[tuple[str, str], list[str]] = {}
     for method, tree in sorted(trees.items()):
         rules = tree.folded(_MOST_VALUES)
