@@ -335,6 +335,10 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
 def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
     """Prepare the command on a backend that enforces `plan`. The only way from a plan to a process."""
     plan = mask_host_sockets(plan)
+    if plan.package_cache:
+        from .packages.mirror import with_mirror
+
+        plan = with_mirror(plan)
     have_standard_streams()
     with REAPING:
         chosen, enforced = choose(plan, backend, best_effort=best_effort)
@@ -363,7 +367,8 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
         launch = chosen.prepare(plan, command)
         if inspector is not None and launch.gateway_log is not None:
             launch.gateway_log.inspect_with(inspector)
-            launch = launch.replace(here=None)  # it forks, and a thread reads the inspector's reports
+        if inspector is not None or plan.package_cache:
+            launch = launch.replace(here=None)  # it forks, and this process has threads
     except BaseException:
         if inspector is not None:
             inspector.close()

@@ -39,6 +39,7 @@ _COMMANDS = {
     "blame": "show which command wrote each line of a file in a kept sandbox",
     "ls": "list kept sandboxes",
     "rm": "remove kept sandboxes with their changes",
+    "cache": "list or clear the package cache of this host",
     "base": "import images as root file systems for sandboxes",
     "fleet": "run commands in sandboxes on the nodes of a Ray cluster",
     "explain": "print what a run would be allowed, line by line, and run nothing",

@@ -32,6 +32,7 @@ _OPTIONS = (
     Option("check", "", "then run again under the proposed policy; its exit status counts"),
     Option("refuse", "", "let the command do only what --policy, or the default, allows"),
     Option("ask", "", "ask on the terminal about each host (default: refuse; --network open: allow)"),
+    Option("http", "", "inspect requests to the allowed hosts, and propose rules about them (needs --allow)"),
     Option("diff", "", "print the difference of two policy files, and run nothing"),
     Option("command", "SCRIPT", "run this line of shell with bash", short="c"),
     *reworded(
@@ -64,6 +65,7 @@ command's; 125 means that staddle could not run it.
   staddle learn -o ~/make.toml --check -- make test    write it, and run again under it
   staddle run --mode overlay --policy ~/make.toml -- make test
   staddle learn --network open -- pip install -r requirements.txt
+  staddle learn --allow pypi.org --allow files.pythonhosted.org --http -- pip download requests
   staddle learn --update ~/make.toml -- make docs   add what another command needs
   staddle learn --diff old.toml new.toml
 """
@@ -77,11 +79,15 @@ def main(words: Sequence[str]) -> int:
         return 0
     if parsed.on("diff"):
         return _diff(parsed)
+    if parsed.on("http") and parsed.on("refuse"):
+        raise UsageError("--http and --refuse contradict each other", fix="leave one of them out")
     argv, script = command_from(parsed)
     before = _before(parsed)
     if parsed.on("update"):
         parsed = parsed.replace(options={**parsed.options, "policy": parsed.options["update"]})
-    policy, workspace, mode = sandbox_from(parsed)
+    # Here --http is a switch; the policy's own option of this name has rules.
+    others = {name: values for name, values in parsed.options.items() if name != "http"}
+    policy, workspace, mode = sandbox_from(parsed.replace(options=others))
     mode = parsed.one("mode") or "overlay"
     if script is not None:
         policy = policy.with_read(script)
@@ -117,7 +123,7 @@ def _run(
     def passed_on(stream: Any) -> Any:
         return lambda text: (stream.write(text), stream.flush())
 
-    watched: Any = "refuse" if refuse or parsed.on("refuse") else True
+    watched: Any = "refuse" if refuse or parsed.on("refuse") else "http" if parsed.on("http") else True
     timed = refuse or any(parsed.on(each) for each in ("timeout", "policy", "update"))
     seconds = policy.limits.timeout if timed else None
     ask = _ask if parsed.on("ask") and not refuse else None
@@ -130,7 +136,7 @@ def _run(
             say(result.why)
         learning = sandbox._settings.learning
         assert learning is not None  # noqa: S101 - it was asked for
-        return learning.learned(before), result.exit_code
+        return learning.learned(before, sandbox.requests()), result.exit_code
 
 
 def _ask(event: Event) -> bool:

@@ -169,6 +169,9 @@ RUNNING = (
         "keep a secret outside, put it into requests to HOST; as NAME=env:TOKEN@api.example.com (repeatable)",
         many=True,
     ),
+    Option(
+        "package-cache", "", "let pip, npm, apt install from this host's indexes, through a cache on the host"
+    ),
     Option("backend", "NAME", "auto (default), namespaces, bwrap, systemd, landlock, seatbelt or native"),
     Option("timeout", "SECONDS", "kill it after this time: 90, 2m, none (default: the policy's, 120)"),
     Option("memory", "SIZE", "limit memory, as in 512M, or none (default: half of what is available)"),
@@ -277,6 +280,8 @@ def asked_of(policy: Policy, parsed: Parsed) -> Policy:
     if network is not None:
         policy = policy.with_network(network)
     policy = with_requests(policy, parsed)
+    if parsed.on("package-cache"):
+        policy = policy.with_package_cache()
     if parsed.on("no-redact"):
         policy = policy.with_redact(False)
     if (preset := parsed.one("environment")) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .._value import Value
+from ..egress_request import EgressRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,3 +59,5 @@ class Recording(Value):
     calls: int = 0
     unread: int = 0
     is_whole: bool = True
+    #: Requests to hosts whose connections were inspected.
+    requests: tuple[EgressRequest, ...] = ()

@@ -16,9 +16,10 @@ from .proposal import World, propose, shown_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Literal
 
+    from ..egress_request import EgressRequest
     from ..events import Event
     from ..ipc.agent_client import AgentClient
     from ..limits.usage import Usage
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .proposal import Learned
     from .recording import UseRecorder
 
-    Learn = bool | Literal["refuse"]
+    Learn = bool | Literal["refuse", "http"]
 
 _MOST_COMMANDS = 1000
 
@@ -36,6 +37,7 @@ class Learning:
     """The state of learning in a sandbox and its forks. Thread-safe.
 
     With `refuse`, a run is watched under the policy itself; otherwise it may read what its user may read.
+    With `http`, requests to the hosts that the policy allows are inspected.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Learning:
         mode: str,
         env: Mapping[str, str],
         refuse: bool,
+        http: bool = False,
         on_connect: Callable[[Event], Any] | None,
     ) -> None:
         self.policy, self._workspace, self._mode, self._env = policy, workspace, mode, env
@@ -57,6 +60,8 @@ class Learning:
             self.watched = policy
         if self._is_open:  # names are only known where the gateway asks
             self.watched = self.watched.with_network(Network.deny())
+        if http:
+            self.watched = self.watched.with_network(_inspected(policy.network))
         self.asks = self._is_open or on_connect is not None or policy.network.mode in ("deny", "allow")
         self._lock = threading.Lock()
         self._recorders: list[UseRecorder] = []
@@ -119,9 +124,9 @@ class Learning:
             self._seconds = max(self._seconds, usage.wall)
             self._memory = max(self._memory, usage.memory or 0)
 
-    def learned(self, before: str = "") -> Learned:
+    def learned(self, before: str = "", requests: Iterable[EgressRequest] = ()) -> Learned:
         """Return the proposal so far; `before` is the policy file that it adds to."""
-        return propose(self.recording(), self._world(), before)
+        return propose(self.recording().replace(requests=tuple(requests)), self._world(), before)
 
     def recording(self) -> Recording:
         """Return everything that was recorded so far."""
@@ -155,6 +160,22 @@ class Learning:
         return compile_session(policy, self._workspace, access=access, env=self._env, frozen=frozen)[0]
 
 
+def _inspected(network: Network) -> Network:
+    """Return an allow list with a rule for every request to each of its hosts that has no rule."""
+    rules = []
+    for entry in network.rules:
+        if entry.kind != "network" and entry.protocol == "tcp" and not entry.deny:
+            known = any(str(rule.host_rule().host) == entry.host for rule in network.http)
+            rules += [] if known else [f"* {entry}/**"]
+    if not rules:
+        raise InvalidCall(
+            "no requests can be learned",
+            why="the policy allows no host by its name, or has HTTP rules for each already",
+            fix="name the hosts with Network.allow, or --allow; `staddle learn --network open` finds them",
+        )
+    return network.with_http(*rules)
+
+
 def check_backend(backend: str) -> None:
     """Raise BackendUnavailable unless sandboxes of this backend can be watched."""
     if backend not in ("auto", "namespaces"):
@@ -167,12 +188,12 @@ def check_backend(backend: str) -> None:
 
 def checked(learn: object) -> Learn:
     """Check the argument `learn` of a sandbox."""
-    if learn == "refuse":
-        return "refuse"
+    if learn in ("refuse", "http"):
+        return learn
     if not isinstance(learn, bool):
         raise InvalidCall(
             f"learn is {learn!r}",
-            why="it is neither True, False nor 'refuse'",
-            fix="use True to let the run read, 'refuse' to watch it under its policy",
+            why="it is neither True, False, 'refuse' nor 'http'",
+            fix="use True to let the run read, 'http' to inspect its requests, 'refuse' to watch its policy",
         )
     return learn

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 #: Lists of paths, in which `$` begins a placeholder.
 PATHS = ("read", "write", "deny", "sockets")
 _LISTS = (*PATHS, "pass_env", "unprotect", "gpu", "devices")
-_PLAIN = ("system", "toolchains", "sudo", "world", "nested", "environment", "redact", "home", "base")
+_PLAIN = (
+    *("system", "toolchains", "sudo", "world", "nested", "environment", "redact", "home", "base"),
+    "package_cache",
+)
 #: An entry of a list with its comment, as `text` writes it.
 _COMMENTED = re.compile(r'^ *("(?:[^"\\]|\\.)*"),  # (.*)$', re.MULTILINE)
 

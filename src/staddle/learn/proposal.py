@@ -11,7 +11,8 @@ from ..display import counted, shown
 from ..hostinfo.protected import protected_name
 from ..paths import WORKSPACE_PATH, above, covers, not_for
 from ..policy import Policy, presets
-from . import policy_data
+from ..policy.egress import PLACE
+from . import http_folding, policy_data
 from .folding import Used, fold, is_never
 
 TYPE_CHECKING = False
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from ..egress_request import EgressRequest
     from ..policy.plan import Plan
     from .facts import Fact, HostFact, Recording
 
@@ -37,7 +39,7 @@ _DANGEROUS_SOCKETS = (
 _MORE_MEMORY, _MORE_PROCESSES, _MORE_TIME = 1.5, 2, 3
 _LEAST_MEMORY, _LEAST_PROCESSES, _LEAST_TIME = 256 << 20, 64, 10
 _STEP = 64 << 20
-_MOST_NAMED = 2
+_MOST_NAMED, _LONGEST_REASON = 2, 200
 _MOST_LINKS = 8
 _LEADING = "directories that are visible because of something below them"
 _MOST_LOUD = 12
@@ -157,7 +159,7 @@ def propose(recording: Recording, world: World, before: str = "") -> Learned:
     loud: dict[str, list[str]] = {}
     data = policy_data.of_policy(world.policy, lambda path: placed(path, world))
     for entry, said in policy_data.comments(before).items():
-        why.update({(field, entry): said for field in (*policy_data.PATHS, "network.allow")})
+        why.update({(field, entry): said for field in (*policy_data.PATHS, "network.allow", "network.http")})
     refused: list[Fact] = []
     grants: dict[str, list[Fact]] = {"read": [], "write": [], "sockets": []}
     for fact in recording.facts:
@@ -196,6 +198,7 @@ def propose(recording: Recording, world: World, before: str = "") -> Learned:
         if not data.get(field):
             data.pop(field, None)
     _network(recording.hosts, data, why, loud)
+    _requests(recording.requests, world, data, why)
     _limits(recording, data, why)
     _toolchains(recording, world, data, why)
     order = ("preset", "toolchains", "read", "write", "deny", "sockets")
@@ -224,6 +227,8 @@ def _field(fact: Fact, world: World) -> str | None:
         # A socket that the programs of the sandbox made themselves.
         return None if granted or (world.covers(fact.path) and fact.state == "used") else "sockets"
     writes = fact.use == "write"
+    if covers(PLACE, fact.path):
+        return None  # the inspector's certificates: every sandbox that needs them has its own
     if fact.state == "hidden" and not world.plan.shows(fact.path):
         return "write" if writes else "read"
     if world.covers(fact.path, writes=writes):
@@ -325,6 +330,36 @@ def _network(
                 f"# NOT GRANTED: {shown(policy_data.toml(fact.host))}  # asked for in command {fact.command}"
             )
             loud.setdefault("network.allow", []).append(f"{entry}: refused while learning")
+
+
+def _requests(
+    requests: Iterable[EgressRequest], world: World, data: dict[str, Any], why: dict[tuple[str, str], str]
+) -> None:
+    """Replace the hosts whose requests were inspected to learn them by rules about these requests."""
+    known = {str(rule) for rule in world.policy.network.http}
+    new = [rule for rule in world.watched.network.http if str(rule) not in known]
+    made: dict[tuple[str, int], list[EgressRequest]] = {}
+    for request in requests:
+        if any(rule.covers(request.host, request.port) for rule in new):
+            made.setdefault((request.host, request.port), []).append(request)
+    table = data["network"]
+    for (host, port), several in sorted(made.items()):
+        entry = f"{host}:{port}"
+        entries = [each for each in table["allow"] if each in (host, entry)] or [entry]
+        used = [request for request in several if request.method and request.outcome != "refused"]
+        failed = next((request.why for request in several if request not in used), "")
+        if failed or not used:
+            said = f"its requests cannot be inspected: {failed or 'none was seen'}"
+            table["allow"] = list(dict.fromkeys([*table["allow"], *entries]))
+            why.update({("network.allow", each): said for each in entries})
+            continue
+        table["allow"] = [each for each in table["allow"] if each not in (host, entry)]
+        for (method, path), paths in http_folding.fold((each.method, each.path) for each in used).items():
+            rule = f"{method} {entry}{path}"
+            if rule not in table.setdefault("http", []):
+                table["http"].append(rule)
+            some = ", ".join(list(dict.fromkeys(paths))[:_MOST_NAMED])
+            why["network.http", rule] = f"{counted(len(paths), 'request')}: {some}"[:_LONGEST_REASON]
 
 
 def _limits(recording: Recording, data: dict[str, Any], why: dict[tuple[str, str], str]) -> None:

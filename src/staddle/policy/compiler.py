@@ -211,6 +211,7 @@ def compile(
         redact=policy.redact is not False,
         devices=_sorted(devices.devices.values()) if devices else (),
         secrets=policy.secrets,
+        package_cache=policy.package_cache,
     )
     return plan.replace(cwd=_start(plan, context, host))
 

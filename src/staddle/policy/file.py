@@ -96,6 +96,7 @@ _KEYS: dict[str, type] = {
     "rules": dict,
     "redact": object,
     "secrets": list,
+    "package_cache": bool,
 }
 #: Keys that a project's file may set. The file comes with the project, so it may only narrow a policy.
 _NARROWS = ("deny", "env", "identity", "rules")
@@ -103,7 +104,7 @@ _NARROWS_BY = {
     "preset": ("agent",),
     "environment": ("linux", "empty"),
     "network": ({"mode": "deny"},),
-    **dict.fromkeys(("sudo", "system", "toolchains", "nested"), (False,)),
+    **dict.fromkeys(("sudo", "system", "toolchains", "nested", "package_cache"), (False,)),
     "redact": (True,),
 }
 #: Without the limits that protect the host by default.

@@ -184,6 +184,8 @@ class Plan(Value):
     devices: tuple[Device, ...] = ()
     #: Secrets that stay outside. Until the sandbox opens, their variables have no placeholders yet.
     secrets: tuple[EgressSecret, ...] = ()
+    #: Whether pip, npm and apt install through the package cache. Its mirror is in `network` once it runs.
+    package_cache: bool = False
 
     @property
     def is_inspected(self) -> bool:
@@ -240,6 +242,8 @@ class Plan(Value):
             ],
         )
         yield "network", [(str(self.network.replace(http=())), "")]
+        if self.package_cache:
+            yield "packages", [("the indexes of this host's pip, npm and apt, by its cache", "package_cache")]
         yield "HTTP requests", [(str(rule), "http") for rule in self.network.http]
         yield "secrets that stay outside", [(shown(str(secret)), "secrets") for secret in self.secrets]
         yield (

@@ -69,6 +69,8 @@ class Policy(Value):
     devices: tuple[str, ...]
     #: Secrets that stay outside; see `with_egress_secret`.
     secrets: tuple[EgressSecret, ...]
+    #: Whether pip, npm and apt get packages through a mirror on the host; see `with_package_cache`.
+    package_cache: bool
 
     #: Path of the file that the policy came from, with all links to it. No write grant may cover it. Not part
     #: of the value.
@@ -101,6 +103,7 @@ class Policy(Value):
         gpu: Iterable[str] = (),
         devices: Iterable[AnyPath] = (),
         secrets: Iterable[EgressSecret] = (),
+        package_cache: bool = False,
     ) -> None:
         """`system=False` leaves out the system directories; `unprotect` makes protected names writable.
 
@@ -118,7 +121,8 @@ class Policy(Value):
         ("writable"). `redact` hides the values of secret variables (`Secret`, and names and values that look
         like secrets) in output, events, messages and logs. A list names more such variables; False hides
         nothing. `gpu` and `devices` grant devices of the host; see `with_gpu` and `with_devices`. Of
-        `secrets` the sandbox sees only placeholders; see `with_egress_secret`.
+        `secrets` the sandbox sees only placeholders; see `with_egress_secret`. `package_cache` lets pip,
+        npm and apt install through the host's package cache; see `with_package_cache`.
         """
         if rules is not None:
             _check_rules(rules)
@@ -161,6 +165,7 @@ class Policy(Value):
             gpu=_gpus(gpu),
             devices=tuple(sorted({_device(path) for path in check.several(devices, "devices")})),
             secrets=_secrets(secrets),
+            package_cache=check.flag("package_cache", package_cache, PolicyError),
         )
 
     @classmethod
@@ -294,6 +299,14 @@ class Policy(Value):
 
         made = EgressSecret(name, source, tuple(hosts), header, query, basic, placeholder)
         return self.replace(secrets=(*self.secrets, made))
+
+    def with_package_cache(self, use: bool = True) -> Policy:
+        """Return a copy in which pip, npm and apt install from the host's indexes, through a cache there.
+
+        This grants the sandbox these packages, even if its network is denied. Every downloaded file is
+        compared with the hash that the index names, and kept for other sandboxes.
+        """
+        return self.replace(package_cache=use)
 
     @property
     def secret_names(self) -> tuple[str, ...]:

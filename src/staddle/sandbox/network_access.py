@@ -49,6 +49,10 @@ def change(inside: OpenSandbox, network: Network) -> None:
             f"network is {network!r}", why="it is not a Network", fix="use Network.allow('example.com')"
         )
     plan, why = inside.decided.plan, ""
+    if plan.package_cache:
+        from ..packages.mirror import port_in, reaching
+
+        network = reaching(network, port_in(plan))
     asks = bool(plan.asks)
     if not inside.decided.is_filtered or inside.network is None or not inside.network.has_gateway:
         if network == plan.network:

@@ -98,8 +98,9 @@ class Sandbox:
     `enforced`. With `history` there is a point to `undo` to after each command that changed files; with
     "interpreter" the points keep idle interpreters of `python` too. With `learn` its programs are watched,
     may read what you may read except secrets, and `learned` proposes a policy; with "refuse" they are watched
-    under the policy itself. `keep` names the changes, so that they
-    stay after `close()` for the next sandbox of that name and `staddle diff`. `on_connect` decides about
+    under the policy itself, with "http" their requests to allowed hosts are inspected, too. `keep` names the
+    changes, so that they stay after `close()` for the next sandbox of that name and `staddle diff`.
+    `on_connect` decides about
     destinations that the policy's network leaves open; any answer but True within `on_connect_timeout`
     seconds refuses them. `on_request` decides in the same way about HTTP requests that no rule allows; the
     answer "always" also allows equal requests later. `on_command` is called before each command starts,
@@ -141,7 +142,7 @@ class Sandbox:
         workdir: str | PathLike[str] | None = None,
         freeze: bool | None = False,
         history: bool | Literal["interpreter"] = False,
-        learn: bool | Literal["refuse"] = False,
+        learn: bool | Literal["refuse", "http"] = False,
         on_request: Callable[[Event], Any] | None = None,
         **unknown: Never,
     ) -> None:
@@ -769,7 +770,7 @@ class Sandbox:
             raise InvalidCall(
                 "this sandbox does not learn", why="it was opened without learn=True", fix="open it with that"
             )
-        return self._settings.learning.learned()
+        return self._settings.learning.learned(requests=self.requests())
 
     # ------------------------------------------------------------ history
 

@@ -187,6 +187,10 @@ def _decided(
         asks=settings.asks,
         frozen=settings.mode == "readonly",
     )
+    if plan.package_cache:
+        from ...packages.mirror import with_mirror
+
+        plan = with_mirror(plan)
     if settings.workspace_at is not None and moved:
         plan = seen_at(plan, settings.workspace_at)
     if copy is not None:

@@ -443,7 +443,13 @@ def prepared_learning(  # noqa: PLR0917 - settings of the sandbox
             fix="leave out base, or learn",
         )
     return learning.Learning(
-        policy, workspace=workspace, mode=mode, env=env, refuse=asked == "refuse", on_connect=on_connect
+        policy,
+        workspace=workspace,
+        mode=mode,
+        env=env,
+        refuse=asked == "refuse",
+        http=asked == "http",
+        on_connect=on_connect,
     )
 
 
