@@ -31,7 +31,9 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 #: The inspected host, one that no rule mentions, and one for which no secret is.
 NAME, PLAIN, ANOTHER = "api.example.com", "plain.example.com", "other.example.com"
-NAMES = {NAME: PUBLIC, PLAIN: PUBLIC, ANOTHER: OTHER}
+#: The host of Claude Code's model, and another one that a person could choose.
+MODEL, GATEWAY = "api.anthropic.com", "models.example.com"
+NAMES = {NAME: PUBLIC, PLAIN: PUBLIC, ANOTHER: OTHER, MODEL: PUBLIC, GATEWAY: PUBLIC}
 SECONDS = 120
 _INSIDE = "STADDLE_EGRESS_WORLD"
 

@@ -33,6 +33,7 @@ _OPTIONS = (
     KEEP,
     Option("continue", "", "with an AGENT: go on with its last conversation in this project"),
     Option("ssh-agent", "", "with an AGENT: let it use your ssh-agent; each use is in the log"),
+    Option("key-inside", "", "with an AGENT: let it have the key of its model itself"),
     Option("vertical", "", "the shell above, the other panes below it, not side by side"),
     Option("ask", "", "ask about connections that no rule allows, also with --network deny or loopback"),
     Option("no-ask", "", "refuse connections that no rule allows, and do not ask"),
@@ -85,7 +86,7 @@ def main(words: Sequence[str]) -> int:
         )
     if parsed.on("ask") and parsed.on("no-ask"):
         raise UsageError("--ask and --no-ask contradict each other", fix="leave one of them out")
-    for option in ("continue", "ssh-agent"):
+    for option in ("continue", "ssh-agent", "key-inside"):
         if parsed.on(option) and not agent:
             raise UsageError(f"--{option} is for an agent", fix=f"staddle tui --{option} -- claude")
     if not all(map(os.isatty, range(3))):

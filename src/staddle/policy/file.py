@@ -318,8 +318,9 @@ def _secret(table: Mapping[str, Any], name: str) -> EgressSecret:
         if key not in EgressSecret._fields:
             known = f"known are {', '.join(EgressSecret._fields)}"
             raise _bad(name, f"secrets.{key}", "there is no such key", known)
-        if not isinstance(value, list if key == "hosts" else str):  # not shown: it may be the secret itself
-            raise _bad(name, f"secrets.{key}", "it is not text" if key != "hosts" else "it is not a list")
+        kind = {"hosts": list, "in_body": bool}.get(key, str)
+        if not isinstance(value, kind):  # not shown: it may be the secret itself
+            raise _bad(name, f"secrets.{key}", f"it is not {_TYPES[kind]}")
     if not {"name", "source", "hosts"} <= table.keys():
         raise _bad(name, "secrets", "an entry has a name, a source and hosts")
     return EgressSecret(**{**table, "hosts": tuple(table["hosts"])})

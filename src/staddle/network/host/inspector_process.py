@@ -29,7 +29,7 @@ from ...errors import LaunchFailed, PolicyError, StaddleError
 from ...events import Event
 from ...ipc.gateway_messages import Sockets, encode_sockets
 from ...ipc.wire import send
-from ...policy.egress import request_rules, with_trust
+from ...policy.egress import request_rules, site_packages, with_trust
 from .approval_calls import RequestApprovals
 from .spawn import end, spawn
 
@@ -54,8 +54,6 @@ _SHORT = 0.05
 _SHORTEST_SECRET, _LARGEST_SECRET = 8, 16 << 10
 #: Seconds before an expired secret is read again from its source.
 _FRESH = 30.0
-#: Modules of the extra `egress` that the inspector imports, and that these import.
-_MODULES = ("cryptography", "OpenSSL", "h11", "h2", "hpack", "hyperframe", "_cffi_backend")
 _WHY_GONE = "the HTTP inspector was killed: inspected hosts are refused; reset() or fork() start another one"
 _KEY: list[bytes] = []
 
@@ -104,7 +102,7 @@ class InspectorProcess:
         self._lock = threading.Condition()
         self._flush = self._flushed = 0
         self._has_ended = self._closed = self._is_silent = False
-        paths = _site_packages()
+        paths = site_packages()
         kind = _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, kind)
         #: Our copy of the gateway's end, for a gateway that replaces a killed one.
@@ -187,7 +185,7 @@ class InspectorProcess:
     def _settings(self) -> dict[str, Any]:
         secrets = []
         for name, secret in self._secrets.items():
-            fields = {key: getattr(secret, key) for key in ("name", "header", "query", "basic")}
+            fields = {key: getattr(secret, key) for key in ("name", "header", "query", "basic", "in_body")}
             value = {"placeholder": self._placeholders[name], "value": self._values[name]}
             secrets.append({**fields, **value, "hosts": list(secret.hosts)})
         return {
@@ -363,26 +361,6 @@ def _placeholder(secret: EgressSecret) -> str:
     return (secret.placeholder or "staddle-") + hashlib.blake2b(
         words, key=_KEY[0], digest_size=20
     ).hexdigest()
-
-
-def _site_packages() -> tuple[str, ...]:
-    """Return the directories with the modules of the inspector, without importing them."""
-    from importlib.util import find_spec
-
-    found: dict[str, None] = {}
-    for name in _MODULES:
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:
-            if name == "_cffi_backend":
-                continue  # not every build of cryptography needs it
-            raise PolicyError(
-                "HTTP rules and secrets at egress need the extra `egress`",
-                why=f"the package {name} is not installed",
-                fix="pip install 'staddle[egress]'",
-            )
-        place = os.path.dirname(spec.origin)
-        found[os.path.dirname(place) if spec.submodule_search_locations else place] = None
-    return tuple(found)
 
 
 def _message(data: bytes) -> dict[str, Any]:
