@@ -20,6 +20,7 @@ from ..agents.table import CODING_AGENTS
 from ..display import counted, shown
 from ..errors import CommandNotFound, LayerError, PolicyNotEnforceable, StaddleError, UsageError
 from ..layers.persistent_store import is_claimed
+from ..network.host.inspector_process import PREWARMED
 from ..paths import WORKSPACE_PATH
 from ..policy import Network
 from ..policy.egress import BUNDLES
@@ -89,6 +90,8 @@ class AgentSession:
 
             self.ssh = SshAgentRelay(lambda key: tell(f"your ssh key {shown(key)} signs for the agent"))
         try:
+            if self.keys.secrets:
+                PREWARMED.make()
             self.policy = self._policy()
             self.servers = servers(agent, self.project, self.policy.network)
             self.policy = self.policy.with_read(*(path for each in self.servers for path in each.paths))
@@ -229,6 +232,7 @@ class AgentSession:
 
     def close(self) -> None:
         """End what belongs to the session beside the sandbox."""
+        PREWARMED.close()
         if self.ssh is not None:
             self.ssh.close()
 

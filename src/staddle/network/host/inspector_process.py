@@ -56,6 +56,7 @@ _SHORTEST_SECRET, _LARGEST_SECRET = 8, 16 << 10
 _FRESH = 30.0
 _WHY_GONE = "the HTTP inspector was killed: inspected hosts are refused; reset() or fork() start another one"
 _KEY: list[bytes] = []
+_KIND = _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
 
 
 class RequestQuestion(Value):
@@ -102,23 +103,17 @@ class InspectorProcess:
         self._lock = threading.Condition()
         self._flush = self._flushed = 0
         self._has_ended = self._closed = self._is_silent = False
-        paths = site_packages()
-        kind = _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
-        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, kind)
         #: Our copy of the gateway's end, for a gateway that replaces a killed one.
-        self._gateway, inspectors = _socket.socketpair(_socket.AF_UNIX, kind)
+        self._gateway, inspectors = _socket.socketpair(_socket.AF_UNIX, _KIND)
         self._pid = 0
         try:
-            self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _LONGEST * 2)
-            self._pid = spawn(theirs.fileno(), -1, "inspection/__main__.py", paths)
-            theirs.close()
+            self._socket, self._pid = PREWARMED.take() or _started()
             self._send("settings", self._settings(), [inspectors.fileno()])
             self.authority, self.java = self._await_ready()
         except BaseException:
             self._close()
             raise
         finally:
-            theirs.close()
             inspectors.close()
         start_thread(self._attend, "staddle-requests")
 
@@ -170,14 +165,15 @@ class InspectorProcess:
         self._close()
 
     def _close(self) -> None:
+        self._gateway.close()
+        if not self._pid:
+            return
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)  # wakes the thread, which closes the socket
         except OSError:
             pass  # it has exited already
-        self._gateway.close()
         pid, self._pid = self._pid, 0
-        if pid:
-            end(pid)
+        end(pid)
         self._values.clear()
 
     # ------------------------------------------------------------ messages
@@ -299,6 +295,58 @@ class InspectorProcess:
                 self._keep(Event("note", f"the secret {name}", f"it could not be renewed: {error.why}"))
 
         start_thread(renew, "staddle-secret")
+
+
+def _started() -> tuple[_socket.socket, int]:
+    """Start an inspector. Returns our end of its socket, and its pid."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _KIND)
+    try:
+        ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _LONGEST * 2)
+        return ours, spawn(theirs.fileno(), -1, "inspection/__main__.py", site_packages())
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+class PrewarmedInspector:
+    """An inspector that imports its modules, most of its start, while the caller does something else.
+
+    It has no settings yet. The next sandbox with inspected hosts takes it. Not for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[_socket.socket, int] | None = None
+        self._owner = 0
+
+    def make(self) -> None:
+        """Start it, if none waits."""
+        if self._waiting is None:
+            self._owner = os.getpid()
+            self._waiting = _started()
+
+    def take(self) -> tuple[_socket.socket, int] | None:
+        """Return it; None if there is none, or if it has exited. A forked child has none."""
+        found, self._waiting = self._waiting, None
+        if found is None or self._owner != os.getpid():
+            return None
+        poll = select.poll()
+        poll.register(found[0].fileno(), select.POLLIN)
+        if poll.poll(0):
+            found[0].close()
+            end(found[1])
+            return None
+        return found
+
+    def close(self) -> None:
+        """End it, if nobody has taken it."""
+        if (found := self.take()) is not None:
+            found[0].close()
+            end(found[1])
+
+
+PREWARMED = PrewarmedInspector()
 
 
 def secret_value(secret: EgressSecret) -> str:
