@@ -178,6 +178,8 @@ class _AgentInUi:
         hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
         if feed.asks and session.policy.network.mode != "open":
             hooks["on_connect"] = feed.on_connect
+            if session.policy.network.http:
+                hooks["on_request"] = feed.on_connect
         if not first and session.mode == "overlay":
             return Sandbox(
                 session.project,
@@ -233,12 +235,16 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
     from .options import sandbox_from
 
     asks = feed.asks and parsed.one("network") != "open"
-    on_connect = feed.on_connect if asks else None
+    hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
+    if asks:
+        hooks |= {"on_connect": feed.on_connect, "on_request": feed.on_connect}
     if kept and parsed.on("keep"):
-        return open_kept(parsed, audit=feed.record, on_connect=on_connect, on_connect_timeout=60.0)[0]
+        return open_kept(parsed, **hooks)[0]
     from ..sandbox.sandbox import Sandbox
 
     policy, workspace, mode = sandbox_from(parsed)
+    if not policy.network.http:
+        hooks.pop("on_request", None)
 
     def opened(*, history: bool) -> Sandbox:
         return Sandbox(
@@ -247,10 +253,8 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
             backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
             mode=mode,  # type: ignore[arg-type]
             best_effort=parsed.on("best-effort"),
-            audit=feed.record,
-            on_connect=on_connect,
-            on_connect_timeout=60.0,
             history=history,
+            **hooks,
         )
 
     try:

@@ -67,7 +67,7 @@ def compile(
     host = HostPaths()
     visible: Mapping[str, str] = context.env
     placeholders: dict[str, str] = {}
-    if policy.secrets or policy.network.http:
+    if policy.secrets or policy.network.is_inspected:
         from . import egress  # rarely needed
 
         egress.site_packages()  # refuses without the extra, before anything starts

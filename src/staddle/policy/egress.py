@@ -109,6 +109,7 @@ def without_sources(
 def inspected_hosts(plan: Plan, network: Network) -> tuple[str, ...]:
     """Return the hosts, with ports, whose connections go through the inspector while `network` applies."""
     found = {str(rule.host_rule()) for rule in network.http}
+    found |= {str(limit.host_rule()) for limit in network.http_limits}
     found |= {str(entry) for secret in plan.secrets for entry in _entries(secret)}
     return tuple(sorted(found))
 

@@ -10,6 +10,7 @@
     allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports) | "packages"
 
     http = ["GET api.github.com/repos/**"]    # only these requests; the host is allowed with them
+    http_limits = [{host = "api.example.com", requests = 1000, bytes = "1G", rate = 60}]
 
     [[secrets]]                          # stays outside: inside, the variable has a placeholder
     name = "GITHUB_TOKEN"
@@ -42,6 +43,7 @@ from ..errors import PolicyError
 from ..hostinfo.resolution import HostPaths, PathContext
 from ..linux.fileio import current_directory
 from ..paths import declared, upward
+from .http_rules import HttpLimit
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
@@ -327,7 +329,18 @@ def _secret(table: Mapping[str, Any], name: str) -> EgressSecret:
 
 
 def _network(table: Mapping[str, Any], name: str) -> Network:
-    known = ("mode", "allow", "ports", "dns", "http")
+    found = _plain_network(table, name)
+    limits = []
+    for entry in _typed(table.get("http_limits", []), list, name, "network.http_limits"):
+        if not {"host"} <= _typed(entry, dict, name, "network.http_limits").keys() <= {*HttpLimit._fields}:
+            known = f"an entry has {', '.join(HttpLimit._fields)}"
+            raise _bad(name, "network.http_limits", "an entry has other keys, or no host", known)
+        limits.append(HttpLimit(**entry))
+    return found.with_http_limits(*limits) if limits else found
+
+
+def _plain_network(table: Mapping[str, Any], name: str) -> Network:
+    known = ("mode", "allow", "ports", "dns", "http", "http_limits")
     for key in table:
         if key not in known:
             raise _bad(name, f"network.{key}", "there is no such key", f"known are {', '.join(known)}")

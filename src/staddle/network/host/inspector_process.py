@@ -184,12 +184,21 @@ class InspectorProcess:
             fields = {key: getattr(secret, key) for key in ("name", "header", "query", "basic", "in_body")}
             value = {"placeholder": self._placeholders[name], "value": self._values[name]}
             secrets.append({**fields, **value, "hosts": list(secret.hosts)})
+        limits = [
+            {
+                "host": limit.host,
+                "requests": limit.requests or 0,
+                "bytes": limit.bytes or 0,
+                "rate": limit.rate or 0,
+            }
+            for limit in self._plan.network.http_limits
+        ]
         return {
             "rules": list(request_rules(self._plan)),
             "secrets": secrets,
             "roots": os.environ.get("SSL_CERT_FILE", ""),
             "asks": 0 if self._approvals is None else self._asks,
-            "limits": [],
+            "limits": limits,
         }
 
     def _send(self, kind: str, fields: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
@@ -261,7 +270,8 @@ class InspectorProcess:
     def _note(self, request: EgressRequest) -> None:
         what = f"{request.method} {request.url}"[:_LONGEST_EVENT]
         if request.outcome == "refused":
-            event = Event("refused", what, request.why or "no rule allows this request", rule_for(request))
+            allow = "" if request.why.startswith("the limit of ") else rule_for(request)
+            event = Event("refused", what, request.why or "no rule allows this request", allow)
         else:
             event = Event("note", what, f"{request.outcome}: {request.why or request.rule}")
         with self._lock:
