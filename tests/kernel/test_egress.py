@@ -181,6 +181,9 @@ CLIENTS = {
     "npm": f"cd /tmp && mkdir -p n && cd n && npm install --silent https://{NAME}/www/package.tgz && "
     f"node -p \"require('{PACKAGE}')\"",
     "curl": f"curl -sS https://{NAME}/www/word",
+    "java": "cd /tmp && printf 'public class A { public static void main(String[] a) throws Exception { "
+    "System.out.println(new String(new java.net.URL(a[0]).openStream().readAllBytes())); } }' > A.java && "
+    f"java A.java https://{NAME}/www/word",
 }
 
 
@@ -197,6 +200,30 @@ def test_clients_trust_the_inspector_without_a_setting(world: World) -> None:
                     failed[name] = done.exit_code, done.stdout, done.stderr[-400:]
         assert not failed, failed
         assert {each.outcome for each in sb.requests()} == {"allowed"}
+
+
+@pytest.mark.slow
+@on_a_host
+def test_a_websocket_needs_a_rule_and_carries_the_key(world: World) -> None:
+    client = (
+        "import os, socket, ssl, sys\n"
+        f"s = ssl.create_default_context().wrap_socket(socket.create_connection(({NAME!r}, 443)), "
+        f"server_hostname={NAME!r})\n"
+        f"s.sendall(('GET %s HTTP/1.1\\r\\nHost: {NAME}\\r\\n'\n"
+        "  'Connection: Upgrade\\r\\nUpgrade: websocket\\r\\n'\n"
+        "  'Sec-WebSocket-Key: a2V5a2V5a2V5a2V5\\r\\nSec-WebSocket-Version: 13\\r\\n'\n"
+        "  'Authorization: Bearer %s\\r\\n\\r\\n' % (sys.argv[1], os.environ['TOKEN'])).encode())\n"
+        "head = s.recv(4096)\n"
+        "s.sendall(b'a frame\\n') if b' 101 ' in head else None\n"
+        "print(head, s.recv(4096))\n"
+    )
+    (world.directory / "workspace/client.py").write_text(client)
+    with opened(world, Network.allow(http=[f"GET {NAME}/chat"]), SECRET) as sb:
+        assert "a frame" in sb.run("python3 client.py /chat", timeout=30).stdout
+        seen = {name.lower(): value for name, value in world.requests()[-1]["headers"].items()}
+        assert seen["authorization"] == f"Bearer {VALUE}"
+        assert " 403 " in sb.run("python3 client.py /other", timeout=30).stdout
+        assert until(lambda: "websocket" in {each.protocol for each in sb.requests()})
 
 
 @pytest.mark.slow

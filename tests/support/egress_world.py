@@ -126,6 +126,14 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
             about = {"method": self.command, "path": self.path, "headers": dict(self.headers), "port": port}
             with (directory / "requests").open("a") as file:
                 file.write(json.dumps(about) + "\n")
+            if self.headers.get("Upgrade") == "websocket":
+                self.send_response(101)
+                self.send_header("Upgrade", "websocket")
+                self.send_header("Connection", "Upgrade")
+                self.end_headers()
+                self.wfile.write(self.rfile.readline())
+                self.close_connection = True
+                return
             if self.path.startswith("/git/"):
                 self.git(body)
                 return

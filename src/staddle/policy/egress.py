@@ -40,7 +40,7 @@ BUNDLES = (
 #: Variables that name a bundle.
 _VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
-    *("CARGO_HTTP_CAINFO", "DENO_CERT"),
+    *("CARGO_HTTP_CAINFO", "DENO_CERT", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
 #: Password of the trust store for Java. It protects nothing: the store has certificates only.
 JAVA_PASSWORD = "changeit"  # noqa: S105
