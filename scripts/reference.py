@@ -259,6 +259,7 @@ TOPICS = {
                 "Policy",
                 "Network",
                 "HttpRule",
+                "HttpLimit",
                 "EgressSecret",
                 "Limits",
                 "Identity",

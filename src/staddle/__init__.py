@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .layers.review import Review
     from .policy import Identity, Limits, Network, Plan, Policy
     from .policy.egress_secret import EgressSecret
-    from .policy.http_rules import HttpRule
+    from .policy.http_rules import HttpLimit, HttpRule
     from .policy.installation import default_policy
     from .sandbox.aio.pool import AsyncPool
     from .sandbox.aio.sandbox import AsyncReview, AsyncSandbox
@@ -76,6 +76,7 @@ __all__ = [
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
+    "HttpLimit",
     "HttpRule",
     "Identity",
     "Interpreter",
@@ -122,6 +123,7 @@ _HOME = {
     "Gap": "enforcement",
     "HistoryPoint": "sandbox.history.point",
     "EgressRequest": "egress_request",
+    "HttpLimit": "policy.http_rules",
     "HttpRule": "policy.http_rules",
     "Identity": "policy",
     "Interpreter": "sandbox.interpreter",

@@ -46,6 +46,7 @@ _HOME = {
     "Event": "events",
     "HistoryStep": "sandbox.history.point",
     "HostRule": "hostnames",
+    "HttpLimit": "policy.http_rules",
     "HttpRule": "policy.http_rules",
     "Identity": "policy.identity",
     "KeptInterpreters": "sandbox.workspace.snapshot",
@@ -63,7 +64,8 @@ _HOME = {
 #: Types that a client may send.
 OF_CLIENTS = frozenset(
     (
-        *("Policy", "Network", "Limits", "Identity", "HostRule", "HttpRule", "EgressSecret"),
+        *("Policy", "Network", "Limits", "Identity", "HostRule", "HttpRule", "HttpLimit"),
+        "EgressSecret",
         *("CommandRules", "Rule", "Secret"),
     )
 )

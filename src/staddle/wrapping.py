@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .launch.contract import Launch
     from .launch.forwarding import CommandForwarding
     from .launch.subprocesses import Completed
-    from .network.host.approval_calls import ApprovalCalls
+    from .network.host.approval_calls import ApprovalCalls, OnConnect
     from .observe.audit import AuditedCommand, AuditTarget, CommandAudit
     from .policy import Policy
     from .policy.plan import Plan
@@ -275,14 +275,16 @@ def wrap(
     on_connect: Callable[[Event], Any] | None = None,
     on_connect_timeout: float = PATIENCE,
     audit: AuditTarget | None = None,
+    on_request: Callable[[Event], Any] | None = None,
 ) -> WrappedCommand:
     """Return the command, confined by `policy`, ready to be started.
 
     A program given by its path becomes readable, unless the policy denies it; its neighbours do not. A hidden
     program raises CommandNotFound here, a missing one in `run()`. `on_connect` decides about destinations
     that the policy's network leaves open; any answer but True within `on_connect_timeout` seconds refuses
-    them. `audit` is a file, a stream or a function that receives a line before the start and one at the end
-    of `run`.
+    them. `on_request` decides in the same way about HTTP requests that no rule allows; the answer "always"
+    also allows equal requests later. `audit` is a file, a stream or a function that receives a line before
+    the start and one at the end of `run`.
 
     Raises PolicyError for an invalid policy, PolicyNotEnforceable if it cannot be enforced here,
     BackendUnavailable if no backend works here. Never returns a command with weaker confinement.
@@ -301,7 +303,13 @@ def wrap(
 
         ask = approval_calls.checked(on_connect, awaited=False)
         plan = asking(plan, whole_seconds(on_connect_timeout))
-    made = prepare(command, plan, backend=backend, best_effort=best_effort)
+    requests: tuple[OnConnect, int] | None = None
+    if on_request is not None:
+        from .network.host.approval_calls import checked_for_requests
+
+        decider = checked_for_requests(on_request, plan.network, awaited=False)
+        requests = (decider, whole_seconds(on_connect_timeout)) if decider is not None else None
+    made = prepare(command, plan, backend=backend, best_effort=best_effort, requests=requests)
     if made.enforced.nested:
         made.enforced.tell_once()
     if ask is not None:
@@ -332,8 +340,18 @@ def _compile_for(program: str, policy: Policy, cwd: str | None, env: Mapping[str
     return plan
 
 
-def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) -> WrappedCommand:
-    """Prepare the command on a backend that enforces `plan`. The only way from a plan to a process."""
+def prepare(
+    command: list[str],
+    plan: Plan,
+    *,
+    backend: str,
+    best_effort: bool,
+    requests: tuple[OnConnect, int] | None = None,
+) -> WrappedCommand:
+    """Prepare the command on a backend that enforces `plan`. The only way from a plan to a process.
+
+    `requests` decides about HTTP requests that no rule allows, within that many seconds.
+    """
     plan = mask_host_sockets(plan)
     if plan.package_cache:
         from .packages.mirror import with_mirror
@@ -362,7 +380,7 @@ def prepare(command: list[str], plan: Plan, *, backend: str, best_effort: bool) 
     if plan.is_inspected and chosen.name not in ("landlock", "seatbelt", "native"):
         from .network.host.inspector_process import inspected
 
-        plan, inspector = inspected(plan)
+        plan, inspector = inspected(plan, *requests or ())
     try:
         launch = chosen.prepare(plan, command)
         if inspector is not None and launch.gateway_log is not None:

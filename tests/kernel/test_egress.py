@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,34 @@ def test_an_expired_secret_is_read_again(world: World) -> None:
 
 @pytest.mark.slow
 @on_a_host
+def test_limits_of_a_host(world: World) -> None:
+    network = Network.allow(f"{NAME}:443", f"{ANOTHER}:443").with_http_limit(NAME, requests=2)
+    with opened(world, network) as sb:
+        for host in (NAME, NAME, ANOTHER, ANOTHER, ANOTHER):
+            assert sb.run(f"curl -sSf https://{host}/x").exit_code == 0  # the control: the other host
+        refused = sb.run(f"curl -sS -w '%{{http_code}}' https://{NAME}/x")
+        assert refused.stdout.endswith("429")
+        why = f"the limit of 2 requests to {NAME} is reached"
+        assert why in refused.stdout
+        assert [(event.rule, event.allow) for event in refused.violations] == [(why, "")]
+    with opened(world, network.with_http_limit(NAME, bytes="1M")) as sb:
+        send = f"curl -sSf -o /dev/null --data-binary @- https://{NAME}/x"
+        assert sb.run(f"head -c 50000 /dev/zero | {send}").exit_code == 0
+        assert sb.run(f"head -c 2000000 /dev/zero | {send}").exit_code != 0
+    with opened(world, network.with_http_limit(NAME, rate=1)) as sb:
+        assert sb.run(f"curl -sSf https://{NAME}/x").exit_code == 0
+        assert sb.run(f"curl -sSf https://{NAME}/x").exit_code != 0
+    words = [sys.executable, "-m", "staddle", "run", "--allow", f"{NAME}:443", "--request-limit"]
+    ask = f"curl -sS https://{NAME}/x; curl -sS https://{NAME}/x"
+    ran = subprocess.run(
+        [*words, f"{NAME} requests=1", "-c", ask], capture_output=True, text=True, check=False
+    )
+    assert "the limit of 1 requests" in ran.stdout
+    assert "the limit of 1 requests" in ran.stderr
+
+
+@pytest.mark.slow
+@on_a_host
 def test_git_may_fetch_and_not_push(world: World) -> None:
     network = Network.git_read_only(f"{NAME}/git/**")
     with opened(world, network) as sb:
@@ -152,6 +181,9 @@ CLIENTS = {
     "npm": f"cd /tmp && mkdir -p n && cd n && npm install --silent https://{NAME}/www/package.tgz && "
     f"node -p \"require('{PACKAGE}')\"",
     "curl": f"curl -sS https://{NAME}/www/word",
+    "java": "cd /tmp && printf 'public class A { public static void main(String[] a) throws Exception { "
+    "System.out.println(new String(new java.net.URL(a[0]).openStream().readAllBytes())); } }' > A.java && "
+    f"java A.java https://{NAME}/www/word",
 }
 
 
@@ -168,6 +200,30 @@ def test_clients_trust_the_inspector_without_a_setting(world: World) -> None:
                     failed[name] = done.exit_code, done.stdout, done.stderr[-400:]
         assert not failed, failed
         assert {each.outcome for each in sb.requests()} == {"allowed"}
+
+
+@pytest.mark.slow
+@on_a_host
+def test_a_websocket_needs_a_rule_and_carries_the_key(world: World) -> None:
+    client = (
+        "import os, socket, ssl, sys\n"
+        f"s = ssl.create_default_context().wrap_socket(socket.create_connection(({NAME!r}, 443)), "
+        f"server_hostname={NAME!r})\n"
+        f"s.sendall(('GET %s HTTP/1.1\\r\\nHost: {NAME}\\r\\n'\n"
+        "  'Connection: Upgrade\\r\\nUpgrade: websocket\\r\\n'\n"
+        "  'Sec-WebSocket-Key: a2V5a2V5a2V5a2V5\\r\\nSec-WebSocket-Version: 13\\r\\n'\n"
+        "  'Authorization: Bearer %s\\r\\n\\r\\n' % (sys.argv[1], os.environ['TOKEN'])).encode())\n"
+        "head = s.recv(4096)\n"
+        "s.sendall(b'a frame\\n') if b' 101 ' in head else None\n"
+        "print(head, s.recv(4096))\n"
+    )
+    (world.directory / "workspace/client.py").write_text(client)
+    with opened(world, Network.allow(http=[f"GET {NAME}/chat"]), SECRET) as sb:
+        assert "a frame" in sb.run("python3 client.py /chat", timeout=30).stdout
+        seen = {name.lower(): value for name, value in world.requests()[-1]["headers"].items()}
+        assert seen["authorization"] == f"Bearer {VALUE}"
+        assert " 403 " in sb.run("python3 client.py /other", timeout=30).stdout
+        assert until(lambda: "websocket" in {each.protocol for each in sb.requests()})
 
 
 @pytest.mark.slow
@@ -249,6 +305,13 @@ def test_a_function_decides_about_other_requests(world: World) -> None:
     assert questions == [f"GET {NAME}/yes", f"GET {NAME}/no"]
     with opened(world, network, on_request=lambda _: 1) as sb:
         assert sb.run(f"curl -sSf https://{NAME}/yes").exit_code != 0
+    words = ["sh", "-c", f"curl -sSf https://{NAME}/yes; curl -sSf https://{NAME}/no"]
+    for backend in ("namespaces", "bwrap"):
+        made = wrap(words, Policy.agent().with_network(network), backend=backend, on_request=on_request)
+        made.run(capture_output=True)
+        outcomes = [(each.path, each.outcome) for each in made.requests()]
+        assert outcomes == [("/yes", "allowed"), ("/no", "refused")]
+    del questions[2:]
 
     async def awaited() -> None:
         async def decide(_: Any) -> bool:
@@ -261,6 +324,52 @@ def test_a_function_decides_about_other_requests(world: World) -> None:
             assert [each.outcome for each in await sb.requests()] == ["allowed"]
 
     asyncio.run(awaited())
+
+
+@pytest.mark.slow
+@on_a_host
+def test_clients_of_a_server_decide_about_requests(world: World) -> None:
+    """So does the user of the terminal UI, by the same list as about connections."""
+    from staddle.server.sandboxes import SandboxTable
+    from staddle.tui.log_pane import EventFeed
+
+    policy = Policy.agent().with_network(Network.allow(http=[f"GET {NAME}/a/**"]))
+    workspace = str(world.directory / "workspace")
+    entry = SandboxTable().create({"workspace": workspace, "policy": policy}, ask=True)
+    answers = {
+        f"GET {NAME}/once": (True, False),
+        f"GET {NAME}/more": (True, True),
+        f"GET {NAME}/no": (False,),
+    }
+    asked_for: list[str] = []
+
+    def answer() -> None:
+        for _ in range(5):
+            assert until(lambda: entry.questions)
+            (question,) = entry.questions.values()
+            asked_for.append(question.event.what)
+            entry.answer(question.id, *answers[question.event.what])
+            assert until(lambda: not entry.questions)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    for path, times in (("once", 2), ("more", 3), ("no", 2)):
+        for _ in range(times):
+            done = entry.sandbox.run(f"curl -sSf https://{NAME}/{path}", timeout=20)
+            assert (done.exit_code == 0) is (path != "no"), done
+    thread.join(10)
+    entry.close()
+    assert [text.rpartition("/")[2] for text in asked_for] == ["once", "once", "more", "no", "no"]
+    feed = EventFeed()
+    with Sandbox(workspace, policy, on_request=feed.on_connect, on_connect_timeout=20) as sb:
+        running = sb.stream(f"curl -sSf https://{NAME}/x")
+        assert until(feed.questions)
+        (question,) = feed.questions()
+        assert question.event.what == f"GET {NAME}/x"
+        question.answer(True)
+        list(running)
+        assert running.result is not None
+        assert running.result.exit_code == 0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ nameserver is the only one, and its authority is the only one that clients and t
 from __future__ import annotations
 
 import functools
+import http.client
 import http.server
 import importlib
 import json
@@ -31,7 +32,11 @@ from tests.support.waiting import until
 ROOT = Path(__file__).parents[2]
 #: The inspected host, one that no rule mentions, and one for which no secret is.
 NAME, PLAIN, ANOTHER = "api.example.com", "plain.example.com", "other.example.com"
-NAMES = {NAME: PUBLIC, PLAIN: PUBLIC, ANOTHER: OTHER}
+#: Hosts of agents' models, and another one that a person could choose. They serve what listens on the port
+#: in the file `model`, if there is one.
+MODEL, GATEWAY = "api.anthropic.com", "models.example.com"
+MODELS = (MODEL, GATEWAY, "api.openai.com", "generativelanguage.googleapis.com")
+NAMES = {NAME: PUBLIC, PLAIN: PUBLIC, ANOTHER: OTHER, **dict.fromkeys(MODELS, PUBLIC)}
 SECONDS = 120
 _INSIDE = "STADDLE_EGRESS_WORLD"
 
@@ -121,8 +126,19 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
             about = {"method": self.command, "path": self.path, "headers": dict(self.headers), "port": port}
             with (directory / "requests").open("a") as file:
                 file.write(json.dumps(about) + "\n")
+            if self.headers.get("Upgrade") == "websocket":
+                self.send_response(101)
+                self.send_header("Upgrade", "websocket")
+                self.send_header("Connection", "Upgrade")
+                self.end_headers()
+                self.wfile.write(self.rfile.readline())
+                self.close_connection = True
+                return
             if self.path.startswith("/git/"):
                 self.git(body)
+                return
+            if (directory / "model").exists() and self.headers["Host"] in MODELS:
+                self.model(body)
                 return
             place = directory / "www" / self.path.removeprefix("/www/").partition("?")[0]
             if self.path.startswith("/www/") and place.is_dir():
@@ -143,6 +159,13 @@ def _server(host: str, port: int, directory: Path, certificate: Path | None) -> 
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
+
+        def model(self, body: bytes) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", int((directory / "model").read_text()))
+            connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            self.say(answer.status, answer.read(), answer.headers["Content-Type"] or "text/plain")
+            connection.close()
 
         def git(self, body: bytes) -> None:
             path, _, query = self.path.partition("?")

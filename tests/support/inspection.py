@@ -342,6 +342,7 @@ def secret(value: str = "the-value-itself-0", **fields: Any) -> dict[str, Any]:
         "header": "Authorization: Bearer {}",
         "query": "",
         "basic": "",
+        "in_body": False,
         **fields,
     }
 

@@ -27,6 +27,7 @@ PUBLIC = (
     "ExecutionEnvironment",
     "Gap",
     "HistoryPoint",
+    "HttpLimit",
     "HttpRule",
     "Identity",
     "Interpreter",

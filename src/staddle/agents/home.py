@@ -19,6 +19,7 @@ from ..errors import StaddleError
 from ..files.tree import Tree, directories
 from ..policy import Policy
 from ..policy.presets import AGENT_CONFIG, DOORS, SECRETS
+from .keys import KeyCopies
 from .repository import setting
 
 TYPE_CHECKING = False
@@ -57,11 +58,19 @@ KNOWN_HOSTS = ".known_hosts"
 _GIT_FILES = {"core.excludesfile": ".config/git/ignore", "core.attributesfile": ".config/git/attributes"}
 
 
+def own_certificates() -> list[str]:
+    """Return the user's variables that name a file of certificates."""
+    return [name for name in _CERTIFICATES if os.path.isfile(os.environ.get(name, ""))]
+
+
 class AgentHome:
     """The home of one agent that works on one project."""
 
     def __init__(self, agent: Agent, project: str) -> None:
         self.agent, self.project = agent, project
+        #: The names of keys that stay outside.
+        self.outside: tuple[str, ...] = ()
+        self._keys = KeyCopies({}, {})
         self.home = os.path.realpath(os.path.expanduser("~"))
         self._given: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, bytes] = {}
@@ -78,9 +87,10 @@ class AgentHome:
             self._links = self._links_in_memory()
             policy = policy.with_write(place)
         policy = policy.with_read(*_there((*agent.obeyed, *agent.read)))
-        certificates = [name for name in _CERTIFICATES if os.path.isfile(os.environ.get(name, ""))]
+        # The inspector that puts keys in has its own bundle inside, with the authorities of SSL_CERT_FILE.
+        certificates = [] if self.outside else own_certificates()
         policy = policy.with_read(*(os.environ[name] for name in certificates))
-        passed = (*_SURROUNDINGS, *certificates, *agent.logins)
+        passed = (*_SURROUNDINGS, *certificates, *(set(agent.logins) - {*self.outside}))
         return policy.with_pass_env(*(name for name in passed if name in os.environ)).with_env(
             **dict(agent.set)
         )
@@ -112,8 +122,10 @@ class AgentHome:
 
     def enter(self, sandbox: Sandbox, *, signing: bool = False) -> None:
         """Write the files of the home into the sandbox; with `signing` those for the user's ssh-agent."""
+        placeholders = sandbox.plan.environment()
+        self._keys = KeyCopies({name: os.environ[name] for name in self.outside}, placeholders)
         for state in self.agent.files:
-            held = self._copy(state, _read(os.path.expanduser(state.path)) or {})
+            held = self._keys.replaced(self._copy(state, _read(os.path.expanduser(state.path)) or {}))
             if held:
                 text = json.dumps(held, indent=2).encode()
                 self._given[state.path], self._seen[state.path] = held, text
@@ -199,12 +211,12 @@ class AgentHome:
         held, given = _read(place), self._given.get(state.path, {})
         if held is None:
             return False
-        made = {**held, **_changed(given, found, state.members)}
+        made = {**held, **self._keys.restored(_changed(given, found, state.members))}
         if state.of_project:
             before, entry = (_member(_member(each, "projects"), self.project) for each in (given, found))
             if news := _changed(before, entry, state.of_project):
                 projects = {**_member(held, "projects")}
-                projects[self.project] = {**_member(projects, self.project), **news}
+                projects[self.project] = {**_member(projects, self.project), **self._keys.restored(news)}
                 made["projects"] = projects
         self._given[state.path] = found
         if made == held:

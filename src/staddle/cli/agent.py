@@ -33,6 +33,7 @@ _OPTIONS = (
     Option("yes", "", "with --install: do not ask"),
     Option("continue", "", "go on with the agent's last conversation in this project"),
     Option("ssh-agent", "", "let it use your ssh-agent, to push and to sign commits; each use is shown"),
+    Option("key-inside", "", "let it have the key of its model itself, instead of a placeholder"),
     KEEP,
     Option("serve", "PID", "open the sandbox for the agent above this process", hidden=True),
     *reworded(
@@ -159,7 +160,7 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
         from .agent_session import run
 
         return run(AGENTS[agent.name], parsed)
-    for option in ("continue", "ssh-agent"):
+    for option in ("continue", "ssh-agent", "key-inside"):
         if parsed.on(option):
             raise UsageError(f"--{option} is for a whole agent", fix="leave it out, or use --way inside")
     workspace = _workspace(parsed)

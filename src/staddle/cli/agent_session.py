@@ -11,7 +11,8 @@ import signal
 import threading
 import time
 
-from ..agents.home import KNOWN_HOSTS, AgentHome
+from ..agents.home import KNOWN_HOSTS, AgentHome, own_certificates
+from ..agents.keys import outside_keys
 from ..agents.launch import installation_of, program_of
 from ..agents.repository import make_repository, outer_objects, project_of, remote_hosts
 from ..agents.servers import servers
@@ -19,8 +20,10 @@ from ..agents.table import CODING_AGENTS
 from ..display import counted, shown
 from ..errors import CommandNotFound, LayerError, PolicyNotEnforceable, StaddleError, UsageError
 from ..layers.persistent_store import is_claimed
+from ..network.host.inspector_process import PREWARMED
 from ..paths import WORKSPACE_PATH
 from ..policy import Network
+from ..policy.egress import BUNDLES
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspace import persistent
 from .allow import Questions
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from ..agents.keys import OutsideKeys
     from ..agents.ssh_agent import SshAgentRelay
     from ..jail.agents import Agent
     from ..policy import Policy
@@ -71,7 +75,9 @@ class AgentSession:
                 why="only changes in a layer of its own can be kept",
                 fix="leave one of them out",
             )
+        self.keys = _keys(agent, parsed)
         self.home = AgentHome(agent, self.project)
+        self.home.outside = tuple(secret.name for secret in self.keys.secrets)
         if f"{self.home.home}/".startswith(f"{self.project.rstrip('/')}/"):
             raise UsageError(
                 f"the project would be {self.project!r}",
@@ -85,6 +91,8 @@ class AgentSession:
 
             self.ssh = SshAgentRelay(lambda key: tell(f"your ssh key {shown(key)} signs for the agent"))
         try:
+            if self.keys.secrets:
+                PREWARMED.make()
             self.policy = self._policy()
             self.servers = servers(agent, self.project, self.policy.network)
             self.policy = self.policy.with_read(*(path for each in self.servers for path in each.paths))
@@ -171,10 +179,11 @@ class AgentSession:
         policy = asked_of(policy, parsed.replace(options=options)).with_limits(timeout=None)
         if parsed.one("network") in (None, "allow", "packages"):
             hosts = (*self.agent.hosts, *_hosts_of_variables(self.agent), *remote_hosts(self.project))
+            models = (host for secret in self.keys.secrets for host in secret.hosts)
             policy = policy.with_network(
-                Network.packages(*hosts, *parsed.many("allow"), dns=parsed.many("dns"))
+                Network.packages(*hosts, *models, *parsed.many("allow"), dns=parsed.many("dns"))
             )
-            policy = with_requests(policy, parsed)
+            policy = with_requests(policy.replace(secrets=self.keys.secrets), parsed)
         elif parsed.many("allow"):
             raise UsageError(
                 f"--allow and --network {parsed.one('network')} contradict each other",
@@ -212,6 +221,7 @@ class AgentSession:
         )
         lines.append(f"network: {reach}; --allow HOST adds a host")
         lines.append("your home and keys are not there; --read PATH, --write PATH and --ssh-agent show more")
+        lines += self.keys.told()
         missing = [f"{shown(each.name)} ({shown(each.missing)})" for each in self.servers if each.missing]
         if missing:
             lines.append(f"MCP servers that do not work in there: {', '.join(missing)}")
@@ -223,6 +233,7 @@ class AgentSession:
 
     def close(self) -> None:
         """End what belongs to the session beside the sandbox."""
+        PREWARMED.close()
         if self.ssh is not None:
             self.ssh.close()
 
@@ -281,6 +292,8 @@ def _on_a_worktree(session: AgentSession, error: StaddleError) -> int:
             *remote_hosts(session.project),
         ]
     logins = [name for name in agent.logins if name in os.environ]
+    for name in session.home.outside:
+        say(f"your {name} is inside: without layers nothing inspects requests")
     options["pass-env"] = [*parsed.many("pass-env"), *logins]
     options["env"] = [*parsed.many("env"), *("=".join(item) for item in agent.set)]
     words = (session.program, *agent.freely(list(parsed.words), made.path))
@@ -308,6 +321,31 @@ def _names(agent: str, project: str) -> list[str]:
     if persistent.workspace_of(base) not in (None, project):
         base = f"{base}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:4]}"
     return [base, *(f"{base}-{number}" for number in range(2, 20))]
+
+
+def _keys(agent: Agent, parsed: Parsed) -> OutsideKeys:
+    """Sort the keys in the user's variables. Those that options set or pass are inside, as the user says."""
+    given = dict(text.partition("=")[::2] for text in parsed.many("env"))
+    ours = {text.partition("=")[0] for text in parsed.many("secret")}
+    chosen = {*given, *parsed.many("pass-env"), *ours}
+    variables = {name: value for name, value in os.environ.items() if name not in chosen}
+    for key in agent.keys:
+        if key.address in given:
+            variables[key.address] = given[key.address]
+    refusal = ""
+    if parsed.on("key-inside"):
+        refusal = "--key-inside says so"
+    elif parsed.one("network") not in (None, "allow", "packages"):
+        refusal = f"the network is {parsed.one('network')}"
+    elif other := next((name for name in own_certificates() if not _is_trusted(os.environ[name])), ""):
+        refusal = f"{other} has authorities that only the agent would trust; name them in SSL_CERT_FILE"
+    return outside_keys(agent, variables, refusal)
+
+
+def _is_trusted(bundle: str) -> bool:
+    """Whether a file of certificates is the one with which the HTTP inspector checks servers."""
+    known = (*BUNDLES, os.environ.get("SSL_CERT_FILE", ""))
+    return os.path.realpath(bundle) in map(os.path.realpath, filter(None, known))
 
 
 def _hosts_of_variables(agent: Agent) -> list[str]:

@@ -120,7 +120,8 @@ def open_kept(
 ) -> tuple[Sandbox, str | None]:
     """Open the sandbox of `--keep`, and return it with its workspace. `script` is made readable in it.
 
-    If the policy's rules refuse the command `argv`, nothing is created. `hooks` are arguments for Sandbox.
+    If the policy's rules refuse the command `argv`, nothing is created. `hooks` are arguments for Sandbox;
+    `on_request` is left out if the policy has no HTTP rules.
     """
     from ..sandbox.sandbox import Sandbox
 
@@ -136,6 +137,8 @@ def open_kept(
     check_rules(policy, argv, script)
     if script is not None and not (workspace is not None and is_within(script, workspace)):
         policy = policy.with_read(script)
+    if not policy.network.http:
+        hooks.pop("on_request", None)
     sandbox = Sandbox(
         workspace,
         policy,

@@ -164,6 +164,12 @@ RUNNING = (
         "request", "RULE", "allow only such requests to this host: 'GET HOST/PATH/**' (repeatable)", many=True
     ),
     Option(
+        "request-limit",
+        "LIMIT",
+        "bound the requests to a host: 'HOST requests=1000 bytes=1G rate=60', rate a minute (repeatable)",
+        many=True,
+    ),
+    Option(
         "secret",
         "NAME=SOURCE@HOST",
         "keep a secret outside, put it into requests to HOST; as NAME=env:TOKEN@api.example.com (repeatable)",
@@ -307,6 +313,11 @@ def with_requests(policy: Policy, parsed: Parsed) -> Policy:
         hosts = [host for secret in made for host in secret.hosts]
         network = _with_hosts(policy.network, hosts)
         policy = policy.replace(network=network, secrets=(*policy.secrets, *made))
+    if limits := parsed.many("request-limit"):
+        from ..policy.http_rules import HttpLimit
+
+        bounds = (*policy.network.http_limits, *map(HttpLimit.parse, limits))
+        policy = policy.with_network(policy.network.with_http_limits(*bounds))
     return policy
 
 
@@ -415,7 +426,8 @@ def _with_hosts(network: Network, hosts: list[str]) -> Network:
     from ..policy.http_rules import PORTS
 
     entries = [entry if entry.ports else entry.replace(ports=PORTS) for entry in map(parse, hosts)]
-    return Network.allow(*map(str, (*network.rules, *entries)), dns=network.dns, http=network.http)
+    found = Network.allow(*map(str, (*network.rules, *entries)), dns=network.dns, http=network.http)
+    return found.with_http_limits(*network.http_limits)
 
 
 #: Words that may replace a number of processes or files.

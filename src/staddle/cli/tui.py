@@ -36,6 +36,7 @@ _OPTIONS = (
     Option("attach", "ID", "show a sandbox of a server, by its id or name; it stays when you leave"),
     SERVER,
     Option("ssh-agent", "", "with an AGENT: let it use your ssh-agent; each use is in the log"),
+    Option("key-inside", "", "with an AGENT: let it have the key of its model itself"),
     Option("vertical", "", "the shell above, the other panes below it, not side by side"),
     Option("ask", "", "ask about connections that no rule allows, also with --network deny or loopback"),
     Option("no-ask", "", "refuse connections that no rule allows, and do not ask"),
@@ -90,7 +91,7 @@ def main(words: Sequence[str]) -> int:
         )
     if parsed.on("ask") and parsed.on("no-ask"):
         raise UsageError("--ask and --no-ask contradict each other", fix="leave one of them out")
-    for option in ("continue", "ssh-agent"):
+    for option in ("continue", "ssh-agent", "key-inside"):
         if parsed.on(option) and not agent:
             raise UsageError(f"--{option} is for an agent", fix=f"staddle tui --{option} -- claude")
     if not all(map(os.isatty, range(3))):
@@ -225,6 +226,8 @@ class _AgentInUi:
         hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
         if feed.asks and session.policy.network.mode != "open":
             hooks["on_connect"] = feed.on_connect
+            if session.policy.network.http:
+                hooks["on_request"] = feed.on_connect
         if not first and session.mode == "overlay":
             return Sandbox(
                 session.project,
@@ -280,12 +283,16 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
     from .options import sandbox_from
 
     asks = feed.asks and parsed.one("network") != "open"
-    on_connect = feed.on_connect if asks else None
+    hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
+    if asks:
+        hooks |= {"on_connect": feed.on_connect, "on_request": feed.on_connect}
     if kept and parsed.on("keep"):
-        return open_kept(parsed, audit=feed.record, on_connect=on_connect, on_connect_timeout=60.0)[0]
+        return open_kept(parsed, **hooks)[0]
     from ..sandbox.sandbox import Sandbox
 
     policy, workspace, mode = sandbox_from(parsed)
+    if not policy.network.http:
+        hooks.pop("on_request", None)
 
     def opened(*, history: bool) -> Sandbox:
         return Sandbox(
@@ -294,10 +301,8 @@ def _opened(parsed: Parsed, feed: EventFeed, *, kept: bool) -> Sandbox:
             backend=parsed.one("backend") or "auto",  # type: ignore[arg-type]
             mode=mode,  # type: ignore[arg-type]
             best_effort=parsed.on("best-effort"),
-            audit=feed.record,
-            on_connect=on_connect,
-            on_connect_timeout=60.0,
             history=history,
+            **hooks,
         )
 
     try:

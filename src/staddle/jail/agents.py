@@ -50,6 +50,38 @@ class StateFile(Value):
     project_inside: tuple[tuple[str, Any], ...] = ()
 
 
+class AgentKey(Value):
+    """A key of an agent's model, in the variable `name`. Requests to `hosts` have it.
+
+    They have it in `header` (default: `Authorization: Bearer {}`), or in the parameter `query`. The agent
+    accepts keys that begin with `begin`. The variable `address` names another host for the requests.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    header: str = ""
+    query: str = ""
+    begin: str = ""
+    address: str = ""
+
+
+_OPENROUTER = AgentKey("OPENROUTER_API_KEY", ("openrouter.ai",), begin="sk-or-v1-")
+
+
+def _anthropic(address: str = "") -> AgentKey:
+    hosts, begin = ("api.anthropic.com",), "sk-ant-api03-"
+    return AgentKey("ANTHROPIC_API_KEY", hosts, "x-api-key", begin=begin, address=address)
+
+
+def _openai(address: str = "", name: str = "OPENAI_API_KEY") -> AgentKey:
+    return AgentKey(name, ("api.openai.com",), begin="sk-", address=address)
+
+
+def _gemini(address: str = "", name: str = "GEMINI_API_KEY") -> AgentKey:
+    hosts = ("generativelanguage.googleapis.com",)
+    return AgentKey(name, hosts, "x-goog-api-key", begin="AIza", address=address)
+
+
 class Agent(Value):
     """One coding agent. `~` is the home of the user who starts it; missing paths are left out.
 
@@ -67,8 +99,9 @@ class Agent(Value):
     the project's conversations, which it may write: `{slug}` is the project's path in its spelling.
     `sessions` are patterns of conversations that are copied to the user's home. `files` are files with things
     that it remembers. What is in `obeyed` is read-only. `servers` are files with the user's MCP servers, each
-    with the keys that lead to them. `logins` are variables that it needs, `set` others that are set.
-    `elsewhere` is a variable that moves its configuration, which is not supported.
+    with the keys that lead to them. `logins` are variables that it needs, `set` others that are set. `keys`
+    are those of `logins` whose values can stay outside. `elsewhere` is a variable that moves its
+    configuration, which is not supported.
 
     `free` are words that switch off its prompts and its own sandbox, each with the user's words that replace
     them: the sandbox around it stands for both. `{project}` is the quoted path of the project. They come
@@ -96,6 +129,7 @@ class Agent(Value):
     files: tuple[StateFile, ...] = ()
     servers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     logins: tuple[str, ...] = ()
+    keys: tuple[AgentKey, ...] = ()
     set: tuple[tuple[str, str], ...] = ()
     elsewhere: str = ""
     free: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
@@ -226,6 +260,16 @@ AGENTS: dict[str, Agent] = {
                 *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL"),
                 *("CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
             ),
+            keys=(
+                _anthropic("ANTHROPIC_BASE_URL"),
+                AgentKey("ANTHROPIC_AUTH_TOKEN", ("api.anthropic.com",), address="ANTHROPIC_BASE_URL"),
+                AgentKey(
+                    "CLAUDE_CODE_OAUTH_TOKEN",
+                    ("api.anthropic.com",),
+                    begin="sk-ant-oat01-",
+                    address="ANTHROPIC_BASE_URL",
+                ),
+            ),
             elsewhere="CLAUDE_CONFIG_DIR",
             set=(("IS_SANDBOX", "1"), ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1")),
             free=(
@@ -265,6 +309,7 @@ AGENTS: dict[str, Agent] = {
             ),
             servers=(("~/.codex/config.toml", ("mcp_servers",)),),
             logins=("OPENAI_API_KEY", "CODEX_API_KEY", "OPENAI_BASE_URL"),
+            keys=(_openai("OPENAI_BASE_URL"), _openai("OPENAI_BASE_URL", "CODEX_API_KEY")),
             elsewhere="CODEX_HOME",
             free=(
                 (
@@ -308,6 +353,10 @@ AGENTS: dict[str, Agent] = {
             logins=(
                 *("GEMINI_API_KEY", "GOOGLE_API_KEY", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT"),
                 *("GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GEMINI_MODEL"),
+            ),
+            keys=(
+                _gemini("GOOGLE_GEMINI_BASE_URL"),
+                _gemini("GOOGLE_GEMINI_BASE_URL", "GOOGLE_API_KEY"),
             ),
             elsewhere="GEMINI_CLI_HOME",
             set=(("GEMINI_SANDBOX", "false"), ("GEMINI_CLI_TRUST_WORKSPACE", "true")),
@@ -374,6 +423,7 @@ AGENTS: dict[str, Agent] = {
                 ("~/.config/opencode/opencode.jsonc", ("mcp",)),
             ),
             logins=("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+            keys=(_anthropic(), _openai(), _gemini(), _OPENROUTER),
             elsewhere="OPENCODE_CONFIG_DIR",
             set=(("OPENCODE_PERMISSION", '{"*": "allow"}'), ("OPENCODE_DISABLE_AUTOUPDATE", "1")),
         ),
@@ -426,6 +476,11 @@ AGENTS: dict[str, Agent] = {
             logins=(
                 *("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
                 *("DEEPSEEK_API_KEY", "OPENAI_API_BASE", "AIDER_MODEL"),
+            ),
+            keys=(
+                *(_anthropic(), _openai("OPENAI_API_BASE"), _OPENROUTER),
+                AgentKey("GEMINI_API_KEY", ("generativelanguage.googleapis.com",), query="key", begin="AIza"),
+                AgentKey("DEEPSEEK_API_KEY", ("api.deepseek.com",), begin="sk-"),
             ),
             set=(("AIDER_CHECK_UPDATE", "false"), ("AIDER_ANALYTICS", "false")),
             free=((("--yes-always",), ("--yes-always", "--yes")),),

@@ -66,6 +66,11 @@ def of_network(network: Network) -> dict[str, Any]:
             table["dns"] = list(network.dns)
         if network.http:
             table["http"] = [str(rule) for rule in network.http]
+        if network.http_limits:
+            table["http_limits"] = [
+                {name: value for name, value in limit.as_dict().items() if value is not None}
+                for limit in network.http_limits
+            ]
     if network.mode == "loopback" and network.ports:
         table["ports"] = list(network.ports)
     return table

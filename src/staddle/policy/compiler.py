@@ -67,9 +67,11 @@ def compile(
     host = HostPaths()
     visible: Mapping[str, str] = context.env
     placeholders: dict[str, str] = {}
-    if policy.secrets:
+    if policy.secrets or policy.network.is_inspected:
         from . import egress  # rarely needed
 
+        egress.site_packages()  # refuses without the extra, before anything starts
+    if policy.secrets:
         policy, visible, placeholders = egress.without_sources(policy, context.env)
     rules = resolve(policy, context, host)
     devices = None

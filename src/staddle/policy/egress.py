@@ -7,6 +7,7 @@ own. Only programs of this sandbox trust that authority, because only they see t
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 from ..errors import PolicyError
 from ..hostnames import parse
@@ -32,18 +33,44 @@ BUNDLE, AUTHORITY, JAVA = (
 )
 #: Bundles of distributions: Debian, Fedora, openSUSE, Alpine. The first is the host's; inside, all are
 #: replaced.
-_BUNDLES = (
+BUNDLES = (
     *("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"),
     *("/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/cert.pem", "/etc/pki/tls/cert.pem"),
 )
 #: Variables that name a bundle.
 _VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
-    *("CARGO_HTTP_CAINFO", "DENO_CERT"),
+    *("CARGO_HTTP_CAINFO", "DENO_CERT", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"),
 )
 #: Password of the trust store for Java. It protects nothing: the store has certificates only.
 JAVA_PASSWORD = "changeit"  # noqa: S105
 _LARGEST_BUNDLE = 4 << 20
+#: Modules of the extra `egress` that the inspector imports, and that these import.
+_MODULES = ("cryptography", "OpenSSL", "h11", "h2", "hpack", "hyperframe", "_cffi_backend")
+
+
+def site_packages() -> tuple[str, ...]:
+    """Return the directories with the modules of the inspector, without importing them.
+
+    Raises PolicyError if the extra is not installed.
+    """
+    if missing := missing_modules():
+        raise PolicyError(
+            "HTTP rules and secrets at egress need the extra `egress`",
+            why=f"the package {missing[0]} is not installed",
+            fix="pip install 'staddle[egress]'",
+        )
+    places: dict[str, None] = {}
+    for spec in filter(None, map(find_spec, _MODULES)):
+        place = os.path.dirname(spec.origin or "")
+        places[os.path.dirname(place) if spec.submodule_search_locations else place] = None
+    return tuple(places)
+
+
+def missing_modules() -> list[str]:
+    """Return the modules of the extra `egress` that are not installed."""
+    found = {name: find_spec(name) for name in _MODULES if name != "_cffi_backend"}  # not in every build
+    return [name for name, spec in found.items() if spec is None or spec.origin is None]
 
 
 def without_sources(
@@ -82,6 +109,7 @@ def without_sources(
 def inspected_hosts(plan: Plan, network: Network) -> tuple[str, ...]:
     """Return the hosts, with ports, whose connections go through the inspector while `network` applies."""
     found = {str(rule.host_rule()) for rule in network.http}
+    found |= {str(limit.host_rule()) for limit in network.http_limits}
     found |= {str(entry) for secret in plan.secrets for entry in _entries(secret)}
     return tuple(sorted(found))
 
@@ -111,7 +139,7 @@ def with_trust(plan: Plan, authority: str, java: bytes, placeholders: Mapping[st
         )
     root = plan.base or "/"
     places = {}
-    for path in _BUNDLES:
+    for path in BUNDLES:
         real = os.path.realpath(os.path.join(root, path.lstrip("/")))
         if os.path.isfile(real) and covers(os.path.realpath(root), real):
             places["/" + os.path.relpath(real, os.path.realpath(root))] = real

@@ -34,6 +34,8 @@ class EgressSecret(Value):
     it: the header of `header` (default: `Authorization: Bearer {}`), the parameter `query`, or the password
     of basic authentication for the user `basic`. A request that has it elsewhere, or for another host, is
     refused. `placeholder` is its beginning, for programs that check the form of a key, such as "sk-ant-".
+    With `in_body`, the body of a request may have the placeholder, which stays as it is: a coding agent sends
+    what its commands print, such as their variables.
     """
 
     name: str
@@ -43,6 +45,7 @@ class EgressSecret(Value):
     query: str = ""
     basic: str = ""
     placeholder: str = ""
+    in_body: bool = False
 
     def __post_init__(self) -> None:
         # A placeholder must be able to pass through a shell and a header unchanged.
@@ -73,6 +76,8 @@ class EgressSecret(Value):
             raise _bad(self.name, "its header is not a name, or NAME: TEXT with one {} for the value")
         if set(self.query) - _TOKEN or ":" in self.basic:
             raise _bad(self.name, "a query parameter is one word, and a user name has no colon")
+        if not isinstance(self.in_body, bool):
+            raise _bad(self.name, "in_body is neither True nor False", "leave it out, or give True")
         if len(self.placeholder) > 64 or set(self.placeholder) - _TOKEN:
             raise _bad(self.name, "the beginning of its placeholder has at most 64 letters, digits and -._~")
 

@@ -10,6 +10,7 @@
     allow = ["api.example.com:443"]      # or mode = "deny" | "open" | "loopback" (with ports) | "packages"
 
     http = ["GET api.github.com/repos/**"]    # only these requests; the host is allowed with them
+    http_limits = [{host = "api.example.com", requests = 1000, bytes = "1G", rate = 60}]
 
     [[secrets]]                          # stays outside: inside, the variable has a placeholder
     name = "GITHUB_TOKEN"
@@ -42,6 +43,7 @@ from ..errors import PolicyError
 from ..hostinfo.resolution import HostPaths, PathContext
 from ..linux.fileio import current_directory
 from ..paths import declared, upward
+from .http_rules import HttpLimit
 from .identity import Identity
 from .limits import Limits
 from .network import MODES, Network
@@ -319,15 +321,27 @@ def _secret(table: Mapping[str, Any], name: str) -> EgressSecret:
         if key not in EgressSecret._fields:
             known = f"known are {', '.join(EgressSecret._fields)}"
             raise _bad(name, f"secrets.{key}", "there is no such key", known)
-        if not isinstance(value, list if key == "hosts" else str):  # not shown: it may be the secret itself
-            raise _bad(name, f"secrets.{key}", "it is not text" if key != "hosts" else "it is not a list")
+        kind = {"hosts": list, "in_body": bool}.get(key, str)
+        if not isinstance(value, kind):  # not shown: it may be the secret itself
+            raise _bad(name, f"secrets.{key}", f"it is not {_TYPES[kind]}")
     if not {"name", "source", "hosts"} <= table.keys():
         raise _bad(name, "secrets", "an entry has a name, a source and hosts")
     return EgressSecret(**{**table, "hosts": tuple(table["hosts"])})
 
 
 def _network(table: Mapping[str, Any], name: str) -> Network:
-    known = ("mode", "allow", "ports", "dns", "http")
+    found = _plain_network(table, name)
+    limits = []
+    for entry in _typed(table.get("http_limits", []), list, name, "network.http_limits"):
+        if not {"host"} <= _typed(entry, dict, name, "network.http_limits").keys() <= {*HttpLimit._fields}:
+            known = f"an entry has {', '.join(HttpLimit._fields)}"
+            raise _bad(name, "network.http_limits", "an entry has other keys, or no host", known)
+        limits.append(HttpLimit(**entry))
+    return found.with_http_limits(*limits) if limits else found
+
+
+def _plain_network(table: Mapping[str, Any], name: str) -> Network:
+    known = ("mode", "allow", "ports", "dns", "http", "http_limits")
     for key in table:
         if key not in known:
             raise _bad(name, f"network.{key}", "there is no such key", f"known are {', '.join(known)}")

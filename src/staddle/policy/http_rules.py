@@ -21,10 +21,12 @@ from .._value import Value
 from ..check import several
 from ..errors import PolicyError
 from ..hostnames import HostRule, parse
+from .limits import LARGEST, parse_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
 #: Ports of a rule that names none.
 PORTS = (80, 443)
@@ -33,6 +35,7 @@ _TEXT = re.compile(r"(!?)(\S+) ([^\s/?#]*)(/[^\s#]*)")
 _LONGEST = 8192
 #: The most rules of a policy: they travel to the inspector in one message.
 _MOST = 500
+_LIMIT = "write HOST requests=N bytes=SIZE rate=N, such as 'api.example.com requests=1000 bytes=1G'"
 _SAMPLE = "write METHOD HOST/PATH, such as 'GET api.github.com/repos/**'"
 
 
@@ -78,6 +81,57 @@ class HttpRule(Value):
 
     def __str__(self) -> str:
         return f"{'!' if self.deny else ''}{self.method} {self.host}{self.path}"
+
+
+class HttpLimit(Value):
+    """Bounds of one sandbox for requests to `host`: a number, bytes of bodies, requests a minute.
+
+    Bytes count in both directions. A request beyond a bound gets status 429. A host without ports is limited
+    at 80 and 443.
+    """
+
+    host: str
+    requests: int | None = None
+    bytes: int | str | None = None
+    rate: int | None = None
+
+    def __post_init__(self) -> None:
+        entry = parse(self.host)
+        if entry.kind == "network" or entry.protocol == "udp" or entry.deny:
+            raise self._bad("its host is not a name")
+        self._set("host", str(entry))
+        if isinstance(self.bytes, str):
+            self._set("bytes", parse_size(self.bytes))
+        bounds = [value for value in (self.requests, self.bytes, self.rate) if value is not None]
+        if not bounds:
+            raise self._bad("it limits nothing")
+        for value in bounds:
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+                raise self._bad("a bound is a number above 0")
+
+    @classmethod
+    def parse(cls, text: str) -> HttpLimit:
+        """Parse `HOST requests=N bytes=SIZE rate=N`, as it is written on the command line."""
+        host, *words = text.split() or [""]
+        found: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name not in ("requests", "bytes", "rate") or name in found:
+                raise PolicyError(f"{text[:200]!r} is not a limit", why=f"{word!r} is no bound", fix=_LIMIT)
+            found[name] = value if name == "bytes" or not value.isdecimal() else int(value)
+        return cls(host, **found)
+
+    def host_rule(self) -> HostRule:
+        """Return the host and ports as an entry of an allow list."""
+        found = parse(self.host)
+        return found if found.ports else found.replace(ports=PORTS)
+
+    def __str__(self) -> str:
+        bounds = [f"{name}={value}" for name, value in self.as_dict().items() if name != "host" and value]
+        return " ".join([self.host, *bounds])
+
+    def _bad(self, why: str) -> PolicyError:
+        return PolicyError(f"the limit for {str(self.host)[:200]!r} cannot be used", why=why, fix=_LIMIT)
 
 
 def with_hosts(

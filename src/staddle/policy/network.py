@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from ..hostnames import HostRule
-    from .http_rules import HttpRule
+    from .http_rules import HttpLimit, HttpRule
 
 MODES = ("deny", "open", "loopback", "allow")
 #: Seconds that a connection waits for an answer of `on_connect` (default, maximum).
@@ -33,11 +33,13 @@ class Network(Value):
     dns: tuple[str, ...] = ()
     #: Rules about HTTP requests, each with its host. Requests to other hosts are not inspected.
     http: tuple[HttpRule, ...] = ()
+    #: Limits of requests, each for one host.
+    http_limits: tuple[HttpLimit, ...] = ()
 
     def __post_init__(self) -> None:
         check.one_of("network mode", self.mode, MODES, PolicyError)
         is_list = self.mode == "allow"
-        is_wrong = bool(self.rules) != is_list or bool((self.dns or self.http) and not is_list)
+        is_wrong = bool(self.rules) != is_list or bool((self.dns or self.is_inspected) and not is_list)
         if is_wrong or (self.ports and self.mode != "loopback"):
             raise PolicyError(
                 f"network mode {self.mode!r} does not go with these ports, rules or nameservers",
@@ -109,7 +111,45 @@ class Network(Value):
                 fix="use Network.allow(..., http=[...])",
             )
         entries = (str(rule) for rule in self.rules)
-        return Network.allow(*entries, dns=self.dns, http=(*self.http, *rules))
+        found = Network.allow(*entries, dns=self.dns, http=(*self.http, *rules))
+        return found.replace(http_limits=self.http_limits) if self.http_limits else found
+
+    def with_http_limit(
+        self,
+        host: str,
+        *,
+        requests: int | None = None,
+        bytes: int | str | None = None,
+        rate: int | None = None,
+    ) -> Network:
+        """Return a copy in which a sandbox may ask an allowed host for only so much. Replaces its last limit.
+
+        `requests` and `bytes` (of bodies, such as "1G") are for the life of the sandbox, `rate` is requests a
+        minute. A request beyond them gets status 429.
+        """
+        from .http_rules import HttpLimit
+
+        limit = HttpLimit(host, requests, bytes, rate)
+        others = (other for other in self.http_limits if other.host != limit.host)
+        return self.with_http_limits(*others, limit)
+
+    def with_http_limits(self, *limits: HttpLimit) -> Network:
+        """Return a copy with exactly these limits of requests."""
+        for limit in limits:
+            entry = limit.host_rule()
+            host = f"any.{entry.host}" if entry.kind == "subdomains" else entry.host
+            if self.mode != "allow" or not any(self.permits(host, port) for port in entry.ports):
+                raise PolicyError(
+                    f"the limit is for {limit.host}, which the network does not allow",
+                    why=f"the network is {self.mode}",
+                    fix=f"use Network.allow({limit.host!r}), or leave the limit out",
+                )
+        return self.replace(http_limits=tuple(sorted(limits, key=str)))
+
+    @property
+    def is_inspected(self) -> bool:
+        """Whether requests to some hosts go through the HTTP inspector."""
+        return bool(self.http or self.http_limits)
 
     @classmethod
     def packages(
@@ -149,7 +189,8 @@ class Network(Value):
     def __str__(self) -> str:
         if self.mode == "allow":
             requests = f"; requests {', '.join(map(str, self.http))}" if self.http else ""
-            return f"allow {', '.join(map(str, self.rules))}{requests}"
+            limits = f"; limits {', '.join(map(str, self.http_limits))}" if self.http_limits else ""
+            return f"allow {', '.join(map(str, self.rules))}{requests}{limits}"
         ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
         return self.mode + ports
 

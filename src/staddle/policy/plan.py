@@ -190,7 +190,7 @@ class Plan(Value):
     @property
     def is_inspected(self) -> bool:
         """Whether requests go through the HTTP inspector."""
-        return bool(self.network.http or self.secrets)
+        return bool(self.network.is_inspected or self.secrets)
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the command starts with."""
@@ -241,10 +241,11 @@ class Plan(Value):
                 *((f"not {shown(c.path)}", c.origin) for c in self.closed),
             ],
         )
-        yield "network", [(str(self.network.replace(http=())), "")]
+        yield "network", [(str(self.network.replace(http=(), http_limits=())), "")]
         if self.package_cache:
             yield "packages", [("the indexes of this host's pip, npm and apt, by its cache", "package_cache")]
         yield "HTTP requests", [(str(rule), "http") for rule in self.network.http]
+        yield "limits of requests", [(str(limit), "http_limits") for limit in self.network.http_limits]
         yield "secrets that stay outside", [(shown(str(secret)), "secrets") for secret in self.secrets]
         yield (
             "variables",

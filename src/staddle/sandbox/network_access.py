@@ -60,7 +60,7 @@ def change(inside: OpenSandbox, network: Network) -> None:
         why = f"it was opened with {plan.network}, and has no gateway"
     elif network.mode not in ("allow", "deny"):
         why = f"{network} does not go through the gateway that it has"
-    elif network.http and inside.network.inspector is None:
+    elif network.is_inspected and inside.network.inspector is None:
         why = "it was opened without HTTP rules and secrets, so it has no HTTP inspector"
     elif not fits(network_spec(network), network_spec(plan.network, asks=asks)):
         why = "ports or networks are new, and are not routed inside"

@@ -716,5 +716,5 @@ def questions(call: ApiCall) -> Any:
 
 
 def answer(call: ApiCall) -> Any:
-    call.entry.answer(call.parts["question"], call.body["allow"])
+    call.entry.answer(call.parts["question"], call.body["allow"], call.body.get("always") or False)
     return None

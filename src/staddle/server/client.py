@@ -49,7 +49,10 @@ _LOCAL = {
         "a function cannot be called from the server",
         "give ask=True, then use questions() and answer()",
     ),
-    "on_request": ("a function cannot be called from the server", "write rules for the requests"),
+    "on_request": (
+        "a function cannot be called from the server",
+        "give ask=True, then use questions() and answer()",
+    ),
     **dict.fromkeys(
         ("on_command", "on_result", "on_violation", "audit"),
         ("a function cannot be called from the server", "read client.events()"),
@@ -811,16 +814,19 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
     # ------------------------------------------------------------ network and lifetime
 
     def questions(self) -> list[dict[str, Any]]:
-        """List the destinations that wait for an answer: `id`, `event`, `age`. See `ask` of `create`."""
+        """List the destinations and HTTP requests that wait for an answer: `id`, `event`, `age`.
+
+        See `ask` of `create`. `event.what` is `host:port`, or the method and URL of a request without scheme.
+        """
         return [{**each, "event": decode(each["event"])} for each in self._request("GET", "/questions")]
 
     def set_timeout(self, seconds: float | None, *, then: str = "close") -> None:
         """Close it `seconds` from now, or with `then="pause"` pause it; None: never."""
         self._call("set_timeout", seconds, then=then)
 
-    def answer(self, question: str, allow: bool) -> None:
-        """Answer a question."""
-        self._request("POST", f"/questions/{question}", {"allow": allow})
+    def answer(self, question: str, allow: bool, always: bool = False) -> None:
+        """Answer a question. `always` also allows equal HTTP requests later."""
+        self._request("POST", f"/questions/{question}", {"allow": allow, "always": always})
 
     def close(self) -> None:
         """End the sandbox and all its processes, for every client. A second call does nothing."""

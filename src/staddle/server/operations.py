@@ -54,7 +54,7 @@ POST /v1/sandboxes create 201
     .freeze boolean|null hide later edits on the host
     .history boolean take a point after each command that changed files (default: false)
     .on_connect_timeout number seconds until an unanswered question is a refusal (default: 60)
-    .ask boolean ask about destinations that the policy leaves open: see questions
+    .ask boolean ask about destinations and HTTP requests that the policy leaves open: see questions
 GET /v1/sandboxes/{sandbox} get
     State of a sandbox. Its id or, if no other has it, its name.
 DELETE /v1/sandboxes/{sandbox} close
@@ -232,10 +232,11 @@ POST /v1/sandboxes/{sandbox}/redo redo
     Return to the state before an undo, point by point.
     .count integer how many points (default: 1)
 GET /v1/sandboxes/{sandbox}/questions questions array
-    Destinations that wait for an answer.
+    Destinations and HTTP requests that wait for an answer.
 POST /v1/sandboxes/{sandbox}/questions/{question} answer
-    Answer a question: let programs inside connect there, or refuse it.
+    Answer a question: let programs inside connect there, or send the HTTP request; or refuse it.
     .allow boolean! true: allow
+    .always boolean also allow equal HTTP requests later (default: false)
 """
 
 #: JSON types of parameters.

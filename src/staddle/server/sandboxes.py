@@ -64,11 +64,12 @@ class EventLog:
 
 
 class Question:
-    """A destination that a program inside asks for, until somebody answers."""
+    """A destination or an HTTP request that a program inside asks for, until somebody answers."""
 
     def __init__(self, event: Event) -> None:
         self.id, self.event, self.asked = secrets.token_hex(4), event, time.time()
         self.answer: bool | None = None
+        self.is_for_always = False
         self.answered = threading.Event()
 
 
@@ -202,26 +203,34 @@ class SandboxEntry:
 
     def on_connect(self, event: Event) -> bool:
         """Ask the clients about a destination, and wait for an answer."""
+        return self._asked(event).answer is True
+
+    def on_request(self, event: Event) -> bool | str:
+        """Ask the clients about an HTTP request, and wait for an answer."""
+        question = self._asked(event)
+        return "always" if question.answer and question.is_for_always else question.answer is True
+
+    def _asked(self, event: Event) -> Question:
         seconds = float(self.options.get("on_connect_timeout") or 60.0)
         question = Question(event)
         with self._lock:
             if len(self.questions) >= MOST_QUESTIONS:
-                return False
+                return question
             self.questions[question.id] = question
         self.record("question", question=question.id, event=encode(event))
         question.answered.wait(seconds)
         with self._lock:
             self.questions.pop(question.id, None)
         self.record("answer", question=question.id, allow=question.answer)
-        return question.answer is True
+        return question
 
-    def answer(self, question_id: str, allow: bool) -> None:
-        """Answer a question. The first answer counts."""
+    def answer(self, question_id: str, allow: bool, always: bool = False) -> None:
+        """Answer a question. The first answer counts. `always` allows equal HTTP requests later, too."""
         with self._lock:
             question = self.questions.pop(question_id, None)
         if question is None:
             raise FileNotFoundError(2, f"no question {question_id!r} waits for an answer")
-        question.answer = allow
+        question.answer, question.is_for_always = allow, always
         question.answered.set()
 
     # ------------------------------------------------------------ what clients name
@@ -352,11 +361,17 @@ class SandboxTable:
         return len(self._all) + self._opening
 
     def create(self, options: dict[str, Any], *, ask: bool = False) -> SandboxEntry:
-        """Open a sandbox. With `ask` its clients decide about destinations that the policy leaves open."""
+        """Open a sandbox. With `ask` its clients decide about what the policy leaves open.
+
+        These are destinations, and HTTP requests to hosts with HTTP rules.
+        """
         entry = SandboxEntry(secrets.token_hex(8), self.events, options)
         hooks: dict[str, Any] = {"audit": entry.on_record}
         if ask:
             hooks["on_connect"] = entry.on_connect
+            policy = options.get("policy")
+            if policy is not None and policy.network.http:
+                hooks["on_request"] = entry.on_request
         return self._opened(1, lambda: [self._filled(entry, Sandbox(**options, **hooks))])[0]
 
     def fork(

@@ -205,7 +205,7 @@ PATIENCE = 60.0
 
 
 class ConnectionQuestion:
-    """A connection inside that waits for an answer."""
+    """A connection or HTTP request inside that waits for an answer."""
 
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -252,7 +252,7 @@ class EventFeed:
         return found
 
     def on_connect(self, event: Event) -> bool | None:
-        """Wait for the user's answer about a connection; no answer counts as no.
+        """Wait for the user's answer about a connection or an HTTP request; no answer counts as no.
 
         A no is returned as None, which the sandbox does not remember: the user may change their mind.
         """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from staddle import EgressSecret, HttpRule, Network, Policy
+from staddle import EgressSecret, HttpLimit, HttpRule, Network, Policy
 from staddle.errors import PolicyError
 from staddle.json_values import OF_CLIENTS, decode, encode
 from staddle.policy.compiler import compile
@@ -165,3 +165,47 @@ def test_a_policy_with_rules_and_secrets_travels_as_json() -> None:
     assert decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS) == policy
     with pytest.raises(TypeError):
         encode(policy.replace(secrets=[SECRET.replace(source=str)]))
+
+
+def test_limits_of_requests_survive_every_way_of_writing_them(tmp_path: Path) -> None:
+    network = ALLOWED.with_http_limit("api.example.com", requests=3, bytes="1K")
+    assert network.http_limits == (HttpLimit.parse("api.example.com requests=3 bytes=1K"),)
+    assert network.http_limits[0].bytes == 1024
+    assert network.with_http("GET other.example/**").http_limits == network.http_limits
+    assert network.with_http_limit("api.example.com", rate=5).http_limits == (
+        HttpLimit("api.example.com", rate=5),
+    )
+    assert decode(json.loads(json.dumps(encode(network))), only=OF_CLIENTS) == network
+    policy = Policy().with_network(network)
+    assert inspected_hosts(compile(policy), network) == ("api.example.com:80,443",)
+    file = tmp_path / "policy.toml"
+    file.write_text(
+        '[network]\nallow = ["api.example.com:443,80"]\n'
+        'http_limits = [{host = "api.example.com", requests = 3, bytes = "1K"}]\n'
+    )
+    assert Policy.from_file(file).network == network
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "h.example",
+            "h.example requests=0",
+            "h.example rate=x",
+            "h.example bytes=",
+            "10.0.0.0/8 rate=1",
+        ),
+        *("h.example rate=1 rate=2", "h.example other=1", "!h.example rate=1"),
+    ],
+)
+def test_a_limit_that_bounds_nothing_is_refused(text: str) -> None:
+    with pytest.raises(PolicyError):
+        HttpLimit.parse(text)
+
+
+def test_a_limit_needs_an_allowed_host() -> None:
+    for network in (ALLOWED, Network.deny(), Network.open()):
+        with pytest.raises(PolicyError, match="does not allow"):
+            network.with_http_limit("other.example", requests=1)

@@ -163,6 +163,17 @@ def checked(on_connect: object, *, awaited: bool, name: str = "on_connect") -> O
     return on_connect
 
 
+def checked_for_requests(on_request: object, network: Network, *, awaited: bool) -> OnConnect | None:
+    """Return `on_request` if it can be called, and has something to decide."""
+    if on_request is not None and not network.http:
+        raise InvalidCall(
+            "on_request has nothing to decide",
+            why="no host of the network has HTTP rules, so no request is inspected",
+            fix='use Network.allow(http=["GET api.example.com/**"])',
+        )
+    return checked(on_request, awaited=awaited, name="on_request")
+
+
 def _where(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

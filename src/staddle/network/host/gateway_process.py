@@ -139,7 +139,7 @@ class GatewayBounds(Value):
 
 def inspected(plan: Plan, network: Network) -> tuple[str, ...]:
     """Return the hosts whose connections go to the HTTP inspector while `network` applies."""
-    if not network.http and not plan.secrets:
+    if not network.is_inspected and not plan.secrets:
         return ()
     from ...policy.egress import inspected_hosts
 

@@ -29,7 +29,7 @@ from ...errors import LaunchFailed, PolicyError, StaddleError
 from ...events import Event
 from ...ipc.gateway_messages import Sockets, encode_sockets
 from ...ipc.wire import send
-from ...policy.egress import request_rules, with_trust
+from ...policy.egress import request_rules, site_packages, with_trust
 from .approval_calls import RequestApprovals
 from .spawn import end, spawn
 
@@ -54,10 +54,9 @@ _SHORT = 0.05
 _SHORTEST_SECRET, _LARGEST_SECRET = 8, 16 << 10
 #: Seconds before an expired secret is read again from its source.
 _FRESH = 30.0
-#: Modules of the extra `egress` that the inspector imports, and that these import.
-_MODULES = ("cryptography", "OpenSSL", "h11", "h2", "hpack", "hyperframe", "_cffi_backend")
 _WHY_GONE = "the HTTP inspector was killed: inspected hosts are refused; reset() or fork() start another one"
 _KEY: list[bytes] = []
+_KIND = _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
 
 
 class RequestQuestion(Value):
@@ -104,23 +103,17 @@ class InspectorProcess:
         self._lock = threading.Condition()
         self._flush = self._flushed = 0
         self._has_ended = self._closed = self._is_silent = False
-        paths = _site_packages()
-        kind = _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC
-        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, kind)
         #: Our copy of the gateway's end, for a gateway that replaces a killed one.
-        self._gateway, inspectors = _socket.socketpair(_socket.AF_UNIX, kind)
+        self._gateway, inspectors = _socket.socketpair(_socket.AF_UNIX, _KIND)
         self._pid = 0
         try:
-            self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _LONGEST * 2)
-            self._pid = spawn(theirs.fileno(), -1, "inspection/__main__.py", paths)
-            theirs.close()
+            self._socket, self._pid = PREWARMED.take() or _started()
             self._send("settings", self._settings(), [inspectors.fileno()])
             self.authority, self.java = self._await_ready()
         except BaseException:
             self._close()
             raise
         finally:
-            theirs.close()
             inspectors.close()
         start_thread(self._attend, "staddle-requests")
 
@@ -172,14 +165,15 @@ class InspectorProcess:
         self._close()
 
     def _close(self) -> None:
+        self._gateway.close()
+        if not self._pid:
+            return
         try:
             self._socket.shutdown(_socket.SHUT_RDWR)  # wakes the thread, which closes the socket
         except OSError:
             pass  # it has exited already
-        self._gateway.close()
         pid, self._pid = self._pid, 0
-        if pid:
-            end(pid)
+        end(pid)
         self._values.clear()
 
     # ------------------------------------------------------------ messages
@@ -187,15 +181,24 @@ class InspectorProcess:
     def _settings(self) -> dict[str, Any]:
         secrets = []
         for name, secret in self._secrets.items():
-            fields = {key: getattr(secret, key) for key in ("name", "header", "query", "basic")}
+            fields = {key: getattr(secret, key) for key in ("name", "header", "query", "basic", "in_body")}
             value = {"placeholder": self._placeholders[name], "value": self._values[name]}
             secrets.append({**fields, **value, "hosts": list(secret.hosts)})
+        limits = [
+            {
+                "host": limit.host,
+                "requests": limit.requests or 0,
+                "bytes": limit.bytes or 0,
+                "rate": limit.rate or 0,
+            }
+            for limit in self._plan.network.http_limits
+        ]
         return {
             "rules": list(request_rules(self._plan)),
             "secrets": secrets,
             "roots": os.environ.get("SSL_CERT_FILE", ""),
             "asks": 0 if self._approvals is None else self._asks,
-            "limits": [],
+            "limits": limits,
         }
 
     def _send(self, kind: str, fields: Mapping[str, Any], descriptors: list[int] | None = None) -> None:
@@ -267,7 +270,8 @@ class InspectorProcess:
     def _note(self, request: EgressRequest) -> None:
         what = f"{request.method} {request.url}"[:_LONGEST_EVENT]
         if request.outcome == "refused":
-            event = Event("refused", what, request.why or "no rule allows this request", rule_for(request))
+            allow = "" if request.why.startswith("the limit of ") else rule_for(request)
+            event = Event("refused", what, request.why or "no rule allows this request", allow)
         else:
             event = Event("note", what, f"{request.outcome}: {request.why or request.rule}")
         with self._lock:
@@ -301,6 +305,58 @@ class InspectorProcess:
                 self._keep(Event("note", f"the secret {name}", f"it could not be renewed: {error.why}"))
 
         start_thread(renew, "staddle-secret")
+
+
+def _started() -> tuple[_socket.socket, int]:
+    """Start an inspector. Returns our end of its socket, and its pid."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _KIND)
+    try:
+        ours.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, _LONGEST * 2)
+        return ours, spawn(theirs.fileno(), -1, "inspection/__main__.py", site_packages())
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+
+
+class PrewarmedInspector:
+    """An inspector that imports its modules, most of its start, while the caller does something else.
+
+    It has no settings yet. The next sandbox with inspected hosts takes it. Not for several threads.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: tuple[_socket.socket, int] | None = None
+        self._owner = 0
+
+    def make(self) -> None:
+        """Start it, if none waits."""
+        if self._waiting is None:
+            self._owner = os.getpid()
+            self._waiting = _started()
+
+    def take(self) -> tuple[_socket.socket, int] | None:
+        """Return it; None if there is none, or if it has exited. A forked child has none."""
+        found, self._waiting = self._waiting, None
+        if found is None or self._owner != os.getpid():
+            return None
+        poll = select.poll()
+        poll.register(found[0].fileno(), select.POLLIN)
+        if poll.poll(0):
+            found[0].close()
+            end(found[1])
+            return None
+        return found
+
+    def close(self) -> None:
+        """End it, if nobody has taken it."""
+        if (found := self.take()) is not None:
+            found[0].close()
+            end(found[1])
+
+
+PREWARMED = PrewarmedInspector()
 
 
 def secret_value(secret: EgressSecret) -> str:
@@ -363,26 +419,6 @@ def _placeholder(secret: EgressSecret) -> str:
     return (secret.placeholder or "staddle-") + hashlib.blake2b(
         words, key=_KEY[0], digest_size=20
     ).hexdigest()
-
-
-def _site_packages() -> tuple[str, ...]:
-    """Return the directories with the modules of the inspector, without importing them."""
-    from importlib.util import find_spec
-
-    found: dict[str, None] = {}
-    for name in _MODULES:
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:
-            if name == "_cffi_backend":
-                continue  # not every build of cryptography needs it
-            raise PolicyError(
-                "HTTP rules and secrets at egress need the extra `egress`",
-                why=f"the package {name} is not installed",
-                fix="pip install 'staddle[egress]'",
-            )
-        place = os.path.dirname(spec.origin)
-        found[os.path.dirname(place) if spec.submodule_search_locations else place] = None
-    return tuple(found)
 
 
 def _message(data: bytes) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class InspectedSecret(Value):
     header: str = ""
     query: str = ""
     basic: str = ""
+    in_body: bool = False
 
     def is_for(self, host: str, port: int, *, encrypted: bool) -> bool:
         """Whether a request to this host may carry the value.
@@ -121,7 +122,7 @@ def exactly(fields: dict[str, Any], **kinds: Any) -> dict[str, Any]:
 
 def _secret(fields: object) -> InspectedSecret:
     text = dict.fromkeys(("name", "placeholder", "value", "header", "query", "basic"), str)
-    _exactly(fields, hosts=list, **text)
+    _exactly(fields, hosts=list, in_body=bool, **text)
     assert isinstance(fields, dict)  # noqa: S101 - for the type checker; `_exactly` has refused others
     name, placeholder, value = (
         fields["name"],
@@ -138,7 +139,8 @@ def _secret(fields: object) -> InspectedSecret:
     hosts = tuple(_host(entry) for entry in fields["hosts"])
     if not hosts:
         raise Malformed(f"the secret {name} has no host")
-    return InspectedSecret(name, placeholder, value, hosts, header, fields["query"], fields["basic"])
+    places = header, fields["query"], fields["basic"], fields["in_body"]
+    return InspectedSecret(name, placeholder, value, hosts, *places)
 
 
 def _limit(fields: object) -> HostLimit:

@@ -108,10 +108,10 @@ def _check(secret: InspectedSecret, host: str, port: int, target: str, headers: 
 
 
 class Scan:
-    """Looks for placeholders in the first bytes of a body, across pieces."""
+    """Looks for placeholders that no body may have, in the first bytes of one, across pieces."""
 
     def __init__(self, secrets: Iterable[InspectedSecret]) -> None:
-        self._names = {secret.placeholder.encode(): secret.name for secret in secrets}
+        self._names = {secret.placeholder.encode(): secret.name for secret in secrets if not secret.in_body}
         self._longest = max(map(len, self._names), default=0)
         self._tail, self._left = b"", SCANNED if self._names else 0
 

@@ -217,16 +217,11 @@ def _decider(on_connect: object, timeout: object, awaited: bool) -> tuple[OnConn
 
 
 def _request_decider(on_request: object, timeout: object, policy: Policy, *, awaited: bool) -> dict[str, Any]:
-    from ...network.host.approval_calls import checked
+    from ...network.host.approval_calls import checked_for_requests
 
-    if not policy.network.http:
-        raise InvalidCall(
-            "on_request has nothing to decide",
-            why="no host of the network has HTTP rules, so no request is inspected",
-            fix='use Network.allow(http=["GET api.example.com/**"])',
-        )
     seconds = int(PATIENCE) if timeout is PATIENCE else whole_seconds(timeout)
-    return {"on_request": checked(on_request, awaited=awaited, name="on_request"), "request_seconds": seconds}
+    found = checked_for_requests(on_request, policy.network, awaited=awaited)
+    return {"on_request": found, "request_seconds": seconds}
 
 
 def _kept_name(keep: object, mode: str) -> str:

@@ -10,13 +10,15 @@ export function questionsView(sandbox) {
   async function load() {
     const all = await get(at(sandbox, "questions"));
     put(element, ...all.map((each) => {
-      const answer = (allow) => async () => {
-        await post(at(sandbox, "questions", each.id), { allow });
+      const isRequest = each.event.what.includes(" ");     // METHOD HOST/PATH, not HOST:PORT
+      const answer = (allow, always = false) => async () => {
+        await post(at(sandbox, "questions", each.id), { allow, always });
         await load();
       };
-      return h("p", { class: "row" }, h("span", {}, "A program asks to connect to ", h("strong", {}, inside(each.event.what))),
+      return h("p", { class: "row" }, h("span", {}, isRequest ? "A program asks to send " : "A program asks to connect to ", h("strong", {}, inside(each.event.what))),
         h("span", { class: "space" }),
         button("Refuse", answer(false), { "aria-label": `Refuse ${each.event.what}` }),
+        isRequest && button("Always", answer(true, true), { "aria-label": `Always approve ${each.event.what}` }),
         button("Approve", answer(true), { class: "primary", "aria-label": `Approve ${each.event.what}` }));
     }));
   }

@@ -12,7 +12,7 @@ from staddle.network.inspection.messages import decode, settings
 
 SECRET = {
     "name": "n", "placeholder": "placeholder", "value": "the-value", "hosts": ["a.example"],
-    "header": "Authorization: Bearer {}", "query": "", "basic": "",
+    "header": "Authorization: Bearer {}", "query": "", "basic": "", "in_body": False,
 }  # fmt: skip
 GOOD: dict[str, Any] = {
     "rules": ["GET a.example/**"], "secrets": [SECRET], "roots": "", "asks": 0,
