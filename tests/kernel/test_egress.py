@@ -39,7 +39,6 @@ def asked(sandbox: Sandbox, command: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @on_a_host
 def test_only_allowed_requests_reach_an_inspected_host(world: World) -> None:
     network = Network.allow(NAME, PLAIN, http=[f"GET {NAME}/repos/**"])
@@ -73,7 +72,6 @@ def test_hosts_without_rules_are_not_inspected(world: World) -> None:
         assert b"staddle" not in Path("/etc/ssl/certs/ca-certificates.crt").read_bytes()
 
 
-@pytest.mark.slow
 @on_a_host
 def test_the_server_sees_the_value_and_the_sandbox_the_placeholder(world: World) -> None:
     audit = world.directory / "audit"
@@ -226,7 +224,6 @@ def test_a_websocket_needs_a_rule_and_carries_the_key(world: World) -> None:
         assert until(lambda: "websocket" in {each.protocol for each in sb.requests()})
 
 
-@pytest.mark.slow
 @on_a_host
 def test_without_its_inspector_nothing_is_reached(world: World) -> None:
     with opened(world, Network.allow(f"{PLAIN}:443", http=[f"GET {NAME}/**"])) as sb:
@@ -244,7 +241,6 @@ def test_without_its_inspector_nothing_is_reached(world: World) -> None:
         assert sb.run(f"curl -sS https://{NAME}/x").exit_code == 0
 
 
-@pytest.mark.slow
 @on_a_host
 def test_what_is_not_http_does_not_pass(world: World) -> None:
     network = Network.allow("93.184.216.34:443", f"udp://{NAME}:443", http=[f"GET {NAME}/**"])
