@@ -219,9 +219,7 @@ class Http2Relay:
             return
 
         def go_on() -> None:
-            if not allowed:
-                raise RequestRefused(403, f"{why}, and it was not allowed when asked")
-            stream.request.rule = "allowed when asked"
+            stream.request.answered(allowed, why)
             self._forward(stream)
 
         self._guard(stream, go_on)
@@ -350,14 +348,9 @@ class Http2Relay:
         if stream.answered:
             self._reset(self._down, stream.down, _CODES.INTERNAL_ERROR)
         else:
-            text = b"" if request.method == "HEAD" else f"staddle: {why}\n".encode("utf-8", "replace")[:8192]
-            headers = [
-                (b":status", str(status).encode()),
-                (b"content-type", b"text/plain; charset=utf-8"),
-                (b"content-length", str(len(text)).encode()),
-            ]
+            text, headers = request.refusal(why)
             try:
-                self._down.send_headers(stream.down, headers)
+                self._down.send_headers(stream.down, [(b":status", str(status).encode()), *headers])
                 self._down.send_data(stream.down, text, end_stream=True)
                 if not stream.to_server.is_ended and self._down.streams[stream.down].open:
                     self._down.reset_stream(stream.down, _CODES.NO_ERROR)
