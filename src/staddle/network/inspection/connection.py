@@ -213,7 +213,7 @@ class InspectedConnection:
             self._flush()
             if self._state != "relay" or self._closed:
                 return
-            if not moved:
+            if not moved or not (self.client.readable or (self.server is not None and self.server.readable)):
                 break
         else:
             self.resume()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket
 import encodings.idna  # noqa: F401 - loaded before the process gives up files
 import errno
+import gc
 import json
 import os
 import time
@@ -429,6 +430,8 @@ def serve(socket: int, starter: int) -> NoReturn:
     try:
         inspector.prepare()
         inspector.loop.watch(starter, lambda _: inspector.loop.stop(), INPUT)
+        gc.collect()
+        gc.freeze()  # what stays is not looked at again for each few requests
         confine()
         inspector.run()
     except BaseException as error:
