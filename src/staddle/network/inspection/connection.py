@@ -309,7 +309,8 @@ class InspectedConnection:
             return
         self._head_since = (self._head_since or now) if relay.is_reading_head() else 0.0
         if self._head_since and now - self._head_since > _HEAD:
-            self._cut("the head of a request took too long")
+            self._fail("the head of a request took too long")
+            self._cut("")
         elif now - self._touched > _IDLE:
             self._cut("nothing came for too long")
 

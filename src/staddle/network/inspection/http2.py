@@ -381,6 +381,8 @@ class Http2Relay:
             self._queue.remove(stream)
 
     def _give_up(self, why: str) -> None:
+        if not self._streams:
+            self._connection.inspector.connection_failed(self._connection.place, why)
         self.end(why)
         self._flush()
         self._connection.finish()
