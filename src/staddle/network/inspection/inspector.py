@@ -47,6 +47,7 @@ _TURNS = 32
 _REFRESH, _STALE = 5.0, 10.0
 _OLD_VALUES = 4
 _OPENING = 64 << 10
+_LARGEST_BLOCK = 8 << 20
 #: Decisions that are kept, and the longest target of one.
 _DECIDED, _LONGEST_DECIDED = 1024, 512
 
@@ -432,6 +433,9 @@ def serve(socket: int, starter: int) -> NoReturn:
         inspector.loop.watch(starter, lambda _: inspector.loop.stop(), INPUT)
         gc.collect()
         gc.freeze()  # what stays is not looked at again for each few requests
+        # glibc keeps up to twice the largest block that was freed. Without this one, it would return the
+        # memory of each read to the kernel and ask for it again.
+        bytearray(_LARGEST_BLOCK)
         confine()
         inspector.run()
     except BaseException as error:
