@@ -232,11 +232,7 @@ class ClientTls:
 def _text(error: SSL.Error) -> str:
     found = error.args[0] if error.args else ()
     reasons = [each[2] for each in found if len(each) > 2] if isinstance(found, list | tuple) else []
-    return (
-        ", ".join(reasons) or "unexpected end"
-        if not isinstance(error, SSL.SysCallError)
-        else "unexpected end"
-    )
+    return ", ".join(reasons) or "unexpected end"
 
 
 class Endpoint:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import h11
 
-from .request import InspectedRequest, RequestRefused
+from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 #: The longest head. The answer of a slow head is a timeout of the connection.
 _LONGEST_HEAD = 64 << 10
-#: The largest refused answer of a stale secret that is kept while the newer value is waited for.
-_MOST_HELD = 64 << 10
 #: Bytes of later requests that are read while one is in progress. Reading shows when the client has gone.
 _MOST_EARLY = 64 << 10
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 421: b"Misdirected Request"}
@@ -51,6 +49,10 @@ class Http1Relay:
         self._waiting = False  # for a person or a newer secret
         self._held: list[Callable[[], None]] | None = None  # the answer to a request that may be sent again
         self._held_bytes = 0
+
+    def _current(self) -> InspectedRequest:
+        assert self._request is not None  # noqa: S101 - its answer is handled
+        return self._request
 
     # What the connection asks.
 
@@ -167,6 +169,9 @@ class Http1Relay:
         self._to_come = _length(headers, otherwise=0)
         if self._to_come != _CHUNKED:
             self._renew()
+        # h11 bounds a head that comes in several reads only.
+        if len(target) + sum(len(name) + len(value) for name, value in headers) > _LONGEST_HEAD:
+            raise RequestRefused(431, f"the head of the request is longer than {_LONGEST_HEAD >> 10} KiB")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         verdict = request.decide(hosts if len(hosts) == 1 else [], headers, upgrades=upgrades)
         if verdict.allowed:
@@ -200,8 +205,7 @@ class Http1Relay:
 
     def _forward(self) -> None:
         """Send the head of the request to the server."""
-        request = self._request
-        assert request is not None  # noqa: S101 - the callers have one
+        request = self._current()
         if self._connection.failure:
             raise RequestRefused(502, self._connection.failure)
         target, headers = request.outgoing()
@@ -261,8 +265,7 @@ class Http1Relay:
 
     def _framed(self, event: h11.Response) -> None:
         """Find out how the answer ends. h11 has checked its lengths and codings."""
-        assert self._request is not None  # noqa: S101 - the caller has one
-        if self._request.is_bodiless(event.status_code):
+        if self._current().is_bodiless(event.status_code):
             self._answer = 0
         else:
             self._answer = _length(event.headers, otherwise=_UNTIL_END)
@@ -297,7 +300,7 @@ class Http1Relay:
             return
         self._held.append(step)
         self._held_bytes += size
-        if self._held_bytes > _MOST_HELD:
+        if self._held_bytes > MOST_HELD:
             self._release()
 
     def _finish(self, trailers: Headers) -> None:
@@ -307,8 +310,7 @@ class Http1Relay:
         if self._held is not None:
             if self._is_read and self._persists:
                 self._waiting = True
-                assert self._request is not None  # noqa: S101 - it is being answered
-                self._request.refresh(self._refreshed)
+                self._current().refresh(self._refreshed)
             else:
                 self._release()
 
@@ -340,8 +342,7 @@ class Http1Relay:
         self._connection.resume()
 
     def _answer_head(self, event: h11.Response | h11.InformationalResponse) -> None:
-        request, status = self._request, event.status_code
-        assert request is not None  # noqa: S101 - the callers have one
+        request, status = self._current(), event.status_code
         headers = request.response_head(status, [(bytes(n), bytes(v)) for n, v in event.headers])
         if status == 101:
             headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
@@ -369,14 +370,12 @@ class Http1Relay:
                     self._relay_raw(data, to_server=to_server)
 
     def _answer_data(self, data: bytes) -> None:
-        assert self._request is not None  # noqa: S101 - the callers have one
-        data = self._request.response_data(data)
+        data = self._current().response_data(data)
         for part in _chunk(data) if self._chunks else (data,):
             self._connection.client.send(part)
 
     def _answer_end(self, trailers: Headers) -> None:
-        request, client = self._request, self._connection.client
-        assert request is not None  # noqa: S101 - the callers have one
+        request, client = self._current(), self._connection.client
         rest, trailers = request.response_end(), request.response_trailers(trailers)
         for part in (*_chunk(rest), _last_chunk(trailers)) if self._chunks else (rest,):
             client.send(part)

@@ -15,7 +15,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from .request import InspectedRequest, RequestRefused
+from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 STREAMS = 100
 _WINDOW, _STREAM_WINDOW = 1 << 20, 256 << 10
-_MOST_HELD = 64 << 10
 #: Streams that a client may reset before it has an answer, in the life of a connection with N finished ones.
 _RESETS = 200
 _PSEUDO = (b":method", b":scheme", b":authority", b":path")
@@ -299,7 +298,7 @@ class Http2Relay:
         held.append(event)
         if isinstance(event, h2.events.DataReceived):
             stream.held_bytes += event.flow_controlled_length or 0
-        if isinstance(event, h2.events.StreamReset) or stream.held_bytes > _MOST_HELD:
+        if isinstance(event, h2.events.StreamReset) or stream.held_bytes > MOST_HELD:
             self._release(stream)
         elif isinstance(event, h2.events.StreamEnded):
             if not stream.to_server.is_sent:

@@ -36,6 +36,8 @@ _NO_TRAILER = _HOP | frozenset(
 )
 #: A request with a longer body is not sent again after a refreshed secret.
 MOST_KEPT = 64 << 10
+#: The largest refused answer of a stale secret that is kept while the newer value is waited for.
+MOST_HELD = 64 << 10
 _LONGEST_SHOWN = 512
 
 

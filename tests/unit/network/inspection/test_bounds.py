@@ -137,6 +137,23 @@ def test_a_slow_head_is_cut(hasty: Inspected) -> None:
         assert len(seen.requests) == 1
 
 
+@pytest.mark.parametrize("size", [60 << 10, 70 << 10])
+def test_a_long_head_in_one_read_is_refused(outside: tuple[Path, Path], size: int) -> None:
+    client, theirs = socket.socketpair()
+    server, up = socket.socketpair()
+    with client, server, Inspected(RULES, outside[0]) as inspected:
+        inspected.wait("ready")
+        head = HEAD + b"".join(b"X-%d: %b\r\n" % (at, b"a" * 1000) for at in range(size // 1000)) + b"\r\n"
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        client.setblocking(False)
+        assert client.send(head[1:]) == len(head) - 1  # all of it is there before the inspector reads
+        with theirs, up:
+            inspected.hand(theirs, up, NAME, 80, head[:1])
+        found = exchanged(client, b"", 1.0)
+        assert found.startswith(b"HTTP/1.1 431 ") == (size > 64 << 10), found
+        assert bool(exchanged(server, b"", 0.5)) == (size < 64 << 10)
+
+
 @pytest.mark.parametrize("sent", [b"\x16\x03", b"\x16\x03\x01\x02\x00\x01"])
 def test_a_slow_handshake_is_cut(hasty: Inspected, sent: bytes) -> None:
     with web_server(None) as (port, _), dialled(hasty.door(port), None) as connection:
