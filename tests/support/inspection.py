@@ -62,7 +62,15 @@ def authority(directory: Path, *names: str) -> tuple[Path, Path]:
 class Inspected:
     """An inspector with its settings. `messages` are those that it has sent."""
 
-    def __init__(self, rules: list[str], roots: Path | str = "", **settings: Any) -> None:
+    def __init__(
+        self,
+        rules: list[str],
+        roots: Path | str = "",
+        *,
+        main: Path = MAIN,
+        temp: Path | str = "",
+        **settings: Any,
+    ) -> None:
         self._closing = ExitStack()
         self.messages: list[dict[str, Any]] = []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -71,10 +79,10 @@ class Inspected:
         self._host = ours
         path = sysconfig.get_paths()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(MAIN), str(os.getpid()), path["purelib"], path["platlib"]],
+            [sys.executable, "-I", "-S", str(main), str(os.getpid()), path["purelib"], path["platlib"]],
             stdin=theirs,
             stdout=subprocess.DEVNULL,
-            env={"LC_ALL": "C.UTF-8"},
+            env={"LC_ALL": "C.UTF-8", "TMPDIR": str(temp)},
         )
         theirs.close()
         self.settings = {

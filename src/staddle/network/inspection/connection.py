@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _socket
+from functools import partial
 
+from ..gateway.loop import ENDING
 from .endpoint import MOST_UNSENT, ClientTls, Endpoint, Offer, ServerTls, TlsFailed
 from .http1 import Http1Relay
 from .http2 import Http2Relay
@@ -51,7 +53,7 @@ class InspectedConnection:
         """Watch both sockets."""
         for endpoint in (self.client, self.server):
             if endpoint is not None:
-                self.inspector.loop.watch(endpoint.socket.fileno(), self._woken)
+                self.inspector.loop.watch(endpoint.socket.fileno(), partial(self._woken, endpoint))
         if self._state == "relay":
             if self._opening.startswith(b"PRI * HTTP/2"):
                 self._fail("HTTP/2 without TLS is not inspected; use HTTP/1.1 or https")
@@ -66,10 +68,9 @@ class InspectedConnection:
             self._queued = True
             self.inspector.loop.soon(self._run)
 
-    def _woken(self, _: int) -> None:
-        self.client.readable = True
-        if self.server is not None:
-            self.server.readable = True
+    def _woken(self, endpoint: Endpoint, events: int) -> None:
+        endpoint.readable = True
+        endpoint.ending = endpoint.ending or bool(events & ENDING)
         self._touched = self.inspector.loop.now
         self._run()
 
@@ -186,12 +187,12 @@ class InspectedConnection:
     def _move(self) -> None:
         relay = self._relay
         assert relay is not None  # noqa: S101 - this state has one
+        self._flush()
         for _ in range(_TURNS):
             moved = False
             for endpoint in (self.client, self.server):
                 if endpoint is None or self._state != "relay" or self._closed:
                     continue
-                endpoint.flush()
                 is_client = endpoint is self.client
                 if self._is_full() or not (relay.wants_client() if is_client else relay.wants_server()):
                     continue
@@ -209,14 +210,21 @@ class InspectedConnection:
                         self._drop_server()
                         if relay.is_idle():
                             self.finish()
+            self._flush()
             if self._state != "relay" or self._closed:
                 return
-            if not moved:
+            if not moved or not (self.client.readable or (self.server is not None and self.server.readable)):
                 break
         else:
             self.resume()
         if self._ending and not self.client.unsent:
             self._last()
+
+    def _flush(self) -> None:
+        if not self._closed:
+            self.client.flush()
+            if self.server is not None:
+                self.server.flush()
 
     def _is_full(self) -> bool:
         return self.client.unsent > MOST_UNSENT or (
@@ -301,7 +309,8 @@ class InspectedConnection:
             return
         self._head_since = (self._head_since or now) if relay.is_reading_head() else 0.0
         if self._head_since and now - self._head_since > _HEAD:
-            self._cut("the head of a request took too long")
+            self._fail("the head of a request took too long")
+            self._cut("")
         elif now - self._touched > _IDLE:
             self._cut("nothing came for too long")
 

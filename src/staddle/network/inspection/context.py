@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from ..gateway.loop import Loop
-    from .decisions import CompiledRule
+    from .decisions import RequestVerdict
     from .endpoint import ClientContext, Endpoint, ServerContext
     from .messages import InspectedSecret
+    from .substitution import Values
 
     Place = tuple[str, int, bool]
     Answer = Callable[[bool], None]
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
         loop: Loop
         clients: ClientContext
         servers: ServerContext
-        rules: tuple[CompiledRule, ...]
         secrets: tuple[InspectedSecret, ...]
+        all_values: Values | None
 
-        def secrets_of(self, host: str, port: int) -> tuple[InspectedSecret, ...]: ...
-        def is_open(self, host: str, port: int) -> bool: ...
+        def decide(self, method: str, host: str, port: int, target: str) -> RequestVerdict: ...
+        def values_of(self, host: str, port: int) -> Values | None: ...
         def ask(self, method: str, host: str, port: int, path: str, then: Answer) -> bool: ...
         def refresh(self, names: tuple[str, ...], then: Answer) -> None: ...
         def count_request(self, host: str, port: int) -> None: ...

@@ -167,6 +167,7 @@ class ClientTls:
         self._tls.use_privatekey(authority.leaf_key)
         self._tls.set_app_data(offer)
         self._tls.set_accept_state()
+        self._written = 0
 
     def name(self) -> str | None:
         """Return the server name that the client sent."""
@@ -205,16 +206,20 @@ class ClientTls:
 
     def write(self, data: bytes) -> None:
         """Encrypt."""
+        self._written = len(data)
         self._tls.sendall(data)
 
     def take(self) -> bytes:
         """Return bytes for the socket."""
-        parts = []
+        parts: list[bytes] = []
+        size = _RECORD + self._written + (self._written >> 6)  # what encryption adds to each record
+        self._written = 0
         try:
-            while True:
-                parts.append(self._tls.bio_read(CHUNK + 65536))
+            while not parts or len(parts[-1]) == size:
+                parts.append(self._tls.bio_read(size))
         except SSL.WantReadError:
-            return b"".join(parts)
+            pass
+        return b"".join(parts)
 
     def end(self) -> None:
         """Say that no more comes."""
@@ -227,11 +232,7 @@ class ClientTls:
 def _text(error: SSL.Error) -> str:
     found = error.args[0] if error.args else ()
     reasons = [each[2] for each in found if len(each) > 2] if isinstance(found, list | tuple) else []
-    return (
-        ", ".join(reasons) or "unexpected end"
-        if not isinstance(error, SSL.SysCallError)
-        else "unexpected end"
-    )
+    return ", ".join(reasons) or "unexpected end"
 
 
 class Endpoint:
@@ -242,11 +243,13 @@ class Endpoint:
         self.socket = socket
         self.tls: ServerTls | ClientTls | None = None
         self._first = first
+        self._plain: list[bytes] = []
         self._unsent: deque[bytes | memoryview] = deque()
-        #: Bytes that the socket has not accepted, and all that went through.
-        self.unsent = self.received = self.sent = 0
-        #: Whether a read may find something, whether the peer has ended, and whether orderly.
-        self.readable, self.ended, self.orderly = True, False, False
+        #: Bytes that the socket has not accepted.
+        self.unsent = 0
+        #: Whether a read may find something, whether the kernel has announced the end, whether the peer has
+        #: ended, and whether orderly.
+        self.readable, self.ending, self.ended, self.orderly = True, False, False, False
         #: Whether TLS may have data that came with the end of its handshake.
         self.fresh = self._told = False
 
@@ -262,7 +265,8 @@ class Endpoint:
         except BlockingIOError:
             self.readable = False
             return None
-        self.received += len(data)
+        # A short read has emptied the socket. The next bytes wake the loop again, and so does an end.
+        self.readable = self.ending or len(data) == CHUNK
         self.ended = not data
         return data
 
@@ -285,20 +289,16 @@ class Endpoint:
             self.tls.feed(data)
         text, self.orderly = self.tls.read()
         self.ended = self.ended or self.orderly
-        self.push()  # alerts, key updates
         if text or not self.ended:
             return text or None
         self._told = True
         return b""
 
     def send(self, data: bytes) -> None:
-        """Send as much as the socket accepts now, and keep the rest."""
-        if not data:
-            return
-        if self.tls is not None:
-            self.tls.write(data)
-            data = self.tls.take()
-        self.put(data)
+        """Send with the next `flush`: what belongs together is one record and one packet."""
+        if data:
+            self._plain.append(data)
+            self.unsent += len(data)
 
     def push(self) -> None:
         """Send what TLS itself has to say."""
@@ -310,11 +310,21 @@ class Endpoint:
         if data:
             self._unsent.append(data)
             self.unsent += len(data)
-            self.sent += len(data)
-            self.flush()
+            self._write()
 
     def flush(self) -> None:
         """Send kept bytes. Raises OSError, except if the socket is full."""
+        if self._plain:
+            data, self._plain = b"".join(self._plain), []
+            self.unsent -= len(data)
+            if self.tls is not None:
+                self.tls.write(data)
+                data = self.tls.take()
+            self.put(data)
+        elif self._unsent:
+            self._write()
+
+    def _write(self) -> None:
         while self._unsent:
             first = self._unsent[0]
             try:

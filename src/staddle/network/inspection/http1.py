@@ -1,21 +1,28 @@
-"""HTTP/1.1 between a client and a server. Each message is read by h11 and written anew by h11."""
+"""HTTP/1.1 between a client and a server. h11 reads each head; what is sent is written anew from its parts.
+
+A body with a length is passed on by counting its bytes. h11 reads bodies in chunks.
+"""
 
 from __future__ import annotations
 
 import h11
 
-from .request import InspectedRequest, RequestRefused
+from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from .context import RelayContext
     from .substitution import Headers
 
 #: The longest head. The answer of a slow head is a timeout of the connection.
 _LONGEST_HEAD = 64 << 10
-#: The largest refused answer of a stale secret that is kept while the newer value is waited for.
-_MOST_HELD = 64 << 10
+#: Bytes of later requests that are read while one is in progress. Reading shows when the client has gone.
+_MOST_EARLY = 64 << 10
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 421: b"Misdirected Request"}
+#: A body is in chunks, or ends with the connection. Else the number of bytes that are still to come.
+_CHUNKED, _UNTIL_END = -1, -2
 
 
 class Http1Relay:
@@ -23,23 +30,35 @@ class Http1Relay:
 
     def __init__(self, connection: RelayContext) -> None:
         self._connection = connection
-        self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)
-        self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)
+        self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)  # reads one request
+        self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)  # reads the answer to one request
+        self._early = self._late = b""  # bytes of the client and of the server that nobody has read
+        self._has_ended = False  # the server
+        self._raw = self._closing = False
+        self._clear()
+
+    def _clear(self) -> None:
         self._request: InspectedRequest | None = None
-        self._is_sent = False  # whether the server has the head of the request
+        self._to_come = 0  # of the request's body
+        self._answer: int | None = None  # the same of the answer; None until its head is there
+        self._is_read = False  # the whole request
+        self._is_sent = self._is_answered = False  # the head of the request, and of the answer
+        self._persists = True  # both sides, after this request
+        self._is_old = False  # the client speaks HTTP/1.0
+        self._chunks = False  # whether the client gets chunks
         self._waiting = False  # for a person or a newer secret
-        self._held: list[h11.Event] | None = None  # the answer to a request that may be sent again
+        self._held: list[Callable[[], None]] | None = None  # the answer to a request that may be sent again
         self._held_bytes = 0
-        self._raw = False
-        self._closing = False
+
+    def _current(self) -> InspectedRequest:
+        assert self._request is not None  # noqa: S101 - its answer is handled
+        return self._request
 
     # What the connection asks.
 
     def wants_client(self) -> bool:
         """Whether to read more from the client."""
-        if self._raw:
-            return True
-        return not self._waiting and not self._closing and self._down.their_state in (h11.IDLE, h11.SEND_BODY)
+        return self._raw or (not self._closing and len(self._early) < _MOST_EARLY)
 
     def wants_server(self) -> bool:
         """Whether to read more from the server."""
@@ -47,33 +66,36 @@ class Http1Relay:
 
     def is_idle(self) -> bool:
         """Whether no request is in progress, and no head has begun."""
-        return self._request is None and not self._down.trailing_data[0]
+        return self._request is None and not self._has_head()
 
     def is_reading_head(self) -> bool:
         """Whether a head has begun and is not complete."""
-        return self._request is None and bool(self._down.trailing_data[0])
+        return self._request is None and self._has_head()
+
+    def _has_head(self) -> bool:
+        return bool(self._early or self._down.trailing_data[0])
 
     def from_client(self, data: bytes) -> None:
-        """Take bytes of the client; none: it has ended."""
+        """Take bytes of the client; none: it has ended, and with it the request in progress."""
         if self._raw:
             self._relay_raw(data, to_server=True)
-            return
-        if not data and self._request is None:
+        elif not data:
+            self.end("the client closed the connection")
             self._connection.close()
-            return
-        self._down.receive_data(data)
-        self.advance()
+        else:
+            self._early += data
+            self.advance()
 
     def from_server(self, data: bytes) -> None:
         """Take bytes of the server; none: it has ended."""
         if self._raw:
             self._relay_raw(data, to_server=False)
-            return
-        try:
-            self._up.receive_data(data)
-        except RuntimeError:  # after its end
-            return
-        self.advance()
+        elif data and not self._is_sent:  # without a request, such as 408 before it closes
+            self._close()
+        else:
+            self._late += data
+            self._has_ended = self._has_ended or not data
+            self.advance()
 
     def end(self, why: str) -> None:
         """Report the request that is cut off."""
@@ -82,7 +104,7 @@ class Http1Relay:
             self._request = None
 
     def advance(self) -> None:
-        """Handle all complete events of both sides."""
+        """Handle all that both sides have sent."""
         while not self._closing and not self._raw:
             try:
                 if not self._client_event() and not self._server_event():
@@ -90,30 +112,47 @@ class Http1Relay:
             except RequestRefused as error:
                 self._refuse(error.status, str(error))
 
+    def _close(self) -> None:
+        self._closing = True
+        self._connection.finish()
+
     # The client's side.
 
     def _client_event(self) -> bool:
-        if self._waiting:
+        if self._waiting or self._is_read:
             return False
+        data, self._early = self._early, b""
+        request = self._request
+        if request is not None and self._to_come != _CHUNKED:
+            if not data:
+                return False
+            piece, self._early = data[: self._to_come], data[self._to_come :]
+            self._to_come -= len(piece)
+            self._is_read = not self._to_come
+            self._to_server(request.request_data(piece))
+            return True
+        if data:
+            self._down.receive_data(data)
         try:
             event = self._down.next_event()
         except h11.RemoteProtocolError as error:
             raise RequestRefused(error.error_status_hint, f"the request is not valid HTTP: {error}") from None
-        if not isinstance(event, h11.Event):
-            return False
         if isinstance(event, h11.Request):
             self._begin(event)
-        elif isinstance(event, h11.Data):
-            if self._request is not None:
-                self._to_server(h11.Data(self._request.request_data(event.data)))
-        elif isinstance(event, h11.EndOfMessage):
-            if self._request is not None:
-                self._to_server(h11.EndOfMessage(headers=self._request.request_trailers(list(event.headers))))
-        else:  # ConnectionClosed
-            if self._request is None:
-                self._connection.close()
+        elif isinstance(event, h11.Data) and request is not None:
+            self._to_server(*_chunk(request.request_data(bytes(event.data))))
+        elif isinstance(event, h11.EndOfMessage) and request is not None:
+            self._to_server(_last_chunk(request.request_trailers(list(event.headers))))
+            self._renew()
+        else:
             return False
         return True
+
+    def _renew(self) -> None:
+        """The request is read. Another reader, which knows nothing of it, gets what follows."""
+        self._is_read = not self._to_come or self._to_come == _CHUNKED
+        self._early = self._down.trailing_data[0]
+        self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)
 
     def _begin(self, event: h11.Request) -> None:
         connection = self._connection
@@ -124,7 +163,15 @@ class Http1Relay:
         request = self._request = InspectedRequest(
             connection.inspector, connection.place, protocol, method, target
         )
-        self._is_sent = False
+        self._is_old = event.http_version < b"1.1"
+        self._persists = not _closes(event)
+        # h11 has read the framing: it is one of these, and never both.
+        self._to_come = _length(headers, otherwise=0)
+        if self._to_come != _CHUNKED:
+            self._renew()
+        # h11 bounds a head that comes in several reads only.
+        if len(target) + sum(len(name) + len(value) for name, value in headers) > _LONGEST_HEAD:
+            raise RequestRefused(431, f"the head of the request is longer than {_LONGEST_HEAD >> 10} KiB")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         verdict = request.decide(hosts if len(hosts) == 1 else [], headers, upgrades=upgrades)
         if verdict.allowed:
@@ -146,13 +193,11 @@ class Http1Relay:
         )
 
     def _answered(self, allowed: bool, why: str) -> None:
-        self._waiting = False
         if self._request is None:
             return
+        self._waiting = False
         try:
-            if not allowed:
-                raise RequestRefused(403, f"{why}, and it was not allowed when asked")
-            self._request.rule = "allowed when asked"
+            self._request.answered(allowed, why)
             self._forward()
         except RequestRefused as error:
             self._refuse(error.status, str(error))
@@ -160,194 +205,210 @@ class Http1Relay:
 
     def _forward(self) -> None:
         """Send the head of the request to the server."""
-        request = self._request
-        assert request is not None  # noqa: S101 - the callers have one
+        request = self._current()
         if self._connection.failure:
             raise RequestRefused(502, self._connection.failure)
         target, headers = request.outgoing()
-        # h11 has read the framing: it is one of these, and never both.
-        if any(name == b"transfer-encoding" for name, _ in request.headers):
+        if self._to_come == _CHUNKED:
             headers.append((b"transfer-encoding", b"chunked"))
         if request.protocol == "websocket":
             headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)
+        try:
+            head = self._up.send(h11.Request(method=request.method, target=target, headers=headers))
+        except h11.LocalProtocolError as error:
+            raise RequestRefused(400, f"the request is not valid HTTP: {error}") from None
         self._is_sent = True
-        self._to_server(h11.Request(method=request.method, target=target, headers=headers))
+        self._to_server(head or b"")
 
-    def _to_server(self, event: h11.Event) -> None:
+    def _to_server(self, *parts: bytes) -> None:
         server = self._connection.server
         if server is None:
             raise RequestRefused(502, self._connection.failure or "the server has closed the connection")
-        try:
-            parts = self._up.send_with_data_passthrough(event)
-        except h11.LocalProtocolError as error:
-            if self._up.our_state in (h11.MUST_CLOSE, h11.CLOSED, h11.ERROR):
-                raise RequestRefused(502, "the server has closed the connection") from None
-            raise RequestRefused(400, f"the request is not valid HTTP: {error}") from None
-        server.send(b"".join(parts or ()))
+        for part in parts:
+            server.send(part)
 
     # The server's side.
 
     def _server_event(self) -> bool:
-        if self._waiting or self._request is None or not self._is_sent:
+        request = self._request
+        if self._waiting or request is None or not self._is_sent:
             return False
+        if self._answer is not None and self._answer != _CHUNKED:
+            return self._counted()
+        if self._late:
+            data, self._late = self._late, b""
+            self._up.receive_data(data)
+        elif self._has_ended:
+            self._up.receive_data(b"")
         try:
             event = self._up.next_event()
         except h11.RemoteProtocolError as error:
             raise RequestRefused(502, f"the answer is not valid HTTP: {error}") from None
-        if not isinstance(event, h11.Event):
-            return False
-        if isinstance(event, h11.ConnectionClosed):
+        if isinstance(event, h11.Response):
+            self._framed(event)
+            if request.is_stale(event.status_code):
+                self._held, self._held_bytes = [], 0
+        if isinstance(event, h11.Response | h11.InformationalResponse):
+            self._hold(lambda: self._answer_head(event))
+        elif isinstance(event, h11.Data):
+            data = bytes(event.data)
+            self._hold(lambda: self._answer_data(data), len(data))
+        elif isinstance(event, h11.EndOfMessage):
+            self._late = self._up.trailing_data[0]
+            self._finish(list(event.headers))
+        elif isinstance(event, h11.ConnectionClosed):
             raise RequestRefused(502, "the server closed the connection without an answer")
-        if isinstance(event, h11.Response) and self._request.is_stale(event.status_code):
-            self._held, self._held_bytes = [], 0
-        if self._held is not None:
-            self._hold(event)
         else:
-            self._to_client(event)
+            return False
         return True
 
-    def _hold(self, event: h11.Event) -> None:
-        held = self._held
-        assert held is not None  # noqa: S101 - the caller has checked
-        held.append(event)
-        if isinstance(event, h11.Data):
-            self._held_bytes += len(event.data)
-        can_repeat = self._up.our_state is h11.DONE and self._up.their_state is h11.DONE
-        if self._held_bytes > _MOST_HELD or (isinstance(event, h11.EndOfMessage) and not can_repeat):
+    def _framed(self, event: h11.Response) -> None:
+        """Find out how the answer ends. h11 has checked its lengths and codings."""
+        if self._current().is_bodiless(event.status_code):
+            self._answer = 0
+        else:
+            self._answer = _length(event.headers, otherwise=_UNTIL_END)
+        self._persists = self._persists and not _closes(event) and self._answer != _UNTIL_END
+        if self._answer != _CHUNKED:
+            self._late = self._up.trailing_data[0]
+
+    def _counted(self) -> bool:
+        """Pass on what is there of an answer with a length, or of one until the end of the connection."""
+        left = self._answer
+        assert left is not None  # noqa: S101 - the caller has checked
+        data = self._late
+        if left == 0 or (left == _UNTIL_END and self._has_ended and not data):
+            self._finish([])
+            return True
+        if not data:
+            if self._has_ended:
+                raise RequestRefused(502, "the server closed the connection in the middle of an answer")
+            return False
+        if left == _UNTIL_END:
+            self._late = b""
+        else:
+            data, self._late = data[:left], data[left:]
+            self._answer = left - len(data)
+        self._hold(lambda: self._answer_data(data), len(data))
+        return True
+
+    def _hold(self, step: Callable[[], None], size: int = 0) -> None:
+        """Pass a part of the answer on, or keep it as long as the request may be sent again."""
+        if self._held is None:
+            step()
+            return
+        self._held.append(step)
+        self._held_bytes += size
+        if self._held_bytes > MOST_HELD:
             self._release()
-        elif isinstance(event, h11.EndOfMessage):
-            self._waiting = True
-            assert self._request is not None  # noqa: S101 - it is being answered
-            self._request.refresh(self._refreshed)
+
+    def _finish(self, trailers: Headers) -> None:
+        """The server has answered. Something after an answer is the answer to no request."""
+        self._persists = self._persists and not self._late and not self._has_ended
+        self._hold(lambda: self._answer_end(trailers))
+        if self._held is not None:
+            if self._is_read and self._persists:
+                self._waiting = True
+                self._current().refresh(self._refreshed)
+            else:
+                self._release()
 
     def _release(self) -> None:
         held, self._held = self._held or [], None
         if self._request is not None:
             self._request.kept = None
-        for event in held:
-            self._to_client(event)
+        for step in held:
+            step()
 
     def _refreshed(self, newer: bool) -> None:
-        self._waiting = False
         request = self._request
         if request is None:
             return
+        self._waiting = False
         try:
             if newer and request.kept is not None:
-                kept, request.kept, self._held = request.kept, None, None
-                self._up.start_next_cycle()
+                kept, request.kept, self._held, self._answer = request.kept, None, None, None
                 self._forward()
                 request.kept = None  # once
                 for piece in kept:
-                    self._to_server(h11.Data(piece))
-                self._to_server(h11.EndOfMessage())
+                    self._to_server(*(_chunk(piece) if self._to_come == _CHUNKED else (piece,)))
+                if self._to_come == _CHUNKED:
+                    self._to_server(_last_chunk([]))
             else:
                 self._release()
         except RequestRefused as error:
             self._refuse(error.status, str(error))
         self._connection.resume()
 
-    def _to_client(self, event: h11.Event) -> None:
-        request = self._request
-        assert request is not None  # noqa: S101 - the callers have one
-        out: list[h11.Event]
-        if isinstance(event, h11.InformationalResponse | h11.Response):
-            final = isinstance(event, h11.Response)
-            closes = final and (self._up.their_state in (h11.MUST_CLOSE, h11.CLOSED) or _closes(event))
-            headers = request.response_head(
-                event.status_code, [(bytes(n), bytes(v)) for n, v in event.headers]
-            )
-            if closes:
-                headers.append((b"connection", b"close"))
-            if event.status_code == 101:
-                headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-            if final and any(name == b"transfer-encoding" for name, _ in event.headers):
-                headers.append((b"transfer-encoding", b"chunked"))
-            out = [type(event)(status_code=event.status_code, headers=headers, reason=_reason(event))]
-        elif isinstance(event, h11.Data):
-            data = request.response_data(event.data)
-            out = [h11.Data(data)] if data else []
+    def _answer_head(self, event: h11.Response | h11.InformationalResponse) -> None:
+        request, status = self._current(), event.status_code
+        headers = request.response_head(status, [(bytes(n), bytes(v)) for n, v in event.headers])
+        if status == 101:
+            headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        elif status < 200:
+            if self._is_old:
+                return
         else:
-            assert isinstance(event, h11.EndOfMessage)  # noqa: S101 - there is no other kind
-            rest = request.response_end()
-            out = [h11.Data(rest)] if rest else []
-            out.append(h11.EndOfMessage(headers=request.response_trailers(list(event.headers))))
-        for each in out:
-            try:
-                parts = self._down.send_with_data_passthrough(each)
-            except h11.LocalProtocolError as error:
-                raise RequestRefused(502, f"the answer cannot be passed on: {error}") from None
-            self._connection.client.send(b"".join(parts or ()))
-        if isinstance(event, h11.InformationalResponse) and event.status_code == 101:
-            self._switch()
-        elif isinstance(event, h11.EndOfMessage):
-            request.report("allowed")
-            self._next()
+            if self._answer == _CHUNKED:  # it outweighs a length, and both would be ambiguous
+                headers = [(name, value) for name, value in headers if name != b"content-length"]
+            self._persists = self._persists and self._is_read
+            if not request.is_bodiless(status) and all(name != b"content-length" for name, _ in headers):
+                self._chunks = not self._is_old
+                self._persists = self._persists and self._chunks
+                headers += [(b"transfer-encoding", b"chunked")] if self._chunks else []
+            if not self._persists:
+                headers.append((b"connection", b"close"))
+            self._is_answered = True
+        client = self._connection.client
+        client.send(_head(status, bytes(event.reason), headers))
+        if status == 101:
+            self._raw = True
+            self._early, early = b"", self._early
+            for data, to_server in ((early, True), (self._up.trailing_data[0], False)):
+                if data:
+                    self._relay_raw(data, to_server=to_server)
 
-    def _next(self) -> None:
+    def _answer_data(self, data: bytes) -> None:
+        data = self._current().response_data(data)
+        for part in _chunk(data) if self._chunks else (data,):
+            self._connection.client.send(part)
+
+    def _answer_end(self, trailers: Headers) -> None:
+        request, client = self._current(), self._connection.client
+        rest, trailers = request.response_end(), request.response_trailers(trailers)
+        for part in (*_chunk(rest), _last_chunk(trailers)) if self._chunks else (rest,):
+            client.send(part)
+        request.report("allowed")
+        self._next(self._persists and self._is_read)
+
+    def _next(self, goes_on: bool) -> None:
         """Begin with the next request if both sides can."""
-        self._request, self._held = None, None
-        states = [self._down.our_state, self._down.their_state]
-        if self._is_sent:
-            states += [self._up.our_state, self._up.their_state]
-        if all(state is h11.DONE for state in states):
-            self._down.start_next_cycle()
-            if self._is_sent:
-                self._up.start_next_cycle()
-            return
-        self._closing = True
-        self._connection.finish()
+        self._clear()
+        if not goes_on:
+            self._close()
 
     # Refusals.
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer instead of the server, or cut an answer that has begun."""
-        request = self._request
-        outcome = "failed" if status == 502 else "refused"
+        connection, request = self._connection, self._request
         if request is None:  # not even a head
-            connection = self._connection
             request = InspectedRequest(connection.inspector, connection.place, "HTTP/1.1", "", "/")
-        request.status = status if self._down.our_state in (h11.IDLE, h11.SEND_RESPONSE) else request.status
-        request.report(outcome, why)
-        self._held = None
-        if self._down.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        request.status = request.status if self._is_answered else status
+        request.report("failed" if status == 502 else "refused", why)
+        if self._is_answered:
             self._closing = True
-            self._connection.abort()
+            connection.abort()
             return
-        try:
-            while self._down.their_state is h11.SEND_BODY and isinstance(
-                self._down.next_event(), h11.EndOfMessage
-            ):
-                pass  # a request without a body: the connection can be used again
-        except h11.RemoteProtocolError:
-            pass
-        usable = self._down.their_state is h11.DONE and not self._is_sent and not self._connection.failure
-        text = f"staddle: {why}\n".encode("utf-8", "replace")
-        headers = [
-            (b"content-type", b"text/plain; charset=utf-8"),
-            (b"content-length", str(len(text)).encode()),
-        ]
-        if not usable:
-            headers.append((b"connection", b"close"))
-        for event in (
-            h11.Response(status_code=status, headers=headers, reason=_REASONS.get(status, b"Refused")),
-            h11.Data(b"" if request.method == "HEAD" else text),
-            h11.EndOfMessage(),
-        ):
-            parts = self._down.send_with_data_passthrough(event)
-            self._connection.client.send(b"".join(parts or ()))
-        self._is_sent = False if usable else self._is_sent
-        self._next()
+        usable = self._is_read and self._persists and not self._is_sent and not connection.failure
+        text, headers = request.refusal(why)
+        headers += [] if usable else [(b"connection", b"close")]
+        connection.client.send(_head(status, _REASONS.get(status, b"Refused"), headers))
+        connection.client.send(text)
+        self._next(usable)
 
     # After an upgrade.
-
-    def _switch(self) -> None:
-        self._raw = True
-        early, later = self._down.trailing_data[0], self._up.trailing_data[0]
-        if early:
-            self._relay_raw(early, to_server=True)
-        if later:
-            self._relay_raw(later, to_server=False)
 
     def _relay_raw(self, data: bytes, *, to_server: bool) -> None:
         connection, request = self._connection, self._request
@@ -368,12 +429,29 @@ class Http1Relay:
             connection.client.send(data)
 
 
-def _closes(event: h11.Event) -> bool:
-    assert isinstance(event, h11.Response)  # noqa: S101 - the caller has checked
+def _length(headers: Iterable[tuple[bytes, bytes]], *, otherwise: int) -> int:
+    found = otherwise
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return _CHUNKED
+        if name == b"content-length":
+            found = int(value)
+    return found
+
+
+def _closes(event: h11.Request | h11.Response) -> bool:
     listed = b",".join(value.lower() for name, value in event.headers if name == b"connection")
-    return b"close" in listed or (event.http_version == b"1.0" and b"keep-alive" not in listed)
+    return b"close" in listed or event.http_version < b"1.1"
 
 
-def _reason(event: h11.Event) -> bytes:
-    assert isinstance(event, h11.InformationalResponse | h11.Response)  # noqa: S101
-    return bytes(event.reason)
+def _head(status: int, reason: bytes, headers: Headers) -> bytes:
+    lines = [name + b": " + value for name, value in headers]
+    return b"\r\n".join([b"HTTP/1.1 %d %b" % (status, reason), *lines, b"", b""])
+
+
+def _chunk(data: bytes) -> tuple[bytes, ...]:
+    return (b"%x\r\n" % len(data), data, b"\r\n") if data else ()
+
+
+def _last_chunk(trailers: Headers) -> bytes:
+    return b"\r\n".join([b"0", *(name + b": " + value for name, value in trailers), b"", b""])

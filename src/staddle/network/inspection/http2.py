@@ -15,7 +15,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 
-from .request import InspectedRequest, RequestRefused
+from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 STREAMS = 100
 _WINDOW, _STREAM_WINDOW = 1 << 20, 256 << 10
-_MOST_HELD = 64 << 10
 #: Streams that a client may reset before it has an answer, in the life of a connection with N finished ones.
 _RESETS = 200
 _PSEUDO = (b":method", b":scheme", b":authority", b":path")
@@ -219,9 +218,7 @@ class Http2Relay:
             return
 
         def go_on() -> None:
-            if not allowed:
-                raise RequestRefused(403, f"{why}, and it was not allowed when asked")
-            stream.request.rule = "allowed when asked"
+            stream.request.answered(allowed, why)
             self._forward(stream)
 
         self._guard(stream, go_on)
@@ -301,7 +298,7 @@ class Http2Relay:
         held.append(event)
         if isinstance(event, h2.events.DataReceived):
             stream.held_bytes += event.flow_controlled_length or 0
-        if isinstance(event, h2.events.StreamReset) or stream.held_bytes > _MOST_HELD:
+        if isinstance(event, h2.events.StreamReset) or stream.held_bytes > MOST_HELD:
             self._release(stream)
         elif isinstance(event, h2.events.StreamEnded):
             if not stream.to_server.is_sent:
@@ -350,14 +347,9 @@ class Http2Relay:
         if stream.answered:
             self._reset(self._down, stream.down, _CODES.INTERNAL_ERROR)
         else:
-            text = b"" if request.method == "HEAD" else f"staddle: {why}\n".encode("utf-8", "replace")[:8192]
-            headers = [
-                (b":status", str(status).encode()),
-                (b"content-type", b"text/plain; charset=utf-8"),
-                (b"content-length", str(len(text)).encode()),
-            ]
+            text, headers = request.refusal(why)
             try:
-                self._down.send_headers(stream.down, headers)
+                self._down.send_headers(stream.down, [(b":status", str(status).encode()), *headers])
                 self._down.send_data(stream.down, text, end_stream=True)
                 if not stream.to_server.is_ended and self._down.streams[stream.down].open:
                     self._down.reset_stream(stream.down, _CODES.NO_ERROR)
@@ -388,6 +380,8 @@ class Http2Relay:
             self._queue.remove(stream)
 
     def _give_up(self, why: str) -> None:
+        if not self._streams:
+            self._connection.inspector.connection_failed(self._connection.place, why)
         self.end(why)
         self._flush()
         self._connection.finish()

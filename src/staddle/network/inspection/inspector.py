@@ -9,6 +9,7 @@ from __future__ import annotations
 import _socket
 import encodings.idna  # noqa: F401 - loaded before the process gives up files
 import errno
+import gc
 import json
 import os
 import time
@@ -20,10 +21,11 @@ from ..gateway.loop import INPUT, Loop
 from .certificates import Authority
 from .confinement import confine
 from .connection import InspectedConnection
-from .decisions import compile_rules
+from .decisions import compile_rules, decide
 from .endpoint import ClientContext, ServerContext
 from .messages import LONGEST, InspectionSettings, decode, exactly, secret_value, settings
 from .request import RequestRefused
+from .substitution import values_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ...hostnames import HostRule
+    from .decisions import RequestVerdict
     from .messages import HostLimit, InspectedSecret
+    from .substitution import Values
 
 CONNECTIONS = 256
 #: Reports of one second. More are merged by method, host and outcome, up to the second number.
@@ -43,6 +47,9 @@ _TURNS = 32
 _REFRESH, _STALE = 5.0, 10.0
 _OLD_VALUES = 4
 _OPENING = 64 << 10
+_LARGEST_BLOCK = 8 << 20
+#: Decisions that are kept, and the longest target of one.
+_DECIDED, _LONGEST_DECIDED = 1024, 512
 
 
 class Inspector:
@@ -62,7 +69,10 @@ class Inspector:
         self._second, self._reported = 0, 0
         self._merged: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._usage: dict[HostRule, _HostUsage] = {}
-        self._wiped: dict[tuple[str, int], tuple[InspectedSecret, ...]] = {}
+        #: Caches, empty again after each change of rules or secrets.
+        self._decided: dict[tuple[str, str, int, str], RequestVerdict] = {}
+        self._wiped: dict[tuple[str, int], Values | None] = {}
+        self.all_values: Values | None = None
         self._settings: InspectionSettings
         self._authority: Authority
         self.clients: ClientContext
@@ -96,16 +106,20 @@ class Inspector:
 
     def _set(self, found: InspectionSettings) -> None:
         self._settings = found
-        self.rules = compile_rules(found.rules)
-        self.secrets = found.secrets
-        self._wiped.clear()
+        self._rules = compile_rules(found.rules)
+        self._keep(found.secrets)
         kept = self._usage
         self._usage = {limit.host: kept.get(limit.host, _HostUsage()).bound(limit) for limit in found.limits}
+
+    def _keep(self, secrets: tuple[InspectedSecret, ...]) -> None:
+        self.secrets, self.all_values = secrets, values_of(secrets)
+        self._decided.clear()
+        self._wiped.clear()
 
     # Messages of the host program.
 
     def _ordered(self, _: int) -> None:
-        self._send()
+        self.send()
         for _turn in range(_TURNS):
             try:
                 data, descriptors = receive(self._socket, LONGEST, 1)
@@ -163,10 +177,8 @@ class Inspector:
         for secret in self.secrets:
             if secret.name == name:
                 self._remember(secret)
-        self.secrets = tuple(
-            secret.replace(value=value) if secret.name == name else secret for secret in self.secrets
-        )
-        self._wiped.clear()
+        changed = (each.replace(value=value) if each.name == name else each for each in self.secrets)
+        self._keep(tuple(changed))
         self._stale.pop(name, None)
         waiting, self._refreshing = self._refreshing, []
         for names, then, until in waiting:
@@ -235,25 +247,33 @@ class Inspector:
 
     # What requests ask.
 
-    def secrets_of(self, host: str, port: int) -> tuple[InspectedSecret, ...]:
-        """Return the secrets whose values answers of this host may have, with their last values."""
-        found = self._wiped.get((host, port))
+    def decide(self, method: str, host: str, port: int, target: str) -> RequestVerdict:
+        """Decide by the rules. A host without any may be inspected for another reason."""
+        key = method, host, port, target
+        found = self._decided.get(key)
         if found is None:
-            found = tuple(
+            is_open = any(secret.covers(host, port) for secret in self.secrets)
+            is_open = is_open or any(rule.matches(host, port) for rule in self._usage)
+            found = decide(self._rules, method, host, port, target, otherwise=is_open)
+            if len(self._decided) >= _DECIDED:
+                self._decided.clear()
+            if len(target) <= _LONGEST_DECIDED:
+                self._decided[key] = found
+        return found
+
+    def values_of(self, host: str, port: int) -> Values | None:
+        """Return the values, with their last ones, that answers of this host may have."""
+        if (host, port) not in self._wiped:
+            found = [
                 each
                 for secret in self.secrets
                 if secret.covers(host, port)
                 for each in (secret, *(secret.replace(value=old) for old in self._old.get(secret.name, ())))
-            )
+            ]
             if len(self._wiped) > CONNECTIONS:
                 self._wiped.clear()
-            self._wiped[host, port] = found
-        return found
-
-    def is_open(self, host: str, port: int) -> bool:
-        """Whether a host that no rule is about is inspected for another reason."""
-        secrets = any(secret.covers(host, port) for secret in self.secrets)
-        return secrets or any(rule.matches(host, port) for rule in self._usage)
+            self._wiped[host, port] = values_of(found)
+        return self._wiped[host, port]
 
     def ask(self, method: str, host: str, port: int, path: str, then: Callable[[bool], None]) -> bool:
         """Ask the host program about a request; False if it is not to be asked."""
@@ -330,12 +350,14 @@ class Inspector:
             self.tell(kind="request", **fields)
 
     def tell(self, **message: Any) -> None:
-        """Send a message to the host program, or keep it until that reads."""
+        """Send a message to the host program soon, or keep it until that reads."""
         if len(self._unsent) < _MOST_UNSENT:
             self._unsent.append(json.dumps(message).encode())
-        self._send()
+        if len(self._unsent) == 1:
+            self.loop.soon(self.send)  # after answers to clients
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send messages to the host program until it reads no more."""
         while self._unsent:
             try:
                 self._socket.send(self._unsent[0])
@@ -409,6 +431,11 @@ def serve(socket: int, starter: int) -> NoReturn:
     try:
         inspector.prepare()
         inspector.loop.watch(starter, lambda _: inspector.loop.stop(), INPUT)
+        gc.collect()
+        gc.freeze()  # what stays is not looked at again for each few requests
+        # glibc keeps up to twice the largest block that was freed. Without this one, it would return the
+        # memory of each read to the kernel and ask for it again.
+        bytearray(_LARGEST_BLOCK)
         confine()
         inspector.run()
     except BaseException as error:
@@ -421,5 +448,6 @@ def serve(socket: int, starter: int) -> NoReturn:
         if isinstance(error, Malformed | OSError):
             why += f": {error}"
         inspector.connection_failed(("", 0, False), why)
+        inspector.send()
     finally:
         os._exit(0)

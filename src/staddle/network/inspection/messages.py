@@ -88,7 +88,7 @@ def decode(data: bytes) -> tuple[str, dict[str, Any]]:
 
 def settings(fields: dict[str, Any]) -> InspectionSettings:
     """Return the settings in these fields, or raise Malformed."""
-    _exactly(fields, rules=list, secrets=list, roots=str, asks=(int, float), limits=list)
+    exactly(fields, rules=list, secrets=list, roots=str, asks=(int, float), limits=list)
     try:
         rules = tuple(HttpRule.parse(_text(text)) for text in fields["rules"])
         if not all(rule.host for rule in rules):
@@ -114,16 +114,9 @@ def secret_value(text: object) -> str:
     return text
 
 
-def exactly(fields: dict[str, Any], **kinds: Any) -> dict[str, Any]:
-    """Return the fields if they are these, with these types, or raise Malformed."""
-    _exactly(fields, **kinds)
-    return fields
-
-
-def _secret(fields: object) -> InspectedSecret:
+def _secret(given: object) -> InspectedSecret:
     text = dict.fromkeys(("name", "placeholder", "value", "header", "query", "basic"), str)
-    _exactly(fields, hosts=list, in_body=bool, **text)
-    assert isinstance(fields, dict)  # noqa: S101 - for the type checker; `_exactly` has refused others
+    fields = exactly(given, hosts=list, in_body=bool, **text)
     name, placeholder, value = (
         fields["name"],
         secret_value(fields["placeholder"]),
@@ -143,9 +136,8 @@ def _secret(fields: object) -> InspectedSecret:
     return InspectedSecret(name, placeholder, value, hosts, *places)
 
 
-def _limit(fields: object) -> HostLimit:
-    _exactly(fields, host=str, requests=int, bytes=int, rate=int)
-    assert isinstance(fields, dict)  # noqa: S101 - for the type checker
+def _limit(given: object) -> HostLimit:
+    fields = exactly(given, host=str, requests=int, bytes=int, rate=int)
     if min(fields["requests"], fields["bytes"], fields["rate"]) < 0:
         raise Malformed("a limit is negative")
     return HostLimit(_host(fields["host"]), fields["requests"], fields["bytes"], fields["rate"])
@@ -164,13 +156,15 @@ def _text(value: object) -> str:
     return value
 
 
-def _exactly(fields: object, **kinds: Any) -> None:
+def exactly(fields: object, **kinds: Any) -> dict[str, Any]:
+    """Return the fields if they are these, with these types, or raise Malformed."""
     if not isinstance(fields, dict) or fields.keys() != kinds.keys():
         raise Malformed(f"its fields are not {', '.join(sorted(kinds))}")
     for name, kind in kinds.items():
         value = fields[name]
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise Malformed(f"{name} has another type")
+    return fields
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

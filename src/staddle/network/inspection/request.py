@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import time
 
-from .decisions import RequestVerdict, decide
-from .substitution import Expansion, Misplaced, Scan, put_in, wiper
+from .substitution import Expansion, Misplaced, Scan, Wiper, put_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .context import InspectionContext
-    from .substitution import Headers, Wiper
+    from .decisions import RequestVerdict
+    from .substitution import Headers, Values
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -36,6 +36,8 @@ _NO_TRAILER = _HOP | frozenset(
 )
 #: A request with a longer body is not sent again after a refreshed secret.
 MOST_KEPT = 64 << 10
+#: The largest refused answer of a stale secret that is kept while the newer value is waited for.
+MOST_HELD = 64 << 10
 _LONGEST_SHOWN = 512
 
 
@@ -68,6 +70,7 @@ class InspectedRequest:
         self.sent = self.received = 0
         self._began, self._clock = time.time(), time.monotonic()
         self._scan = Scan(inspector.secrets)
+        self._values: Values | None = None
         self._wiper: Wiper | None = None
         self._expansion: Expansion | None = None
         self._is_reported = False
@@ -89,10 +92,8 @@ class InspectedRequest:
             )
         methods = [self.method]
         methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
-        inspector = self._inspector
-        is_open = inspector.is_open(self.host, self.port)
         for method in methods:
-            verdict = decide(inspector.rules, method, self.host, self.port, self.target, otherwise=is_open)
+            verdict = self._inspector.decide(method, self.host, self.port, self.target)
             if not verdict.allowed:
                 break
         self.rule = verdict.rule
@@ -134,7 +135,7 @@ class InspectedRequest:
         except Misplaced as error:
             self.used = (error.name,)
             raise RequestRefused(403, str(error)) from None
-        if inspector.secrets_of(self.host, self.port):
+        if inspector.values_of(self.host, self.port):
             # Answers are searched for values: whole, and as plain text.
             dropped = {b"accept-encoding", *((b"range", b"if-range") if self.used else ())}
             headers = [(name, value) for name, value in headers if name not in dropped]
@@ -177,13 +178,13 @@ class InspectedRequest:
         """
         self.status = status
         headers = [(name, value) for name, value in headers if name not in _HOP and name != b"alt-svc"]
-        secrets = self._inspector.secrets_of(self.host, self.port)
-        self._wiper = wiper(secrets)
-        if self._wiper is None:
+        values = self._values = self._inspector.values_of(self.host, self.port)
+        if values is None:
             return headers
+        self._wiper = Wiper(values)
         codings = [value.strip().lower() for name, value in headers if name == b"content-encoding"]
         codings = [each for each in codings if each not in (b"", b"identity")]
-        bodiless = self.method == "HEAD" or status in (204, 304) or status < 200
+        bodiless = self.is_bodiless(status)
         dropped = set()
         if codings and not bodiless:
             try:
@@ -191,9 +192,13 @@ class InspectedRequest:
             except ValueError as error:
                 raise RequestRefused(502, str(error)) from None
             dropped = {b"content-encoding", b"content-length", b"etag", b"digest"}
-        elif not self._wiper.keeps_length and not bodiless:
+        elif not values.keeps_length and not bodiless:
             dropped = {b"content-length"}
-        return [(name, self._wiper.whole(value)) for name, value in headers if name not in dropped]
+        return [(name, values.wiped(value)) for name, value in headers if name not in dropped]
+
+    def is_bodiless(self, status: int) -> bool:
+        """Whether an answer with this status has no body, whatever its headers say."""
+        return self.method == "HEAD" or status in (204, 304) or status < 200
 
     def response_data(self, data: bytes) -> bytes:
         """Return a piece of the body for the client. Raises RequestRefused."""
@@ -217,7 +222,7 @@ class InspectedRequest:
 
     def response_trailers(self, trailers: Headers) -> Headers:
         """Return the trailers that are passed on."""
-        wipe = self._wiper.whole if self._wiper is not None else bytes
+        wipe = self._values.wiped if self._values is not None else bytes
         return [(name, wipe(value)) for name, value in self._passed(trailers)]
 
     def raw(self, count: int) -> None:
@@ -238,6 +243,20 @@ class InspectedRequest:
         """Ask a person, and call `then` with the answer; False if nobody is asked."""
         return self._inspector.ask(self.method, self.host, self.port, self.shown(), then)
 
+    def answered(self, allowed: bool, why: str) -> None:
+        """Note a person's answer. Raises RequestRefused."""
+        if not allowed:
+            raise RequestRefused(403, f"{why}, and it was not allowed when asked")
+        self.rule = "allowed when asked"
+
+    def refusal(self, why: str) -> tuple[bytes, Headers]:
+        """Return the body and headers of an answer that says why there is no other."""
+        text = b"" if self.method == "HEAD" else f"staddle: {why}\n".encode("utf-8", "replace")[:8192]
+        return text, [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(text)).encode()),
+        ]
+
     # Reports.
 
     def shown(self) -> str:
@@ -249,8 +268,8 @@ class InspectedRequest:
             for part in query.split("&")
         ]
         shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
-        found = wiper(self._inspector.secrets)
-        text = (found.whole(shown) if found else shown).decode("utf-8", "replace")
+        found = self._inspector.all_values
+        text = (found.wiped(shown) if found else shown).decode("utf-8", "replace")
         return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
     def report(self, outcome: str, why: str = "") -> None:

@@ -127,31 +127,43 @@ class Scan:
         self._tail = seen[-self._longest :]
 
 
-class Wiper:
-    """Replaces values by placeholders in text that comes in pieces."""
+class Values:
+    """Values to replace by placeholders, prepared once for many texts."""
 
     def __init__(self, known: dict[bytes, bytes]) -> None:
-        self._known = known
-        self._all = re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True))))
-        self._heads = [each[:at] for each in known for at in range(1, len(each))]
-        self._begins = frozenset(self._heads)
-        self._longest = max(map(len, known), default=1) - 1
-        self._firsts = re.compile(b"[" + b"".join(map(re.escape, {each[:1] for each in known})) + b"]")
-        self._tail = b""
+        self.known = known
+        self.all = re.compile(b"|".join(map(re.escape, sorted(known, key=len, reverse=True))))
+        self.begins = frozenset(each[:at] for each in known for at in range(1, len(each)))
+        self.longest = max(map(len, known), default=1) - 1
+        self.firsts = re.compile(b"[" + b"".join(map(re.escape, {each[:1] for each in known})) + b"]")
         #: Whether a text keeps its length.
         self.keeps_length = all(len(value) == len(held) for value, held in known.items())
 
+    def wiped(self, data: bytes) -> bytes:
+        """Return a text that comes in one piece."""
+        return self.all.sub(lambda match: self.known[match.group()], data)
+
+
+class Wiper:
+    """Replaces values by placeholders in text that comes in pieces."""
+
+    def __init__(self, values: Values) -> None:
+        self._values, self._tail = values, b""
+
     def feed(self, data: bytes) -> bytes:
         """Return what cannot become part of a value any more."""
-        text = self._tail + data
-        done, out = 0, []
-        for match in self._all.finditer(text):
-            out += [text[done : match.start()], self._known[match.group()]]
-            done = match.end()
+        values, text = self._values, self._tail + data
+        done = 0
+        out: list[bytes] = []
+        # One search for each value is several times faster than one for all.
+        if any(value in text for value in values.known):
+            for match in values.all.finditer(text):
+                out += [text[done : match.start()], values.known[match.group()]]
+                done = match.end()
         # A suffix that begins a value stays here, from the first place where one may begin.
-        at = max(done, len(text) - self._longest)
-        while at < len(text) and text[at:] not in self._begins:
-            found = self._firsts.search(text, at + 1)
+        at = max(done, len(text) - values.longest)
+        while at < len(text) and text[at:] not in values.begins:
+            found = values.firsts.search(text, at + 1)
             at = found.start() if found else len(text)
         out.append(text[done:at])
         self._tail = text[at:]
@@ -162,13 +174,9 @@ class Wiper:
         rest, self._tail = self._tail, b""
         return rest
 
-    def whole(self, data: bytes) -> bytes:
-        """Return a text that comes in one piece."""
-        return self._all.sub(lambda match: self._known[match.group()], data)
 
-
-def wiper(secrets: Iterable[InspectedSecret]) -> Wiper | None:
-    """Return what wipes these secrets, in the spellings of URLs, JSON and base64; None without secrets."""
+def values_of(secrets: Iterable[InspectedSecret]) -> Values | None:
+    """Return the values of these secrets, in the spellings of URLs, JSON and base64; None without secrets."""
     known: dict[bytes, bytes] = {}
     for secret in secrets:
         held, value = secret.placeholder, secret.value
@@ -184,7 +192,7 @@ def wiper(secrets: Iterable[InspectedSecret]) -> Wiper | None:
                 first, last = -(-shift * 8 // 6), (shift + len(value)) * 8 // 6
                 core = code(bytes(shift) + value.encode())[first:last]
                 known.setdefault(core, b"*" * len(core))
-    return Wiper(known) if known else None
+    return Values(known) if known else None
 
 
 class Expansion:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from staddle.hostnames import parse
 from staddle.network.inspection.messages import InspectedSecret
-from staddle.network.inspection.substitution import Expansion, Misplaced, Scan, put_in, wiper
+from staddle.network.inspection.substitution import Expansion, Misplaced, Scan, Wiper, put_in, values_of
 
 HELD, VALUE = "staddle-placeholder", 'the/value+itself=&"1'
 SECRET = InspectedSecret("token", HELD, VALUE, (parse("h.example"),), "X-Key", "key", "user")
@@ -80,13 +80,13 @@ def test_a_placeholder_in_a_body_is_found_at_every_cut(size: int, before: int) -
 )
 def test_a_value_is_wiped_at_every_cut(parts: list[str], data: st.DataObject) -> None:
     text = "".join({"v": VALUE, "h": HELD}.get(part, part) for part in parts).encode()
-    whole, out = wiper([SECRET]), b""
-    assert whole is not None
-    expected = whole.whole(text)
+    values, out = values_of([SECRET]), b""
+    assert values is not None
+    wiper, expected = Wiper(values), values.wiped(text)
     while text:
         size = data.draw(st.integers(1, len(text)))
-        out, text = out + whole.feed(text[:size]), text[size:]
-    assert out + whole.end() == expected
+        out, text = out + wiper.feed(text[:size]), text[size:]
+    assert out + wiper.end() == expected
     assert VALUE.encode() not in expected
     assert quote(VALUE, safe="").encode() not in expected
 
@@ -94,10 +94,10 @@ def test_a_value_is_wiped_at_every_cut(parts: list[str], data: st.DataObject) ->
 @pytest.mark.parametrize("before", ["", "a", "ab", "user:"])
 @pytest.mark.parametrize("code", [base64.b64encode, base64.urlsafe_b64encode])
 def test_base64_of_a_value_is_wiped(before: str, code: object) -> None:
-    found = wiper([SECRET])
+    found = values_of([SECRET])
     assert found is not None
     assert callable(code)
-    text = found.whole(code((before + VALUE + "?").encode()))
+    text = found.wiped(code((before + VALUE + "?").encode()))
     assert b"*" in text
     assert VALUE[3:-3].encode() not in base64.urlsafe_b64decode(
         text.translate(bytes.maketrans(b"+/*", b"-_A"))
