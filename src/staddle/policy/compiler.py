@@ -397,6 +397,10 @@ def _refuse_own_source(policy: Policy, grants: Mapping[str, Grant]) -> None:
                     why=f"{grants[up].origin} covers it",
                     fix="keep it elsewhere, or grant less",
                 )
+    if policy.secrets or policy.network.is_inspected:
+        from .egress import refuse_writable_packages  # rarely needed
+
+        refuse_writable_packages(path for path, grant in grants.items() if grant.access == "write")
 
 
 def _sockets(rules: Iterable[ResolvedRule]) -> tuple[list[Socket], list[Note]]:

@@ -17,7 +17,7 @@ from .plan import Text, Variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ..hostnames import HostRule
     from .egress_secret import EgressSecret
@@ -65,6 +65,19 @@ def site_packages() -> tuple[str, ...]:
         place = os.path.dirname(spec.origin or "")
         places[os.path.dirname(place) if spec.submodule_search_locations else place] = None
     return tuple(places)
+
+
+def refuse_writable_packages(written: Iterable[str]) -> None:
+    """Refuse write grants for the packages that the inspector runs: it has secrets, and runs outside."""
+    places = {os.path.realpath(place) for place in site_packages()}
+    for path in written:
+        for place in places:
+            if covers(path, place) or covers(place, path):
+                raise PolicyError(
+                    "the HTTP inspector's own packages may be written by what it inspects",
+                    why=f"{place!r} has them, and {path!r} may be written",
+                    fix="install staddle[egress] into an environment elsewhere, or grant less",
+                )
 
 
 def missing_modules() -> list[str]:

@@ -10,7 +10,8 @@ import pytest
 from staddle import EgressSecret, HttpLimit, HttpRule, Network, Policy
 from staddle.errors import PolicyError
 from staddle.json_values import OF_CLIENTS, decode, encode
-from staddle.policy.compiler import compile
+from staddle.policy import egress
+from staddle.policy.compiler import compile, compile_directory
 from staddle.policy.egress import inspected_hosts, request_rules
 
 SECRET = EgressSecret("TOKEN", "env:MY_TOKEN", ("api.example.com",))
@@ -209,3 +210,22 @@ def test_a_limit_needs_an_allowed_host() -> None:
     for network in (ALLOWED, Network.deny(), Network.open()):
         with pytest.raises(PolicyError, match="does not allow"):
             network.with_http_limit("other.example", requests=1)
+
+
+def test_no_sandbox_may_write_the_packages_of_its_inspector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run outside, with the secrets: around them, at them and below them, and for a workspace."""
+    packages = tmp_path / "app" / ".venv" / "lib"
+    (packages / "h11").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.setattr(egress, "site_packages", lambda: (str(packages),))
+    inspected = Policy().with_http("GET api.example.com/**")
+    for path in (tmp_path / "app", packages, packages / "h11"):
+        compile(Policy().with_write(path))  # the control: without an inspector
+        with pytest.raises(PolicyError, match="inspector"):
+            compile(inspected.with_write(path))
+        with pytest.raises(PolicyError, match="inspector"):
+            compile_directory(inspected, str(path), "write")
+        compile_directory(inspected, str(path), "read")
+    compile(inspected.with_write(tmp_path / "other"))
