@@ -27,7 +27,7 @@ _LEFT_OUT = ("json", "output-cap", "workspace", "audit", "workdir")
 _AS_JOB = (
     *("bash", "--norc", "-i", "-c"),
     """trap : INT; exec 3>&2 2> /dev/null; "$@" 2>&3 3>&-; status=$?
-    while [[ $(jobs -s) ]]; do fg > /dev/null; status=$?; done; exit $status""",
+    while [[ $(jobs -p) ]]; do fg > /dev/null; status=$?; done; exit $status""",
     "bash",
 )
 _OPTIONS = (
