@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,10 @@ def asked(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str
 ) -> Any:
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body)
-    connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
+    with suppress(BrokenPipeError):  # the server refuses by the head, and may close before the body has come
+        connection.request(
+            method, path, data, {name.replace("_", "-"): value for name, value in headers.items()}
+        )
     reply = connection.getresponse()
     content = reply.read()
     return reply.status, json.loads(content) if reply.headers[
