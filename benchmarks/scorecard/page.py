@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,12 @@ def steady(cases: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     }
 
 
+#: The temporary place of a run.
+_PLACE = re.compile(
+    r"/var/tmp/staddle-scorecard-[^/']+(?:/scorecard-[^/']+)?(?:/staddle-world-[^/']+)?(?:/work)?"
+)
+
+
 def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     """The evidence about one subject, bounded."""
     if "cannot" in made:
@@ -88,7 +95,11 @@ def judged(control: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, str] = {"verdict": verdict(name, answer, made["damage"], made["leaks"])}
         if answer:
             found["why"] = answer["why"][:40]
-            found |= {} if found["verdict"] == CONFINED else {"detail": answer["detail"][:160]}
+            found |= (
+                {}
+                if found["verdict"] == CONFINED
+                else {"detail": _PLACE.sub("{place}", answer["detail"])[:160]}
+            )
         probes[name] = found
     twins = {
         name: made["answers"].get(name, {}).get("outcome") == "through"

@@ -61,7 +61,7 @@ class InterpreterLine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nobody has the other end."""
+        """Return whether the other end of the socket is closed."""
         poll = select.poll()
         try:
             poll.register(self._socket, select.POLLIN)

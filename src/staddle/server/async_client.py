@@ -184,7 +184,7 @@ class AsyncServerProcess(ServerFace, RemoteProcessNames):
 
 
 class AsyncServerTerminal(ServerFace, RemoteTerminalNames):
-    """A terminal of a sandbox. Its program goes on while nobody reads."""
+    """A terminal of a sandbox. Its program continues without a reader."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -560,7 +560,7 @@ class ServerProcess(ServerPart, RemoteProcessNames):
 
 
 class ServerTerminal(ServerPart, RemoteTerminalNames):
-    """A terminal of a sandbox. Its program goes on while nobody reads."""
+    """A terminal of a sandbox. Its program continues without a reader."""
 
     def __init__(self, sandbox: ServerSandbox, facts: dict[str, Any]) -> None:
         self._transport, self._path, self._on = sandbox._transport, sandbox._path, f"terminal:{facts['id']}"

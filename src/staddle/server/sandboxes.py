@@ -64,7 +64,7 @@ class EventLog:
 
 
 class Question:
-    """A destination or an HTTP request that a program inside asks for, until somebody answers."""
+    """A question about a destination or an HTTP request of a program inside. It waits for an answer."""
 
     def __init__(self, event: Event) -> None:
         self.id, self.event, self.asked = secrets.token_hex(4), event, time.time()
@@ -74,7 +74,7 @@ class Question:
 
 
 class ServedTerminal:
-    """A terminal whose output is kept while nobody is attached."""
+    """A terminal that keeps its newest output, for clients that attach later."""
 
     def __init__(self, terminal: Any) -> None:
         self.id, self.terminal = secrets.token_hex(4), terminal

@@ -69,8 +69,19 @@ def confine() -> int:
 
     Returns the limit of open descriptors.
     """
-    # A connection needs two descriptors. No core file may contain relayed data.
-    process.set_rlimits({process.RLIMIT_CORE: (0, 0), process.RLIMIT_NOFILE: (_FILES, _FILES)})
+    files = drop_rights(_FILES, kept=frozenset(("connect_tcp",)))  # a connection needs two descriptors
+    load(program())
+    return files
+
+
+def drop_rights(most_files: int, kept: frozenset[str] = frozenset()) -> int:
+    """Drop all rights of this process. A system call filter comes after it.
+
+    Landlock, if the kernel has it, refuses everything except `kept`: a second layer behind the filter.
+    Returns the limit of open descriptors.
+    """
+    # No core file may contain relayed data.
+    process.set_rlimits({process.RLIMIT_CORE: (0, 0), process.RLIMIT_NOFILE: (most_files, most_files)})
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if os.geteuid() == 0:
         try:
@@ -83,17 +94,10 @@ def confine() -> int:
     if any(process.capabilities()):
         process.drop_capabilities()
     process.dumpable(False)
-    _no_files()
-    load(program())
-    return files
-
-
-def _no_files() -> None:
-    """Restrict with Landlock, if the kernel has it: a second layer behind the seccomp filter."""
     abi = landlock.abi()
-    if not abi:
-        return
-    asked, _ = landlock.weaken(landlock.EVERYTHING - {"connect_tcp"}, abi)
-    fs, net, scope = (landlock.bits(asked, kind) for kind in ("fs", "net", "scope"))
-    with landlock.Ruleset(fs, net, scope) as ruleset:
-        ruleset.restrict()
+    if abi:
+        asked, _ = landlock.weaken(landlock.EVERYTHING - kept, abi)
+        fs, net, scope = (landlock.bits(asked, kind) for kind in ("fs", "net", "scope"))
+        with landlock.Ruleset(fs, net, scope) as ruleset:
+            ruleset.restrict()
+    return files

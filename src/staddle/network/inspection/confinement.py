@@ -7,15 +7,15 @@ has allowed already.
 
 from __future__ import annotations
 
-import errno
-import os
 import struct
 
-from ...linux import landlock, process, syscalls
+from ...linux import syscalls
 from ...linux.seccomp import load
 from ...linux.seccomp.language import names
+from ..gateway.confinement import drop_rights
 
-_NOBODY, FILES = 65534, 1024
+#: The most open descriptors.
+FILES = 1024
 
 #: The system calls that CPython, OpenSSL and the loop need once all modules are loaded. Others fail.
 CALLS = names(
@@ -54,22 +54,5 @@ def program(machine: str | None = None) -> bytes:
 
 def confine() -> None:
     """Drop all rights. Call it after all modules, authorities and contexts are loaded."""
-    process.set_rlimits({process.RLIMIT_CORE: (0, 0), process.RLIMIT_NOFILE: (FILES, FILES)})
-    if os.geteuid() == 0:
-        try:
-            process.become(_NOBODY, _NOBODY)
-        except OSError as error:
-            # Root in a user namespace may have no other ids; its capabilities are dropped below.
-            if error.errno not in (errno.EINVAL, errno.EPERM):
-                raise
-    process.no_new_privs()
-    if any(process.capabilities()):
-        process.drop_capabilities()
-    process.dumpable(False)
-    abi = landlock.abi()
-    if abi:  # a second layer behind the filter
-        asked, _ = landlock.weaken(landlock.EVERYTHING, abi)
-        fs, net, scope = (landlock.bits(asked, kind) for kind in ("fs", "net", "scope"))
-        with landlock.Ruleset(fs, net, scope) as ruleset:
-            ruleset.restrict()
+    drop_rights(FILES)
     load(program())
