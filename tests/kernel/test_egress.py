@@ -212,8 +212,10 @@ def test_a_websocket_needs_a_rule_and_carries_the_key(world: World) -> None:
         "  'Sec-WebSocket-Key: a2V5a2V5a2V5a2V5\\r\\nSec-WebSocket-Version: 13\\r\\n'\n"
         "  'Authorization: Bearer %s\\r\\n\\r\\n' % (sys.argv[1], os.environ['TOKEN'])).encode())\n"
         "head = s.recv(4096)\n"
-        "s.sendall(b'a frame\\n') if b' 101 ' in head else None\n"
-        "print(head, s.recv(4096))\n"
+        "if b' 101 ' in head:\n"
+        "    s.sendall(b'a frame\\n')\n"
+        "    head += s.recv(4096)\n"
+        "print(head)\n"
     )
     (world.directory / "workspace/client.py").write_text(client)
     with opened(world, Network.allow(http=[f"GET {NAME}/chat"]), SECRET) as sb:
