@@ -1,9 +1,8 @@
 """Write what `make test-agents` found into the documentation: agent_results.py DIRECTORY PACKAGE...
 
 The table of whole runs goes into docs/internals/agents-tested.md. The counts of the conformance package,
-and the scenarios that staddle does not offer, go into internals/mcp-conformance.md beside it. With
-`conformance` as the first package, the
-script writes only these counts.
+and the scenarios that staddle does not offer, go into mcp-conformance.md beside it. With `conformance` as
+the first package, the script writes only these counts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[1] / "docs" / "internals"
+WHOLE_RUN, CONFORMANCE = "agents-tested.md", "mcp-conformance.md"
 BEGIN, END = "<!-- results: begin, written by make test-agents -->", "<!-- results: end -->"
 
 
@@ -30,11 +30,11 @@ def main() -> None:
             passed = row["passed"] and rows.get(key, row)["passed"]
             rows[key] = {**row, "passed": passed}
     if packages[:1] != ["conformance"]:
-        write("agents-tested.md", whole_run(rows, packages))
+        write(WHOLE_RUN, whole_run(rows, packages))
     counted = {key: row["found"] for key, row in rows.items() if "scenarios" in row.get("found", {})}
     if counted:
         version = next(word for word in packages if "conformance@" in word).rpartition("@")[2]
-        write("mcp-conformance.md", conformance(counted, version))
+        write(CONFORMANCE, conformance(counted, version))
 
 
 def whole_run(rows: dict[tuple[str, str, str], dict[str, Any]], packages: list[str]) -> list[str]:
@@ -81,4 +81,5 @@ def write(name: str, lines: list[str]) -> None:
     page.write_text(part.sub(lambda _: "\n".join([BEGIN, "", *lines, "", END]), text))
 
 
-main()
+if __name__ == "__main__":
+    main()

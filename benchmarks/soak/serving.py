@@ -59,8 +59,9 @@ def crowd(run: Run) -> None:
 
     with _client(run) as client:
         sandboxes = [client.create() for _ in range(crowd)]
-        for sandbox in sandboxes * KEPT_COMMANDS:
-            sandbox.run("true")  # the server keeps so many results for each
+        # The server keeps so many results for each: of the size that the steps have, before they count.
+        for number, sandbox in enumerate(sandboxes * KEPT_COMMANDS):
+            sandbox.run(f"echo {number}")
         readers = []
         for number, sandbox in enumerate(sandboxes[:read]):
             stream = iter(sandbox.start(_TICKER, timeout=None).stream())

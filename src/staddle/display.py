@@ -41,6 +41,17 @@ def shown_block(text: str | bytes) -> str:
     return "\n".join("\t".join(shown(cell) for cell in line.split("\t")) for line in lines)
 
 
+def whole_characters(data: bytes) -> tuple[bytes, bytes]:
+    """Split off an incomplete UTF-8 character at the end, which the next piece of a stream continues."""
+    for count, byte in enumerate(data[:-4:-1], 1):
+        if byte >= 0xC0:  # it begins a character of two to four bytes
+            size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return (data[:-count], data[-count:]) if size > count else (data, b"")
+        if byte < 0x80:
+            break
+    return data, b""
+
+
 def _decoded(text: str | bytes) -> str:
     return text if isinstance(text, str) else bytes(text).decode("utf-8", "surrogateescape")
 

@@ -53,6 +53,8 @@ class HostRule(Value):
 
     def covers(self, host: str) -> bool:
         """Whether this entry covers `host`, at any port and protocol."""
+        if host == self.host and self.kind == "name":
+            return True  # the spelling of an entry is canonical
         try:
             asked = canonical(host)
         except PolicyError:

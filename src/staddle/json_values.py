@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import builtins
+import json
 import os
 from functools import cache
 
@@ -21,8 +22,10 @@ from .errors import InvalidCall, StaddleError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Any
+
+    Reader = Callable[[int], bytes]
 
 #: The module of each type that travels.
 _HOME = {
@@ -73,8 +76,13 @@ OF_CLIENTS = frozenset(
 _PLAIN = frozenset(
     ("ValueError", "TypeError", "KeyError", "RuntimeError", "EOFError", "NotImplementedError", "UnicodeError")
 )
+#: Types that JSON has.
+_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 #: How deep data may be nested.
 _DEEPEST = 32
+#: Return data as the shortest JSON, and text of JSON as data. Made once, not for each call.
+write_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+read_json = json.JSONDecoder().decode
 
 
 @cache
@@ -83,9 +91,13 @@ def type_named(name: str) -> Any:
     return getattr(__import__(f"staddle.{_HOME[name]}", fromlist=[name]), name)
 
 
-def encode(value: object) -> Any:
-    """Return `value` as data for JSON. Raises TypeError for what does not travel."""
-    if value is None or type(value) in (bool, int, float):
+def encode(value: object, apart: list[bytes] | None = None) -> Any:
+    """Return `value` as data for JSON. Raises TypeError for what does not travel.
+
+    With a list `apart` it is short. Bytes in a field of a value are added to the list instead, and fields
+    that have their defaults are left out. `decode` fills them in.
+    """
+    if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, str):
         kind = type(value).__name__
@@ -93,7 +105,7 @@ def encode(value: object) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$": "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, Value) or type(value).__name__ == "CellResult":
-        return _of_value(value)
+        return _of_value(value, apart)
     if isinstance(value, list):
         return [encode(item) for item in value]
     if isinstance(value, tuple | set | frozenset):
@@ -110,27 +122,38 @@ def encode(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
-def _of_value(value: Any) -> dict[str, Any]:
+def _of_value(value: Any, apart: list[bytes] | None) -> dict[str, Any]:
     kind = type(value).__name__
     if kind not in _HOME:
         raise TypeError(f"{kind} cannot be sent")
-    fields = value._fields if isinstance(value, Value) else tuple(value.__dict__)
+    is_ours = isinstance(value, Value)
+    defaults = value._defaults if apart is not None and is_ours else {}
     found: dict[str, Any] = {"$": kind}
-    for name in fields:
+    for name in value._fields if is_ours else tuple(value.__dict__):
         item = getattr(value, name)
-        if type(item) in (str, int, float, bool) or item is None:
+        if item is defaults.get(name, value):
+            continue  # a default that is another object with the same value may be sent
+        if type(item) in _PLAIN_TYPES:
             found[name] = item
         elif isinstance(item, tuple):
             found[name] = [encode(each) for each in item]
         elif isinstance(item, list):  # a list among the fields of a value is rare: it says that it is one
             found[name] = {"$": "list", "items": [encode(each) for each in item]}
+        elif apart is not None and type(item) is bytes:
+            found[name] = {"$": "apart", "size": len(item)}
+            apart.append(item)
         else:
-            found[name] = encode(item)
+            found[name] = encode(item, apart)
     return found
 
 
-def decode(data: Any, *, only: Collection[str] | None = None, depth: int = 0) -> Any:
-    """Return the value that `encode` has described. Raises InvalidCall for anything else."""
+def decode(
+    data: Any, *, only: Collection[str] | None = None, depth: int = 0, apart: Reader | None = None
+) -> Any:
+    """Return the value that `encode` has described. Raises InvalidCall for anything else.
+
+    `apart` reads the next bytes of those that were added to its list.
+    """
     if depth > _DEEPEST:
         raise InvalidCall(
             "the data is nested too deeply", why=f"more than {_DEEPEST} levels", fix="send less"
@@ -143,16 +166,20 @@ def decode(data: Any, *, only: Collection[str] | None = None, depth: int = 0) ->
     if kind is None:
         return {key: decode(item, only=only, depth=depth + 1) for key, item in data.items()}
     try:
-        return _decoded(kind, data, only, depth + 1)
+        return _decoded(kind, data, only, depth + 1, apart)
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidCall(
             f"{kind!r} cannot be read", why=str(error)[:200], fix="send all its fields"
         ) from None
 
 
-def _decoded(kind: Any, data: dict[str, Any], only: Collection[str] | None, depth: int) -> Any:
+def _decoded(
+    kind: Any, data: dict[str, Any], only: Collection[str] | None, depth: int, apart: Reader | None
+) -> Any:
     if kind == "bytes":
         return base64.b64decode(data["base64"], validate=True)
+    if kind == "apart" and apart is not None:
+        return apart(data["size"])
     if kind in ("tuple", "list", "set"):
         made = {"tuple": tuple, "list": list, "set": frozenset}[kind]
         return made(decode(item, only=only, depth=depth) for item in data["items"])
@@ -170,8 +197,10 @@ def _decoded(kind: Any, data: dict[str, Any], only: Collection[str] | None, dept
         return type_of(data["text"])
     fields = {
         name: tuple(decode(each, only=only, depth=depth) for each in item)
-        if isinstance(item, list)
-        else decode(item, only=only, depth=depth)
+        if type(item) is list
+        else decode(item, only=only, depth=depth, apart=apart)
+        if type(item) is dict
+        else item
         for name, item in data.items()
         if name != "$"
     }

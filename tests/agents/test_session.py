@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,6 +223,38 @@ def test_the_others_on_a_terminal(name: str, desk: Bench) -> None:
             assert (desk.project / "README").read_text() == "one\n"
             tmux.keys("c", "Enter")
             tmux.until("1 file committed")
+            assert (desk.project / "README").read_text() == "one\ntwo\n"
+        finally:
+            tmux("kill-server")
+
+
+@pytest.mark.row("aider", "inside", "in tmux: its own edit and commit, a command, a key, the review")
+def test_aider_on_a_terminal(desk: Bench) -> None:
+    with ScriptedModel([], text="README\n```\none\ntwo\n```\n") as model:
+        own = {"OPENAI_API_BASE": f"{model.url}/v1", "OPENAI_API_KEY": "x", "AIDER_MODEL": "openai/scripted"}
+        tmux = Tmux(desk.home.parent, [*STADDLE, "aider"], {**desk.environment, **own}, cwd=str(desk.project))
+
+        def prompt(after: str) -> None:
+            assert until(lambda: tmux.screen().rpartition(after)[2].rstrip().endswith("\n>"), SLOW), (
+                tmux.screen()
+            )
+
+        try:
+            prompt("───")
+            tmux.keys("/add README", "Enter")
+            prompt("Added README to the chat")
+            tmux.keys("add a line", "Enter")
+            tmux.until("Applied edit to README", "Commit ", patience=SLOW)
+            prompt("Commit ")
+            tmux.keys(f"/run cat ~/.ssh/id_ed25519 {desk.secret}; echo confined=$STADDLE_SANDBOX", "Enter")
+            prompt("confined=1")
+            assert "the secret of the host" not in tmux.screen()
+            assert (desk.project / "README").read_text() == "one\n"
+            time.sleep(1)  # after a command, Aider's terminal may drop what is typed at once
+            tmux.keys("/exit", "Enter")
+            tmux.until("1 git commit", "discard:")
+            tmux.keys("c", "Enter")
+            tmux.until("1 git commit added to your branch")
             assert (desk.project / "README").read_text() == "one\ntwo\n"
         finally:
             tmux("kill-server")

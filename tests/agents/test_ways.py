@@ -235,7 +235,8 @@ def aider(bench: Bench, *words: str, terminal: bool = False) -> str:
         "--openai-api-key",
         "x",
     ]
-    line = ["--message", f"/run {canary(bench)}"]
+    # Aider's pexpect drops output that it has not read when the command ends.
+    line = ["--message", f"/run {canary(bench)}; sleep 0.5"]
     argv = [*STADDLE, "agent", "aider", *words, "--", *known, *model, *line]
     if terminal:
         argv = ["script", "-qec", " ".join(map(_quoted, argv)), "/dev/null"]

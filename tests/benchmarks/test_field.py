@@ -49,7 +49,7 @@ def test_cells_take_turns_and_a_peer_that_cannot_run_says_its_own_error(field: w
             yield name, 0, lambda name=name, cell=cell: order.append(name) or cell()  # type: ignore[misc]
 
     work = works.Work("start", "", "ms", cells, 1)
-    figures, refused = run.turns(field, work, 0.05, lambda _: None)
+    figures, refused = run.turns(field, work, 1.0, lambda _: None)
     assert set(figures) == {"plain", "by env"}
     assert refused == {"broken": "error: no rights here"}
     assert order[:6] == ["plain", "by env", "broken", "plain", "by env", "plain"]

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from staddle import places
+from staddle.cli.terminal import JOB_CONTROL
 from staddle.files.remove_tree import remove
 from staddle.layers.undo import Undo
 from tests.support.containers import TREE
@@ -375,19 +376,79 @@ def test_git_commits_arrive_as_git_commits_and_files_as_files(desk: Desk) -> Non
     assert desk.git("st") == "?? plain\n"
     assert not (desk.project / ".git/hooks/post-commit").exists()
     assert "evil" not in (desk.project / ".git/config").read_text()
+    undo = said.partition("undo: git ")[2].split()[:2]
     assert "0  " in desk.run("ls").splitlines()[1]
     assert "nothing changed" in review(desk)
+    desk.run("commit", "--undo", "claude-app")
+    desk.git(*undo)
+    assert desk.git("st") == ""
 
 
 @pytest.mark.parametrize(
-    "work", ["echo s >> README; git stash -q", "git checkout -q -b ü; git commit -q --allow-empty -m odd"]
+    ("work", "shown"),
+    [
+        ("echo s >> README; git stash -q", "stash@{0}"),
+        ("git checkout -q -b ü; git commit -q --allow-empty -m odd", "ü"),
+        ("git commit -q --allow-empty -m tagged; git tag v1; git reset -q --hard @~", "v1"),
+        ("git -C sub commit -q --allow-empty -m of-the-submodule", "of-the-submodule"),
+    ],
 )
-def test_work_in_git_that_no_commit_takes_over_stays(desk: Desk, work: str) -> None:
+def test_work_in_git_that_no_commit_takes_over_stays(desk: Desk, work: str, shown: str) -> None:
+    if "sub" in work:
+        (desk.home / "lib").mkdir()
+        desk.git("init", "-q", cwd=desk.home / "lib")
+        desk.git("commit", "-q", "--allow-empty", "-m", "lib", cwd=desk.home / "lib")
+        desk.git("-c", "protocol.file.allow=always", "submodule", "add", "-q", f"{desk.home}/lib", "sub")
+        desk.git("commit", "-qm", "sub")
+        desk.run("claude", "do:echo m > m; git add m; git commit -qm m")
+        assert "is kept in" not in review(desk, "c")  # the control
     desk.run("claude", f"do:echo n > n; {work}")
     assert "its .git directory is kept in claude-app" in review(desk, "c")
     assert (desk.project / "n").exists()
-    said = desk.run("claude", "do:git stash list; git branch")
-    assert "stash@{0}" in said or "ü" in said
+    said = desk.run("claude", "do:git stash list; git branch; git tag; git -C sub log --format=%s")
+    assert shown in said.partition("\nwords")[2].partition("\n")[2]
+
+
+@pytest.mark.parametrize("unborn", [False, True])
+def test_the_first_commits_of_a_project_arrive_as_git_commits(desk: Desk, unborn: bool) -> None:
+    remove((os.fsencode(desk.project / ".git"),))
+    if unborn:
+        desk.git("init", "-q", "-b", "trunk")
+    desk.run(
+        "claude",
+        "do:git init -q -b trunk; echo evil > .git/hooks/post-commit; chmod +x .git/hooks/post-commit;"
+        "git config core.fsmonitor evil; git add README; git commit -qm 'the first'",
+    )
+    said = review(desk, "c")
+    assert ("a new git repository" in said) is not unborn
+    assert "1 git commit added to your branch" in said
+    assert desk.git("log", "--format=%an %s", "trunk") == "Ada the first\n"
+    assert desk.git("st") == "?? deep/\n"
+    assert not (desk.project / ".git/hooks/post-commit").exists()
+    assert "evil" not in (desk.project / ".git/config").read_text()
+    assert "nothing changed" in review(desk)
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_new_repository_below_the_project_is_one_question(desk: Desk, answer: str) -> None:
+    desk.run("claude", "do:git init -q vendor; echo x > vendor/x; touch .envrc")
+    said = review(desk, "c", "y" if answer == "n" else "n", answer)
+    assert ".envrc: .envrc is a protected name. Take it? [y/N]" in said
+    assert "files of this git repository" in said
+    assert said.count("[y/N]") == 2
+    assert (desk.project / "vendor/x").exists()
+    assert (desk.project / ".envrc").exists() is (answer == "n")
+    assert (desk.project / "vendor/.git/objects").exists() is (answer == "y")
+    assert (desk.project / "vendor/.git").exists() is (answer == "y")
+
+
+def test_what_is_protected_and_a_conflict_needs_both_answers(desk: Desk) -> None:
+    for answers in (("y", "n"), ("n", "y")):
+        desk.run("claude", "do:echo theirs > .envrc; echo n >> n")
+        (desk.project / ".envrc").write_text("mine")
+        assert "committed to" in review(desk, "c", *answers)
+        assert (desk.project / ".envrc").read_text() == "mine"
+        desk.run("discard", "claude-app")
 
 
 def test_the_users_own_stash_and_branches_keep_nothing(desk: Desk) -> None:
@@ -475,12 +536,12 @@ def test_an_undo_that_was_killed_goes_on_and_a_full_disk_keeps_no_copies(
         "before",
         False,
     ]
-    monkeypatch.setattr("shutil.copyfile", _no_room)
+    monkeypatch.setattr("shutil.copy2", _no_room)
     assert not undo.copy(["a"])
     assert not Path(f"{place}.next").exists()
 
 
-def _no_room(*_: object) -> None:
+def _no_room(*_: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -541,6 +602,7 @@ def test_the_work_of_a_running_agent_is_reviewed_and_committed(desk: Desk, typed
     assert (desk.project / "third").read_text() == "mine\n"
     desk.run("commit", "claude-app", "--yes", "--on-conflict", "overwrite", "third")
     assert (desk.project / "third").read_text() == "3\n"
+    time.sleep(1)  # what is typed at once can be lost: the next test
     agent.type("\x04")
     agent.until("discard:")
     assert "first" not in agent.text().rsplit("agent>", 1)[1]
@@ -548,6 +610,21 @@ def test_the_work_of_a_running_agent_is_reviewed_and_committed(desk: Desk, typed
     assert agent.ended() == 0
     assert not [name for name in os.listdir(top) if name.startswith("claude-app.")]
     assert desk.git("status", "--short").split() == ["??", "first", "??", "second", "??", "third"]
+    assert "1 path restored" in desk.run("commit", "--undo", "claude-app")
+    assert (desk.project / "third").read_text() == "mine\n"
+
+
+def test_a_key_that_is_typed_right_after_a_commit_reaches_the_agent(
+    desk: Desk, typed: list[PtyScreen]
+) -> None:
+    agent = desk.at_a_terminal("claude")
+    typed.append(agent)
+    agent.until("agent>")
+    agent.type("echo 1 > first; echo writ''ten\n")
+    agent.until("written")
+    assert "committed" in desk.run("commit", "claude-app", "--yes", "first")
+    agent.type("\x04")
+    assert agent.ended() == 0
 
 
 # ---------------------------------------------------------------- while it runs
@@ -602,6 +679,30 @@ def test_a_host_is_allowed_from_another_terminal(desk: Desk, typed: list[PtyScre
     screen.ended()
     assert "was refused" not in screen.text()
     assert desk.run("allow") == "no agent asks for a host\n"
+
+
+def test_an_agent_that_is_stopped_for_a_moment_goes_on(tmp_path: Path, typed: list[PtyScreen]) -> None:
+    """A snapshot stops it, where there are no control groups. Job control has the terminal meanwhile."""
+    agent = PtyScreen(
+        [*JOB_CONTROL, "bash", "-c", "while read -r line; do echo $line-$line; done; echo end"],
+        environment(),
+        str(tmp_path),
+    )
+    typed.append(agent)
+    agent.type("one\n")
+    agent.until("one-one")
+    children = Path(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children")
+    reader = int(children.read_text().split()[0])
+    for pause, line in ((0, "two"), (0.02, "three"), (0.1, "four")):
+        os.kill(reader, signal.SIGSTOP)
+        time.sleep(pause)
+        os.kill(reader, signal.SIGCONT)
+        agent.type(f"{line}\n")
+        agent.until(f"{line}-{line}")
+    agent.type("\x04")
+    agent.until("end")
+    assert agent.ended() == 0
+    assert b"stopped" not in agent.raw
 
 
 def test_ctrl_z_stops_staddle_and_fg_goes_on(desk: Desk, typed: list[PtyScreen]) -> None:

@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,21 +51,24 @@ while :; do sleep 1; done
 """
 
 
-def left_in_tmp() -> set[str]:
-    """What has our name on it in the temporary directories, also of other tests."""
-    return {
+def left_in(temporary: str) -> set[str]:
+    """What is in this directory, and what has our name in those that all tests share."""
+    shared = {
         f"{place}/{name}"
-        for place in ("/tmp", "/run", "/dev/shm", os.environ.get("TMPDIR", "/tmp"))
+        for place in ("/run", "/dev/shm")
         for name in os.listdir(place)
         if re.fullmatch(r"\.?staddle-[0-9a-f]{12,}", name)
     }
+    return shared | {*os.listdir(temporary)}
 
 
-def only_left_behind(before: set[str]) -> set[str]:
-    """What is there now, was not before, and does not go away: what other tests have made does."""
-    left = left_in_tmp() - before
-    until(lambda: not any(os.path.lexists(path) for path in left))
-    return {path for path in left if os.path.lexists(path)}
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The directory for temporary files, which no other test uses."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o1777)
+        monkeypatch.setenv("TMPDIR", place)
+        yield place
 
 
 def test_ctrl_c_reaches_the_command_which_may_answer(tmp_path: Path, marker: str, backend: str) -> None:
@@ -137,14 +142,14 @@ def test_nothing_survives_the_command(tmp_path: Path, marker: str, backend: str)
     assert gone(marker)
 
 
-def test_sigkill_of_staddle_leaves_nothing(tmp_path: Path, marker: str, backend: str) -> None:
-    before = left_in_tmp()
+def test_sigkill_of_staddle_leaves_nothing(tmp_path: Path, marker: str, backend: str, temporary: str) -> None:
+    before = left_in(temporary)
     process = running(tmp_path, STUBBORN, marker, backend)
     assert processes_with(marker)
     process.kill()
     process.wait(60)
     assert gone(marker)
-    assert only_left_behind(before) == set()
+    assert until(lambda: left_in(temporary) <= before)
 
 
 @pytest.mark.slow
@@ -162,7 +167,7 @@ def test_sigkill_at_any_moment_of_the_start_leaves_nothing(tmp_path: Path, marke
 
 @pytest.mark.slow
 @pytest.mark.same_for_everyone
-def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
+def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str, temporary: str) -> None:
     for number in range(20):
         (tmp_path / f"file{number}").write_text(f"content {number}\n" * 50)
     (tmp_path / ".git").mkdir()
@@ -174,7 +179,7 @@ def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
             digest.update(str(path).encode() + (path.read_bytes() if path.is_file() else b""))
         return digest.hexdigest()
 
-    before, temporary = tree(), left_in_tmp()
+    before, others = tree(), left_in(temporary)
     runs = [
         subprocess.Popen(
             [*COMMAND, "run", "--backend", backend, "-c", "cat file* | wc -l; >$TMPDIR/same; mktemp -u"],
@@ -186,7 +191,7 @@ def test_a_dozen_runs_in_one_directory(tmp_path: Path, backend: str) -> None:
     assert [status for _, status in results] == [0] * 12, [err for (_, err), status in results if status]
     assert all(out.startswith("1000\n/") for (out, _), _ in results)
     assert tree() == before
-    assert only_left_behind(temporary) == set()
+    assert until(lambda: left_in(temporary) <= others)
 
 
 def test_a_terminal_gets_its_modes_back_and_cannot_be_typed_into(tmp_path: Path) -> None:

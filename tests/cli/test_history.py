@@ -66,6 +66,8 @@ def test_the_command_after_which_a_test_fails_is_found(project: Path) -> None:
     found = said("bisect", "fix", "--", "test", "!", "-e", "bad")
     assert "   2 " in found
     assert "A /workspace/bad" in found
+    for without_name in (["--", "test", "!", "-e", "bad"], ["-c", "test ! -e bad"]):
+        assert "A /workspace/bad" in said("bisect", *without_name)
     facts = json.loads(said("bisect", "fix", "-c", "grep -c one list", "--good", "1", "--json"))
     assert facts["point"]["number"] == 3
     assert facts["result"]["stdout"] == "0\n"
@@ -78,28 +80,29 @@ def test_each_line_has_its_command(project: Path) -> None:
     assert json.loads(said("blame", "list", "--json"))[2] == {"line": 3, "text": "four", "point": 2}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("log", "nothing"),
-        ("log", "fix", "more"),
-        ("show", "fix"),
-        ("show", "fix", "77"),
-        ("show", "fix", "x"),
-        ("undo", "fix", "-n", "9"),
-        ("undo", "fix", "--redo"),
-        ("undo", "nothing"),
-        ("bisect", "fix"),
-        ("bisect", "fix", "--", "true"),
-        ("bisect", "fix", "-c", "true", "--", "true"),
-        ("blame", "fix", "nothing"),
-        ("blame", "fix"),
-    ],
-)
-def test_a_mistake_is_one_error(project: Path, words: tuple[str, ...]) -> None:
-    done = staddle(*words, env=environment())
-    assert done.returncode == 125, done.stderr
-    assert is_one_error(done.stderr), done.stderr
+MISTAKES: list[tuple[str, ...]] = [
+    ("log", "nothing"),
+    ("log", "fix", "more"),
+    ("show", "fix"),
+    ("show", "fix", "77"),
+    ("show", "fix", "x"),
+    ("undo", "fix", "-n", "9"),
+    ("undo", "fix", "--redo"),
+    ("undo", "nothing"),
+    ("bisect", "fix"),
+    ("bisect",),
+    ("bisect", "fix", "--", "true"),
+    ("bisect", "fix", "-c", "true", "--", "true"),
+    ("blame", "fix", "nothing"),
+    ("blame", "fix"),
+]
+
+
+def test_a_mistake_is_one_error(project: Path) -> None:
+    for words in MISTAKES:
+        done = staddle(*words, env=environment())
+        assert done.returncode == 125, (words, done.stderr)
+        assert is_one_error(done.stderr), (words, done.stderr)
 
 
 def test_what_a_model_did_over_mcp_can_be_undone_when_the_server_has_ended(project: Path) -> None:

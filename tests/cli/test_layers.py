@@ -159,7 +159,9 @@ def test_a_kill_loses_nothing_and_leaves_a_session_that_can_be_used(
 @pytest.mark.same_for_everyone
 def test_changes_are_dropped(command: Run) -> None:
     command("run", "--keep", "fix", "-c", "echo 1 > one; echo 2 > src/two; rm gone")
-    assert command("discard", "fix", "src", "/workspace/gone").stdout == "2 changes dropped\n"
+    assert command("discard", "fix", "src").stdout == "1 change dropped\n"
+    assert command("diff", "--names", "--", "gone").stdout == "D /workspace/gone\n"
+    assert command("discard", "--", "/workspace/gone").stdout == "1 change dropped\n"
     assert command("run", "--keep", "fix", "--", "ls").stdout == "README\ngone\none\nsrc\n"
     command("discard", "fix")
     assert names(command) == []

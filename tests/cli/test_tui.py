@@ -255,6 +255,8 @@ def test_an_agent_runs_beside_its_changes_and_its_state_comes_back(tmp_path: Pat
         screen.until("nothing is chosen")
         screen.type(b"\x1b")
         screen.until("agent>")
+        assert "committed" in desk.run("commit", "claude-app", "--yes", "README")  # from another terminal
+        screen.until("1 change: 1 added")
         screen.type(f"python3 -m http.server 4321 & exec sleep {seconds}\r")
         assert until(lambda: "a server inside is at http://127.0.0.1:" in log_of(screen)), screen.text()
         assert "your home and keys are not there" in log_of(screen)
@@ -270,7 +272,7 @@ def test_an_agent_runs_beside_its_changes_and_its_state_comes_back(tmp_path: Pat
         screen.type(b"before\r")
         screen.until("1 snapshot", "before")
         screen.type(b"\x1b[20~")  # F9
-        screen.until("Commit 2 changes to")
+        screen.until("Commit 1 change to")
         screen.type(b"c")
         assert until((desk.project / "n").exists)
         screen.type(b"\x1b[21~")  # F10 asks nothing: it is kept

@@ -11,7 +11,7 @@ import pytest
 
 from staddle.agents.install import home_of, plan
 from staddle.agents.table import CODING_AGENTS, codex_program
-from tests.docs.test_facts import code, rows, text
+from tests.docs.test_facts import TREE, code, rows, text
 
 pytestmark = pytest.mark.same_for_everyone
 
@@ -31,6 +31,16 @@ def test_agents_ways_and_what_stays_outside() -> None:
 def test_every_way_is_compared() -> None:
     ways = {name for agent in CODING_AGENTS.values() for name in agent.ways}
     assert {code(row[0])[0] for row in rows("agent-settings.md", "way")} == ways
+
+
+def test_results_of_the_agents_have_pages() -> None:
+    sys.path.insert(0, str(TREE / "scripts"))
+    try:
+        import agent_results
+    finally:
+        sys.path.pop(0)
+    for name in (agent_results.WHOLE_RUN, agent_results.CONFORMANCE):
+        assert agent_results.BEGIN in (agent_results.DOCS / name).read_text()
 
 
 def test_the_settings_to_paste_are_those_that_are_installed(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from staddle import Network, Policy, Sandbox, errors
 from staddle.learn.proposal import Learned
 from tests.support.sandboxes import descriptors
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_users
 
@@ -27,9 +29,9 @@ def data(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home with a key, a configuration and a start file."""
+    """A home with a key, a configuration and a start file, in which no other test makes temporary files."""
     place = Path(os.path.realpath(tmp_path)) / "home"
     (place / ".ssh").mkdir(parents=True)
     (place / ".ssh/id_rsa").write_text("KEY\n")
@@ -169,15 +171,36 @@ def test_a_socket_that_leads_out_is_only_a_comment(tmp_path: Path) -> None:
 
 
 def test_hosts_are_refused_and_said_or_let_through_and_proposed() -> None:
-    connect = "python3 -c \"import socket; socket.create_connection(('10.255.1.2', 81), 2)\""
-    learned = learn(connect)
+    connect = "python3 -c \"import socket; socket.create_connection(('10.255.1.2', 81), {})\""
+    learned = learn(connect.format(60))
     assert learned.policy.network == Network.deny()
     assert "10.255.1.2:81" in "".join(learned.warnings)
     with Sandbox(learn=True, on_connect=lambda _: True) as sb:
-        sb.run(connect)
+        sb.run(connect.format(5))
         learned = sb.learned()
     assert learned.policy.network == Network.allow("10.255.1.2:81")
     assert "connected to in command 1" in learned.text()
+
+
+def test_a_command_that_does_not_wait_for_its_connections_is_learned_from() -> None:
+    """They are answered after its end."""
+
+    def answer(_: object) -> bool:
+        time.sleep(0.02)
+        return False
+
+    leave = """
+import socket
+for n in range(20):
+    one = socket.socket()
+    one.setblocking(False)
+    one.connect_ex((f"10.255.1.{n}", 81))
+    one.detach()
+"""
+    with Sandbox(learn=True, on_connect=answer) as sb:
+        sb.exec(["python3", "-c", leave])
+        hosts = {fact.host for fact in sb.learned().recording.hosts}
+    assert hosts == {f"10.255.1.{n}:81" for n in range(20)}
 
 
 def test_a_run_under_its_policy_says_what_was_refused(data: Path) -> None:
@@ -213,7 +236,7 @@ def test_learning_leaves_nothing_open(data: Path) -> None:
     before = descriptors()
     for _ in range(3):
         learn(f"cat {data}/one")
-    assert descriptors() <= before
+    assert until(lambda: descriptors() <= before)  # a thread may close the last ones
 
 
 def test_another_backend_refuses_with_a_sentence() -> None:
@@ -258,6 +281,28 @@ def test_the_command_writes_checks_updates_and_compares(project: Path, home: Pat
     old.write_text(text)
     assert staddle("--diff", str(old), str(file), cwd=project).stdout.startswith('+ read "')
     assert list(project.iterdir()) == []
+
+
+@pytest.mark.parametrize("toolchain_first", [True, False])
+def test_an_update_keeps_and_finds_the_toolchain_of_either_command(
+    project: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toolchain_first: bool
+) -> None:
+    tool = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tool], check=True)
+    (next(tool.glob("lib/*/site-packages")) / "only_there.py").write_text("")
+    monkeypatch.setenv("PATH", f"{tool}/bin:{os.environ['PATH']}")
+    commands = [("python", "-c", "import only_there"), ("true",)]
+    file = home / "learned.toml"
+    first, second = commands if toolchain_first else commands[::-1]
+    for option, command in (("-o", first), ("--update", second)):
+        done = staddle(option, str(file), "--check", "--", *command, cwd=project)
+        assert done.returncode == 0, done.stderr
+    text = file.read_text()
+    assert text.count("# Learned by staddle from: ") == 2
+    assert "  # took " in text
+    for command in commands:
+        with Sandbox(project, policy=Policy.from_file(file)) as sb:
+            assert sb.exec(command).ok, text
 
 
 def test_the_command_prints_the_policy_alone_and_passes_the_status_on(project: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from staddle.errors import (
     SessionBusy,
     UnknownBackend,
 )
+from staddle.shell.shell_state import ShellState
 from tests.support.sandboxes import confining, every_backend
 from tests.support.waiting import as_soon_as, next_line, run_together, unique_seconds, until, with_argument
 
@@ -269,6 +271,30 @@ def test_programs_do_not_wait_for_a_command_of_the_session(sb: Sandbox) -> None:
     long.join(60)
     sb.run("echo a", on_stdout=lambda _: heard.append(sb.exec(["pwd"]).stdout))
     assert heard == ["/\n"]
+
+
+@pytest.mark.parametrize("way", ["run", "stream"])
+def test_an_interrupt_while_a_command_begins_is_for_that_command(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    begin = ShellState.begin
+
+    def slow(self: ShellState, command: Any) -> Any:
+        begun = begin(self, command)
+        if b"sleep" in command.spec.text:  # it runs, and nobody waits for it yet
+            run_together([threading.Thread(target=sb.interrupt)])
+        return begun
+
+    with Sandbox() as sb:
+        monkeypatch.setattr(ShellState, "begin", slow)
+        if way == "run":
+            result = sb.run("sleep 20")
+        else:
+            with sb.stream("sleep 20") as stream:
+                assert list(stream) == []
+            result = stream.result
+        assert result.reason is Reason.cancelled
+        assert sb.run("echo on").stdout == "on\n"
 
 
 def test_a_program_can_be_interrupted_as_soon_as_anything_of_it_is_seen(sb: Sandbox) -> None:

@@ -320,14 +320,47 @@ def test_snapshots_are_a_tree_that_can_be_listed_and_thinned_out(sandbox: Sandbo
     assert not sandbox.files.exists("one")
 
 
+def test_a_closed_snapshot_and_what_is_none_are_refused(project: Path) -> None:
+    with Sandbox(project, history=True) as sb:
+        gone, there = sb.snapshot("gone"), sb.snapshot("there")
+        sb.run("echo 1 > new")
+        point = sb.history()[-1]
+        gone.close()
+        for call in (
+            lambda: sb.restore(gone),
+            lambda: gone.diff(there),
+            lambda: there.diff(gone),
+            lambda: gone.save(project / "saved"),
+            gone.drift,
+        ):
+            with pytest.raises(LayerError, match="is gone"):
+                call()
+        for wrong in (None, 3, b"there", point):
+            for call in (lambda wrong=wrong: sb.restore(wrong), lambda wrong=wrong: there.diff(wrong)):
+                with pytest.raises(InvalidCall, match="is no snapshot"):
+                    call()
+        for wrong in (None, 3, "there", there):
+            with pytest.raises(InvalidCall, match="is no point"):
+                point.diff(wrong)
+        assert sb.run("cat new").stdout == "1\n"
+    assert not (project / "saved").exists()
+
+
+@pytest.mark.parametrize("paths", [5, b"new", "new", iter(["new"]), [5], [b"new"], [""], [None]])
+def test_paths_that_are_no_list_of_paths_are_refused(sandbox: Sandbox, paths: Any) -> None:
+    sandbox.run("echo 1 > new")
+    for call in (sandbox.diff, sandbox.review, sandbox.commit, sandbox.discard):
+        with pytest.raises(InvalidCall, match=r"paths (is|has) "):
+            call(paths)
+    assert kinds(sandbox) == {"/workspace/new": "added"}
+
+
 def test_snapshots_leave_no_mounts_behind(sandbox: Sandbox) -> None:
     def mounts() -> int:
         return int(sandbox.run("wc -l < /proc/self/mountinfo").stdout)
 
-    sandbox.run("echo 1 > x")
-    sandbox.snapshot()
     before = mounts()
-    for number in range(3):
+    for number in range(4):
         sandbox.run(f"echo {number} > x; echo {number} > ~/x; echo {number} > /tmp/x")
         sandbox.restore(sandbox.snapshot())
     assert until(lambda: mounts() == before)

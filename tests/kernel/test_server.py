@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 
 import staddle
 from staddle.errors import CommandFailed, InvalidCall, PolicyError, SessionBusy, StaddleError
+from staddle.json_values import decode
 from staddle.server.access import SocketAccess
 from staddle.server.client import Client
 from staddle.server.process import connected_or_started, default_socket
@@ -691,6 +693,25 @@ def test_files_are_streamed_in_ranges(server: ServerProcess, client: Client, tmp
         assert asked(Unix(server.path), "GET", base, Range="bytes=99999999-")[0] == 416
         sb.files.download("big", tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == content
+
+
+def test_a_short_outcome_is_what_the_whole_answer_says(server: ServerProcess, client: Client) -> None:
+    """Also to a request that is repeated, and later. Programs that do not ask for it get all fields."""
+    with client.create() as sb:
+        base = f"/v1/sandboxes/{sb.id}/commands"
+        body = {"id": "c", "command": r"printf 'a\n\377'; echo b >&2; false"}
+        for method, path in (("POST", base), ("POST", base), ("GET", f"{base}/c")):
+            sent = body if method == "POST" else None
+            whole = asked(Unix(server.path), method, path, sent)[1]
+            short = asked(Unix(server.path), method, f"{path}?short=1", sent)[1]
+            line, _, beside = short.partition(b"\n")
+            found = json.loads(line)
+            assert whole["stdout"] == "a\n\ufffd"
+            assert {"errno", "why", "stdout_cut"} <= whole["result"].keys() - found["result"].keys()
+            assert found.keys() == {"id", "state", "result"}
+            result = decode(found["result"], apart=BytesIO(beside).read)
+            assert result == decode(whole["result"])
+            assert (result.stdout_bytes, result.stderr_bytes, result.exit_code) == (b"a\n\xff", b"b\n", 1)
 
 
 def test_the_description_describes_the_answers(server: ServerProcess, client: Client) -> None:

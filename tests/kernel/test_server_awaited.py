@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import staddle
+from staddle import Result
 from staddle.errors import CommandFailed, InvalidCall
+from staddle.server.client import ServerCommand
 from tests.support.server_process import ServerProcess
 from tests.support.waiting import unique_seconds, with_argument
 
@@ -102,6 +104,32 @@ def test_a_cancelled_task_ends_its_command_and_nothing_else(server: ServerProces
                 await task
             assert stream.result.reason == "cancelled"
             assert (await sb.run("echo $x")).stdout == "5\n"
+
+    asyncio.run(use())
+
+
+def test_a_task_that_is_cancelled_before_the_answer_waits_for_its_command(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ServerCommand.result
+    ended: list[str] = []
+
+    def result(self: ServerCommand) -> Result:
+        found = whole(self)
+        ended.append(found.reason)
+        return found
+
+    monkeypatch.setattr(ServerCommand, "result", result)
+
+    async def use() -> None:
+        async with await staddle.connect_async(server.path) as client, await client.create() as sb:
+            for begin in (lambda: sb.run("sleep 60"), lambda: anext(sb.stream("sleep 60"))):
+                task = asyncio.ensure_future(begin())
+                await asyncio.sleep(0)  # the request is on its way
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            assert ended == ["cancelled"] * 2
 
     asyncio.run(use())
 

@@ -364,8 +364,8 @@ def test_a_lost_sandbox_is_an_error_with_a_sentence(unconfined: TriedShell) -> N
 def test_input_that_is_larger_than_its_place_is_an_error(unconfined: TriedShell) -> None:
     unconfined.run("x=1")
     inside = unconfined.shell._state.bash.files.input
-    os.close(inside)
-    assert os.open("/dev/full", os.O_RDWR) == inside  # a place without room
+    with open("/dev/full", "r+b", 0) as full:  # a place without room
+        os.dup2(full.fileno(), inside, inheritable=False)
     with pytest.raises(LaunchFailed, match="could not be handed over"):
         unconfined.run("cat", stdin=b"x")
     assert unconfined.run("echo $x").out == b"1\n"

@@ -9,6 +9,7 @@ serves, with one that goes on. After each the next sandbox must work.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -100,6 +101,7 @@ class HostProgram:
     def there(self) -> dict[str, Any]:
         """What is there of us, once nothing changes any more."""
         wait_for_jobs()
+        gc.collect()  # an error of a failed start may refer to itself
         wanted = 2 * len(client._servers) + self._others  # each with who makes its sandboxes
         if not until(lambda: len(children()) <= wanted, 5):
             self._others += len(children()) - wanted  # that is a difference, but not one for each time

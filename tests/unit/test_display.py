@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staddle.display import shown, shown_block
+from staddle.display import shown, shown_block, whole_characters
 
 HOSTILE = {
     "colour": "\x1b[31mred\x1b[0m",
@@ -116,3 +116,15 @@ def test_it_costs_no_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["__future__", "staddle", "staddle.display"]
+
+
+@given(st.binary(max_size=12))
+def test_only_an_incomplete_character_is_split_off(data: bytes) -> None:
+    whole, rest = whole_characters(data)
+    assert whole + rest == data
+    assert len(rest) < 4
+    assert not rest or rest[0] >= 0xC0
+    assert (whole + rest).decode("utf-8", "replace") == whole.decode("utf-8", "replace") + rest.decode(
+        "utf-8", "replace"
+    )
+    assert whole_characters(data + "é€🎉".encode()) == (data + "é€🎉".encode(), b"")

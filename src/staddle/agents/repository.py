@@ -13,6 +13,7 @@ import tempfile
 
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, StaddleError
+from ..files.remove_tree import remove as remove_tree
 from ..hostinfo.gitconfig import parse, parse_subsections
 from ..jail import git
 from ..paths import WORKSPACE_PATH
@@ -133,18 +134,33 @@ class GitCommits:
         self._tips: dict[str, str] = {}
         self._base = _host(project, "rev-parse", "--verify", "--quiet", "HEAD", may_fail=True)
         self.is_repository = os.path.lexists(f"{project}/{GIT}")
-        if sandbox is not None and self._base:
-            known = set(_host(project, "for-each-ref", "--format=%(objectname)").split())
+        #: Whether the sandbox has a repository, and the project none.
+        self.is_new = False
+        if sandbox is not None:
+            place = _inside(sandbox, "rev-parse", "--absolute-git-dir").strip()
+            self.is_new = not self.is_repository and place == f"{WORKSPACE_PATH}/{GIT}"
+        if sandbox is not None and (self.is_repository or self.is_new):
+            known = set(self._of_project("for-each-ref", "--format=%(objectname)").split())
             self._head = _inside(sandbox, "symbolic-ref", "--quiet", "HEAD").strip()
             refs, others = _refs(sandbox)
             self._tips = {ref: tip for ref, tip in refs.items() if tip not in {*known, self._base}}
             if self._tips:
-                old = sorted(known)[:_MOST_EXCLUDED]
-                self._new = ["--ignore-missing", *self._tips.values(), "--not", self._base, *old, "--"]
+                old = [*filter(None, (self._base,)), *sorted(known)[:_MOST_EXCLUDED]]
+                self._new = ["--ignore-missing", *self._tips.values(), "--not", *old, "--"]
                 self.rows = _inside(sandbox, "log", "--format=%h %s", *self._new).splitlines()[:_MOST_ROWS]
-            stash = _inside(sandbox, "rev-parse", "--verify", "--quiet", "refs/stash").strip()
-            is_lost = not {*others, *filter(None, (stash,))} <= known
+            stash = _inside(sandbox, "rev-parse", "--verify", "--quiet", "refs/stash").split()
+            is_lost = not {*others, *stash} <= known or not self._has_submodules_of(sandbox)
             self.has_more = is_lost or bool(self._tips and not self.rows)
+
+    def _of_project(self, *words: str) -> str:
+        return _host(self._project, *words, may_fail=True) if self.is_repository else ""
+
+    def _has_submodules_of(self, sandbox: Sandbox) -> bool:
+        """Whether no submodule inside is at a commit of its own."""
+        if not sandbox.files.exists(f"{WORKSPACE_PATH}/.gitmodules"):
+            return True
+        each = ("submodule", "--quiet", "foreach", "--recursive", "git rev-parse HEAD")
+        return {*_inside(sandbox, *each).split()} <= {*self._of_project(*each).split()}
 
     def patches(self, sandbox: Sandbox) -> str:
         """The patches of the commits, as text."""
@@ -161,10 +177,25 @@ class GitCommits:
                 why="another program has used the sandbox",
                 fix=f"staddle review {self._name}",
             )
+        if not self.is_new:
+            return self._take_over(sandbox)
+        is_named = _BRANCH.fullmatch(self._head) and ".." not in self._head
+        branch = self._head.removeprefix("refs/heads/") if is_named else "main"
+        form = "sha256" if any(len(tip) == 64 for tip in self._tips.values()) else "sha1"
+        _host(self._project, "init", "--quiet", "--initial-branch", branch, "--object-format", form)
+        try:
+            return (
+                "a new git repository; " + self._take_over(sandbox) if self._tips else "a new git repository"
+            )
+        except BaseException:
+            remove_tree((os.fsencode(f"{self._project}/{GIT}"),))
+            raise
+
+    def _take_over(self, sandbox: Sandbox) -> str:
         names = [self._branch_for(ref) for ref in self._tips]
         fetched = dict(zip(self._tips, names, strict=True))
         with tempfile.NamedTemporaryFile(prefix="staddle-", suffix=".bundle") as file:
-            words = ("bundle", "create", _BUNDLE, "--ignore-missing", *self._tips, "--not", self._base)
+            words = ("bundle", "create", _BUNDLE, "--ignore-missing", *self._tips, *self._without_base)
             made = sandbox.exec(["git", "-C", WORKSPACE_PATH, *words])
             if not made.ok:
                 raise _failed("bundle", made.stderr, self._name)
@@ -187,7 +218,12 @@ class GitCommits:
             return f"{said} in {', '.join(names)}: git merge {fetched[self._first]}"
         _host(self._project, "reset", "--quiet", self._tips[self._first])
         _host(self._project, "update-ref", "-d", f"refs/heads/{fetched.pop(self._first)}")
-        return f"{said} added to your branch" + (f", and {', '.join(fetched.values())}" if fetched else "")
+        said += " added to your branch" + (f", and {', '.join(fetched.values())}" if fetched else "")
+        return f"{said}; undo: git reset {self._base[:12]}" if self._base else said
+
+    @property
+    def _without_base(self) -> list[str]:
+        return ["--not", self._base] if self._base else []
 
     def _branch_for(self, ref: str) -> str:
         more = "" if ref == self._first else "-" + ref.removeprefix("refs/heads/").replace("/", "-")
@@ -203,14 +239,17 @@ class GitCommits:
         def ask(*words: str) -> str:
             return _host(self._project, *words, may_fail=True)
 
-        if ask("rev-parse", "HEAD") != self._base or self._first != ask("symbolic-ref", "--quiet", "HEAD"):
+        if ask("rev-parse", "--verify", "--quiet", "HEAD") != self._base or self._first != ask(
+            "symbolic-ref", "--quiet", "HEAD"
+        ):
             return False
-        if ask("merge-base", self._base, tip) != self._base:
+        if self._base and ask("merge-base", self._base, tip) != self._base:
             return False  # it was rewritten
         if ask("diff", "--cached", "--name-only"):
             return False  # the user has staged something
         plain = ("diff", "--no-ext-diff", "--no-textconv", "--name-only", "-z")
-        touched = ask(*plain, self._base, tip)
+        every = ("ls-tree", "-r", "--name-only", "-z", tip)
+        touched = ask(*plain, self._base, tip) if self._base else ask(*every)
         with tempfile.TemporaryDirectory(prefix="staddle-") as place:
             index = {"GIT_INDEX_FILE": f"{place}/index"}
             _host(self._project, "read-tree", tip, variables=index)
@@ -224,7 +263,8 @@ def _refs(sandbox: Sandbox) -> tuple[dict[str, str], set[str]]:
     What git prints there is checked.
     """
     found, others = {}, set()
-    told = _inside(sandbox, "for-each-ref", "--format=%(refname) %(objectname)", "refs/heads")
+    named = ("refs/heads", "refs/tags", "refs/notes")
+    told = _inside(sandbox, "for-each-ref", "--format=%(refname) %(objectname)", *named)
     for line in told.splitlines():
         ref, _, tip = line.partition(" ")
         if _BRANCH.fullmatch(ref) and ".." not in ref and _ID.fullmatch(tip):

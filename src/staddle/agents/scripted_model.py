@@ -72,10 +72,10 @@ def _arguments(schema: dict[str, Any], given: dict[str, object]) -> dict[str, ob
 
 
 class ScriptedModel:
-    """Serves the calls of `script` in order. `results` are the agent's answers, as JSON or text."""
+    """Serves the calls of `script` in order, then `text`. `results` are the answers, as JSON or text."""
 
-    def __init__(self, script: Sequence[ToolCall | str]) -> None:
-        self.script = self.of(script)
+    def __init__(self, script: Sequence[ToolCall | str], text: str = "done") -> None:
+        self.script, self.text = self.of(script), text
         self.results: list[str] = []
         self.requests: list[str] = []
         self.offers: list[str] = []
@@ -209,9 +209,9 @@ class ModelHandler(BaseHTTPRequestHandler):
         }
         message |= {"stop_sequence": None, "usage": usage}
         if call is None:
-            block: dict[str, Any] = {"type": "text", "text": "done"}
+            block: dict[str, Any] = {"type": "text", "text": self.scripted.text}
             empty = {**block, "text": ""}
-            delta: dict[str, Any] = {"type": "text_delta", "text": "done"}
+            delta: dict[str, Any] = {"type": "text_delta", "text": self.scripted.text}
         else:
             block = {"type": "tool_use", "id": f"toolu_{step}", "name": call[0], "input": call[1]}
             empty = {**block, "input": {}}
@@ -241,7 +241,7 @@ class ModelHandler(BaseHTTPRequestHandler):
         answers = [item.get("output") for item in given if str(item.get("type", "")).endswith("call_output")]
         step, call = self.scripted.next_call(offers, answers)
         if call is None:
-            said = {"type": "output_text", "text": "done", "annotations": []}
+            said = {"type": "output_text", "text": self.scripted.text, "annotations": []}
             item: dict[str, Any] = {"type": "message", "id": "m1", "role": "assistant", "content": [said]}
         else:
             item = {"type": "function_call", "id": f"fc_{step}", "call_id": f"call_{step}", "name": call[0]}
@@ -267,7 +267,7 @@ class ModelHandler(BaseHTTPRequestHandler):
         offers = [(each["name"], each.get("parameters") or {}) for each in functions]
         answers = [each.get("content") for each in body["messages"] if each["role"] == "tool"]
         step, call = self.scripted.next_call(offers, answers)
-        delta: dict[str, Any] = {"role": "assistant", "content": "done" if call is None else None}
+        delta: dict[str, Any] = {"role": "assistant", "content": self.scripted.text if call is None else None}
         if call is not None:
             function = {"name": call[0], "arguments": json.dumps(call[1])}
             delta["tool_calls"] = [
@@ -297,7 +297,11 @@ class ModelHandler(BaseHTTPRequestHandler):
         parts = [part for content in body.get("contents", ()) for part in content.get("parts", ())]
         answers = [part["functionResponse"].get("response") for part in parts if "functionResponse" in part]
         _, call = self.scripted.next_call(offers, answers)
-        part = {"text": "done"} if call is None else {"functionCall": {"name": call[0], "args": call[1]}}
+        part = (
+            {"text": self.scripted.text}
+            if call is None
+            else {"functionCall": {"name": call[0], "args": call[1]}}
+        )
         candidate = {"content": {"role": "model", "parts": [part]}, "finishReason": "STOP", "index": 0}
         usage = {"promptTokenCount": 1, "candidatesTokenCount": 1, "totalTokenCount": 2}
         answer = {"candidates": [candidate], "usageMetadata": usage, "modelVersion": MODEL}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..mounts.operations import Operation
     from ..network.host.gateway_log import GatewayLog
     from ..policy.plan import Plan
+    from .canary import SelfTest
 
 #: By their names in /proc. Every sandbox also has user, pid and mount namespaces.
 NAMESPACES = {
@@ -53,6 +54,8 @@ _ALWAYS = ("user", "pid", "mnt")
 
 
 _probing = _thread.allocate_lock()
+#: Self-tests whose outcome nobody has asked for, by process and user.
+_begun: dict[tuple[int, int], SelfTest] = {}
 
 
 class Namespaces:
@@ -72,6 +75,17 @@ class Namespaces:
         with _probing:
             if who not in _known:
                 _known[who] = self._unusable(found) if isinstance(found, Obstacle) else self._to_be_seen()
+
+    def begin_self_test(self) -> None:
+        """Start the self-test of `probe` without waiting for it, unless its outcome is known."""
+        me = os.getpid(), os.geteuid()
+        found = unprivileged_uid()
+        with _probing:
+            if me[1] not in _known and me not in _begun and not isinstance(found, Obstacle):
+                try:
+                    _begun[me] = _self_test(found)
+                except (OSError, StaddleError):
+                    pass  # `probe` tries it again, and says why
 
     def probe(self) -> Probe:
         """Whether a real sandbox confines its command, according to a self-test.
@@ -129,22 +143,16 @@ class Namespaces:
         found = unprivileged_uid()
         if isinstance(found, Obstacle):
             return self._unusable(found)
-        from ..mounts.from_plan import lay_out
-        from ..mounts.host import Host
-        from . import canary
+        who = os.geteuid()
 
         def outcome() -> tuple[str, str]:
-            for patience in canary.PATIENCE:
-                nonce = os.urandom(8).hex()
-                plan = canary.plan(nonce)
-                prepared = launch(plan, lay_out(plan, Host()), found, canary.command())
-                started = canary.SelfTest(prepared, nonce, named=_names_hosts(), patience=patience)
+            started = _begun.pop((os.getpid(), who), None) or _self_test(found)
+            problem, message = started.outcome()
+            if started.timed_out:
+                started = _self_test(found, again=True)
                 problem, message = started.outcome()
-                if not started.timed_out:
-                    break
             return problem, started.not_started or message
 
-        who = os.geteuid()
         for without in (_nameless, _with_outer_processes):
             without.discard(who)
         try:
@@ -182,6 +190,18 @@ class Namespaces:
 
     def _unusable(self, obstacle: Obstacle) -> Probe:
         return Probe(self.name, usable=False, why=obstacle.why, fix=obstacle.fix)
+
+
+def _self_test(unprivileged_uid: int | None, *, again: bool = False) -> SelfTest:
+    """Start a self-test; with `again` a more patient one."""
+    from ..mounts.from_plan import lay_out
+    from ..mounts.host import Host
+    from . import canary
+
+    nonce = os.urandom(8).hex()
+    plan = canary.plan(nonce)
+    prepared = launch(plan, lay_out(plan, Host()), unprivileged_uid, canary.command())
+    return canary.SelfTest(prepared, nonce, named=_names_hosts(), patience=canary.PATIENCE[again])
 
 
 def _names_hosts() -> bool:

@@ -9,7 +9,6 @@ from ..agents.table import CODING_AGENTS, INSIDE, MCP, SHELL
 from ..display import counted
 from ..errors import UsageError
 from ..jail.agents import AGENTS
-from ..sandbox.workspace.persistent import workspace_of
 from .options import KEEP, RUNNING, Option, Parsed, asked_of, help_rows, parse, reworded, working_directory
 from .report import say, say_gaps, say_violations
 
@@ -157,6 +156,9 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
     from ..agents import launch
 
     if way == INSIDE:
+        from ..sandbox.open import ahead
+
+        ahead.begin(parsed.one("backend") or "auto")
         from .agent_session import run
 
         return run(AGENTS[agent.name], parsed)
@@ -186,6 +188,7 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
 def _with_mcp(agent: CodingAgent, workspace: str, parsed: Parsed) -> int:
     """Start it with the tools of `staddle mcp`, whose sandbox is kept: its work outlives the agent."""
     from ..agents import launch
+    from ..sandbox.workspace.persistent import workspace_of
     from .agent_session import free_name
     from .review import at_the_end
 

@@ -35,7 +35,7 @@ _OPTIONS = (
 _HELP = """\
 Write the changes of a kept sandbox to its workspace: all of them, or nothing.
 
-usage: staddle commit [options] [NAME [PATH...]]
+usage: staddle commit [options] [NAME] [[--] PATH...]
 
 The changes are listed, and you are asked. The commit is refused with a list, before anything is
 written, if a file also changed on the host since the sandbox started with it, or if a change
@@ -251,7 +251,7 @@ _DISCARD_OPTIONS = (HELP,)
 _DISCARD_HELP = """\
 Drop changes of a kept sandbox: inside, the workspace is again as on the host.
 
-usage: staddle discard NAME [PATH...]
+usage: staddle discard [NAME] [[--] PATH...]
 
 Without PATHs everything is dropped. Snapshots stay: take one with `staddle snapshot NAME LABEL` first
 if you may want the changes back. PATHs are as `staddle diff` shows them, or relative to the workspace.

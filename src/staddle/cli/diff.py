@@ -46,7 +46,7 @@ _OPTIONS = (
 _HELP = """\
 Show the changes of a kept sandbox, compared with its workspace as it is now.
 
-usage: staddle diff [options] [NAME [PATH...]]
+usage: staddle diff [options] [NAME] [[--] PATH...]
 
 NAME is the name given to --keep. Without it, the kept sandbox of the current directory. PATHs are
 as seen inside (/workspace/src, /home/user/.config) or relative to the workspace (src). On a

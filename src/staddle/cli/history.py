@@ -180,8 +180,8 @@ _BISECT_OPTIONS = (
 _BISECT = """\
 Find the command in a kept sandbox after which a test fails.
 
-usage: staddle bisect NAME [options] -- TEST [ARGUMENTS]
-       staddle bisect NAME [options] -c 'SCRIPT'
+usage: staddle bisect [NAME] [options] -- TEST [ARGUMENTS]
+       staddle bisect [NAME] [options] -c 'SCRIPT'
 
 The test runs in a fork, at about log2 of the points; the sandbox does not change. As for `git bisect`,
 exit code 0 is good, 125 skips a point, any other up to 127 is bad.
@@ -197,16 +197,14 @@ def bisect(words: Sequence[str]) -> int:
     parsed = begin(words, _BISECT_OPTIONS, "bisect", _BISECT)
     if parsed is None:
         return 0
-    if not parsed.words:
-        raise UsageError("no kept sandbox is named", fix="staddle bisect NAME -- TEST")
-    name, *argv = parsed.words
+    name, argv = named(parsed, "bisect")
     script = parsed.one("command")
     if (script is None) == (not argv):
         raise UsageError("one test is needed", fix=f"staddle bisect {shown(name)} -- TEST, or -c SCRIPT")
     good, bad = parsed.one("good"), parsed.one("bad")
     repeat = _number(parsed.one("repeat") or "1")
     with _opened(parsed, name) as sandbox:
-        test: str | list[str] = argv if script is None else script
+        test: str | Sequence[str] = argv if script is None else script
         first, last = (None if text is None else _number(text) for text in (good, bad))
         found = sandbox.bisect(test, good=first, bad=last, repeat=repeat)
         if parsed.on("json"):

@@ -62,13 +62,16 @@ def refuse_unknown(paths: Sequence[str], found: Sequence[Change], workspace: str
 
 
 def named(parsed: Parsed, command: str) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the kept sandbox and the words after it. Default: the one of this directory."""
-    if parsed.words:
+    """Return the name of the kept sandbox and the words after it. Default: the one of this directory.
+
+    Words after `--` are no name.
+    """
+    if parsed.ahead if parsed.dashed else parsed.words:
         return parsed.words[0], parsed.words[1:]
     here = os.path.realpath(working_directory())
     found = [record.name for record in every() if _is_of(record, here)]
     if len(found) == 1:
-        return found[0], ()
+        return found[0], parsed.words
     why = f"several are of this directory: {', '.join(found)}" if found else "none is of this directory"
     raise UsageError(
         "no kept sandbox is named", why=why, fix=f"staddle {command} NAME; `staddle ls` lists them"

@@ -134,9 +134,7 @@ def _run(
         )
         if result.why:
             say(result.why)
-        learning = sandbox._settings.learning
-        assert learning is not None  # noqa: S101 - it was asked for
-        return learning.learned(before, sandbox.requests()), result.exit_code
+        return sandbox._learned(before), result.exit_code
 
 
 def _ask(event: Event) -> bool:
@@ -150,19 +148,25 @@ def _ask(event: Event) -> bool:
 
 
 def _before(parsed: Parsed) -> str:
+    """Return the text of the policy file that the proposal adds to."""
     file = parsed.one("update")
     if file is None:
-        return ""
+        file = parsed.one("policy")
+        return "" if file is None or not os.path.isfile(file) else _text(file)
     for other in ("policy", "output"):
         if parsed.on(other):
             raise UsageError(f"--update and --{other} contradict each other", fix="leave one of them out")
     try:
-        with open(file, encoding="utf-8", errors="replace") as text:
-            return text.read(1 << 20)
+        return _text(file)
     except OSError as error:
         raise UsageError(
             f"--update {file!r} cannot be read", why=error.strerror or "", fix="for a new file use -o FILE"
         ) from None
+
+
+def _text(file: str) -> str:
+    with open(file, encoding="utf-8", errors="replace") as text:
+        return text.read(1 << 20)
 
 
 def _check_output(parsed: Parsed, workspace: str | None) -> None:

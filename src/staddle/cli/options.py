@@ -39,11 +39,15 @@ class Option(Value):
 
 
 class Parsed(Value):
-    """A parsed command line: options by name, the words after them, and whether `--` came before these."""
+    """A parsed command line: options by name, the words after them, and whether `--` came before these.
+
+    `ahead` of them came before `--`, if options may follow words.
+    """
 
     options: dict[str, list[str]]
     words: tuple[str, ...]
     dashed: bool
+    ahead: int = 0
 
     def on(self, name: str) -> bool:
         """Whether the option was given."""
@@ -109,7 +113,7 @@ def parse_among(words: Sequence[str], table: Sequence[Option], command: str) -> 
                 )
             found.setdefault(name, []).extend(values)
         if part.dashed or not part.words:
-            return Parsed(found, (*others, *part.words), part.dashed)
+            return Parsed(found, (*others, *part.words), part.dashed, len(others))
         others.append(part.words[0])
         rest = part.words[1:]
 

@@ -111,7 +111,7 @@ class _Reviewing:
         try:
             every = kept.review(None)
             inside = [_below(change.path) for change in every.changes]
-            if self._commits.is_repository:
+            if self._commits.is_repository or self._commits.is_new:
                 inside = [path for path in inside if path != GIT and not path.startswith(f"{GIT}/")]
             self._found = kept.review(inside) if inside else None
             self._rest = len(every.changes) > len(inside)
@@ -129,11 +129,12 @@ class _Reviewing:
         """The number of changed files and git commits, as a phrase."""
         count = 0 if self._found is None else len(self._found.changes)
         said = f"{counted(count, 'file')} changed"
+        said += ", a new git repository" if self._commits.is_new else ""
         return said + (f", {counted(len(self._commits.rows), 'git commit')}" if self._commits.rows else "")
 
     def run(self) -> int:
         """Ask until something was decided. Returns the exit status."""
-        if self._found is None and not self._commits.rows:
+        if self._found is None and not self._commits.rows and not self._commits.is_new:
             print("nothing changed")
             return 0
         changes = () if self._found is None else self._found.changes
@@ -168,29 +169,42 @@ class _Reviewing:
         if self._found is not None and not self._commit_files(self._found):
             print(f"nothing was written; kept: staddle review {self._name}")
             return 1
-        if self._commits.rows:
+        if self._commits.rows or self._commits.is_new:
             with self._opened() as sandbox:
                 print(self._commits.take_over(sandbox))
         if self._rest and self._commits.has_more:
-            print(f"its .git directory is kept in {self._name}: it has a stash, or branches of other names")
+            print(f"its .git directory is kept in {self._name}: it has a stash, tags, or other commits")
         elif self._rest:
             self._drop([GIT])
         return 0
 
     def _commit_files(self, found: Review) -> bool:
         held = [item.path for item in found.held]
-        # A new directory comes with the files in it.
-        allowed = [item.path for item in found.held if not _has_below(item.path, held) and _asked(item)]
+        # A new directory comes with the files in it, and a new repository as a whole.
+        allowed, refused = [], {each.path for each in found.refused}
+        for top, items in _by_repository(found).items():
+            leaves = [item for item in items if not _has_below(item.path, held)]
+            question = (
+                "Take it?" if len(items) == 1 else f"Take all {len(items)} files of this git repository?"
+            )
+            if not leaves:
+                continue
+            if _asked(leaves[0], question):
+                allowed += [item.path for item in leaves]
+            else:
+                refused.add(top)
         allowed += [path for path in held if _has_below(path, allowed)]
         over = {item.path for item in found.conflicts if _asked(item, "Replace yours?")}
-        refused = [*held, *(each.path for each in found.refused)]
-        skipped = {*refused, *(each.path for each in found.conflicts)} - {*allowed, *over}
+        declined = {each.path for each in found.conflicts} - over
+        skipped = refused | declined | {path for path in held if not _is_among(path, {*allowed, *refused})}
         kept = self._workspace()
         report, finished = progress("committing")
         try:
             # Everything that was asked for, and exactly as it was shown.
             paths = [
-                path for path in found.paths or () if path not in skipped and not _has_below(path, skipped)
+                path
+                for path in found.paths or ()
+                if not _is_among(path, skipped) and not _has_below(path, skipped)
             ]
             done = kept.take_over(
                 paths,
@@ -246,6 +260,22 @@ class _ReviewingRunning(_Reviewing):
 def _row(change: Change) -> str:
     """A change on one line, with its paths below the project."""
     return row(change.replace(path=_below(change.path), old_path=_below(change.old_path or "") or None))
+
+
+def _by_repository(found: Review) -> dict[str, list[NeedsApproval]]:
+    """The changes that need approval, by their paths; those of a new git repository by its path."""
+    added = [_below(each.path) for each in found.changes if each.kind == "added"]
+    new = [path for path in added if path.endswith(f"/{GIT}")]
+    grouped: dict[str, list[NeedsApproval]] = {}
+    for item in found.held:
+        top = next((place for place in new if _is_among(item.path, (place,))), item.path)
+        grouped.setdefault(top, []).append(item)
+    return grouped
+
+
+def _is_among(path: str, others: Collection[str]) -> bool:
+    """Whether the path, or a directory that it is in, is one of the others."""
+    return any(path == other or path.startswith(f"{other}/") for other in others)
 
 
 def _has_below(path: str, others: Collection[str]) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..sandbox.sandbox import Sandbox
     from ..tui.log_pane import EventFeed
     from .agent_session import AgentWatcher
+    from .running_review import ReviewServer
 
 #: After a kill: restore screen and cursor, disable mouse, bracketed paste and focus reports, reset keys.
 _LEAVE = (
@@ -199,6 +200,7 @@ class _AgentInUi:
         self.session = AgentSession(AGENTS[name], parsed, feed.tell)
         self._parsed = parsed
         self._watcher: AgentWatcher | None = None
+        self._reviews: ReviewServer | None = None
 
     def for_the_ui(self) -> dict[str, Any]:
         """Arguments for SandboxOpening."""
@@ -221,6 +223,7 @@ class _AgentInUi:
         """Open the agent's sandbox, or later another one of the same project, which is not kept."""
         from ..sandbox.sandbox import Sandbox
         from .agent_session import AgentWatcher
+        from .running_review import ReviewServer
 
         session = self.session
         hooks: dict[str, Any] = {"audit": feed.record, "on_connect_timeout": 60.0}
@@ -242,11 +245,15 @@ class _AgentInUi:
         if first:
             for line in session.introduction(sandbox):
                 feed.tell(line)
+            if session.name:
+                self._reviews = ReviewServer(sandbox, session.name)
             self._watcher = AgentWatcher(sandbox, session.home, feed.tell)
             self._watcher.start()
         return sandbox
 
     def _left(self) -> None:
+        if self._reviews is not None:
+            self._reviews.close()
         if self._watcher is not None:
             self._watcher.end()
 

@@ -9,9 +9,9 @@ import subprocess
 from .. import check
 from .._value import Value
 from ..display import shown
-from ..errors import CommandCancelled, CommandTimeout, LaunchFailed, PolicyError
+from ..errors import CommandCancelled, CommandTimeout, PolicyError
 from ..events import Event
-from ..launch.running import end, never_started, see_through, started
+from ..launch.running import did_not_start, end, never_started, release, see_through, started
 from ..linux import process_tree
 from ..linux.process import stat_fields
 from ..observe.output import Tail
@@ -107,22 +107,13 @@ def run(
         failure = never_started(launch) if code > 0 and not ending else None
         limit = launch.limited.ran_into(code) if launch.limited is not None else None
     finally:
-        if launch.status is not None:
-            os.close(launch.status)
-        if launch.gateway_log is not None:
-            launch.gateway_log.finish()
-        if launch.limited is not None:
-            launch.limited.close()
+        release(launch)
     status = code if code >= 0 else 128 - code
     result = result_of(status, out or Tail(0), err or Tail(0))
     if failure:
         # The command never ran, so this is the launcher's own output.
         said = shown(result.stderr.strip()[-500:])
-        raise LaunchFailed(
-            "the command did not start",
-            why=f"{failure}: {said}" if said else failure,
-            fix="`staddle doctor` tries what this host can do",
-        )
+        raise did_not_start(f"{failure}: {said}" if said else failure)
     by_limit = () if limit is None else (Event("violation", limit.limit, limit.sentence),)
     found = (*by_limit, *wrapped.violations(), *afterwards())
     result = result.replace(violations=tuple(secrets.event(event) for event in found))

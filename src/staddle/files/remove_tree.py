@@ -162,7 +162,7 @@ def copy_file(source: int, here: int, name: str, status: os.stat_result) -> None
         os.close(copy)
 
 
-def copy_attributes(source: int, destination: int, *, leave_out: str = "\0") -> None:
+def copy_attributes(source: int | str, destination: int | str, *, leave_out: str = "\0") -> None:
     """Copy the user.* attributes, except those that begin with `leave_out`."""
     try:
         names = os.listxattr(source)

@@ -3,6 +3,7 @@
     host program ── socket ── server ── socket ── cloner ── clone ── spare = agent (PID 1) ── fork ── shells
 
     client        the host program's side: fork servers by configuration, sandboxes taken from them
+    start         its process, which starts before its configuration is known
     connection    one fork server: its process, the socket to it, and the requests
     server        the fork server's loop, and its spares
     server_mounts the shared part of the view, made once, and the directories of each sandbox

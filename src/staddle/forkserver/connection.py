@@ -14,19 +14,18 @@ from ..files.remove_tree import remove
 from ..interrupts import uninterrupted, wait_readable
 from ..ipc import forkserver_messages as records
 from ..ipc.wire import close_all, receive, receive_last, send
-from ..launch.contract import ENVIRONMENT, python
 from ..limits import scope
-from ..linux import idmaps, open_files
+from ..linux import idmaps
 from ..linux.file_room import refuse_if_full
 from ..linux.fileio import memory_file
 from ..mounts.host import not_built, open_named, take
 from ..mounts.operations import Bind, decode_operations, encode_operations
 from ..mounts.shared_view import BASE
 from ..paths import WORKSPACE_PATH
+from .start import started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..limits.prewarm import PrewarmedCgroups
@@ -93,6 +92,7 @@ class ForkServerClient:
             # An interrupt between the start of a process and recording its pid would leave a zombie.
             uninterrupted(partial(self._begin, before, around))
             self._socket.settimeout(_PATIENCE)
+            self._configure(config)
             if config.base >= 0:
                 self._set_up_as_root(config)
             self._expect(records.READY)
@@ -106,7 +106,14 @@ class ForkServerClient:
             raise
 
     def _begin(self, before: Sequence[str], around: dict[str, str]) -> None:
-        self._socket, self._process = _start(records.encode(self._config), before, around)
+        self._socket, self._process = started(before, around)
+
+    def _configure(self, config: records.ForkServerConfig) -> None:
+        file = memory_file(records.encode(config))
+        try:
+            send(self._socket, records.CONFIGURE, [file])
+        finally:
+            os.close(file)
 
     def _abandon(self) -> bytes:
         """Kill it, and return its last message."""
@@ -303,44 +310,6 @@ def _groups(config: records.ForkServerConfig, pid: int) -> PrewarmedCgroups:
     if family is not None:
         return PrewarmedCgroups(family, config.spares)
     return PrewarmedCgroups(CgroupTree(scope.settle(pid, found)), config.spares, owned=True)
-
-
-def _start(
-    config: bytes, before: Sequence[str] = (), around: dict[str, str] | None = None
-) -> tuple[_socket.socket, subprocess.Popen[bytes]]:
-    """Start a fork server with `before` as prefix of its command line;
-
-    return (our end of the socket, process).
-    """
-    import subprocess
-
-    opened: list[int] = []
-    try:
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        opened.append(socket := theirs.detach())
-        opened.append(file := memory_file(config))
-        process = subprocess.Popen(
-            (*before, *python("forkserver/__main__.py", str(socket), str(file))),
-            env={**ENVIRONMENT, **(around or {})},
-            cwd="/",
-            pass_fds=(socket, file),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the user's terminal must not reach it
-        )
-        open_files.hand_down(process.pid)
-        return ours, process
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise LaunchFailed(
-            "the fork server could not be started",
-            why=why,
-            fix=resource_fix(why, "`staddle doctor` tries what this host can do"),
-        ) from error
-    finally:
-        for fd in opened:
-            os.close(fd)
 
 
 def _failed(answer: bytes, error: OSError | None = None) -> LaunchFailed:

@@ -20,6 +20,7 @@ from ..inside.agent import own_namespaces, verify
 from ..inside.namespace_launcher import contents
 from ..ipc.forkserver_messages import (
     COMMAND_LINE,
+    CONFIGURE,
     GOODBYE,
     LONGEST,
     MADE,
@@ -36,7 +37,7 @@ from ..ipc.forkserver_messages import (
     decode_config,
     decode_request,
 )
-from ..ipc.wire import Malformed, close_all, reason, receive, receive_last, send
+from ..ipc.wire import Malformed, close_all, pass_descriptors, reason, receive, receive_last, send
 from ..linux import call_list, mounts, overlay, process, userns
 from ..linux.openat2 import open_beneath
 from ..linux.syscalls import call
@@ -55,17 +56,22 @@ if TYPE_CHECKING:
 #: Milliseconds without a request before a spare is replaced, if another is ready: the first command needs the
 #: processor.
 _QUIET = 20
+#: The same after the first sandbox: most programs that need another one ask for it later, or at once.
+_FIRST_QUIET = 1000
 #: Seconds for a host program to end, on a busy machine, once it has closed the socket.
 _LAST_PATIENCE = 30.0
 
 
 def main(words: list[str]) -> NoReturn:
-    """Be the fork server on the socket that is descriptor `words[0]`, configured by the file `words[1]`."""
+    """Be the fork server on the socket that is descriptor `words[0]`, configured by its first message."""
     socket = _socket.socket(fileno=int(words[0]))
     os.set_inheritable(socket.fileno(), False)
     doing = ""
     try:
-        config = decode_config(contents(int(words[1])))
+        message, files = receive(socket, LONGEST)
+        if message != CONFIGURE or len(files) != 1:
+            os._exit(0)  # the host program has ended, or needs no fork server
+        config = decode_config(contents(files[0]))
         outside = verify.outside(config)
         call_list.use_machine_code()  # while its file can be opened
         process.close_from(3, keep=(socket.fileno(),))
@@ -106,6 +112,7 @@ class ForkServer:
         self._held: dict[bytes, int] = {}
         self._cgroup_fds: list[tuple[int, ...]] = []  # for sandboxes that are made next
         self._spares = Spares(config)
+        self._given = 0  # sandboxes
 
     def serve(self) -> NoReturn:
         """Answer requests until the host program closes the socket, and refill the spares in between."""
@@ -116,7 +123,7 @@ class ForkServer:
         self._answer(READY)
         while True:
             short = self._is_short
-            ready = [fd for fd, _ in poll.poll(_QUIET if short else None)]
+            ready = [fd for fd, _ in poll.poll(self._quiet if short else None)]
             if self._cloner.fileno() in ready:
                 self._collect()
             if self._socket.fileno() in ready:
@@ -166,7 +173,8 @@ class ForkServer:
     def _send_trees(self, request: SandboxRequest, borrowed: list[int], sockets: list[int]) -> None:
         trees = take_all(request, self._host, borrowed, self._is_volatile)
         try:
-            _pass_on(sockets, trees)
+            for socket in sockets:
+                pass_descriptors(socket, trees)
         finally:
             close_all(trees)
         send(self._socket, TAKEN)
@@ -199,7 +207,8 @@ class ForkServer:
             self._give(spare, [*trees, *extra_fds], MADE if is_late else TAKEN)
         finally:
             close_all(trees)
-        if is_late:  # requests arrive faster than we clone, so clone without a pause
+        self._given += 1
+        if is_late and self._given > 1:  # requests arrive faster than we clone, so clone without a pause
             self._refill()
 
     def _give(self, spare: Spare, descriptors: list[int], answer: bytes) -> None:
@@ -248,6 +257,10 @@ class ForkServer:
         while each and len(extra_fds) >= told + each:
             self._cgroup_fds.append(tuple(extra_fds[-each:]))
             del extra_fds[-each:]
+
+    @property
+    def _quiet(self) -> int:
+        return _FIRST_QUIET if self._given == 1 else _QUIET
 
     @property
     def _missing_spares(self) -> int:
@@ -366,18 +379,6 @@ def _be_quiet() -> None:
         pass  # a kernel without keys
     os.umask(0o022)
     process.default_signals()
-
-
-def _pass_on(sockets: list[int], trees: list[int]) -> None:
-    """Send mounts to the agent that waits for them at the other end."""
-    for fd in sockets:
-        socket = _socket.socket(fileno=fd)
-        try:
-            send(socket, TAKEN, trees)
-        except OSError:
-            pass  # it does not wait any more, and reports why
-        finally:
-            socket.detach()
 
 
 def _lock(lock: int, deadline: float) -> bool:

@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..mounts.operations import Operation, Row
 
+#: To a fork server, with a memory file that has its configuration. It starts before that is known.
+CONFIGURE = b"c"
 #: Replies of a fork server. It is ready for requests.
 READY = b"r"
 #: To it: the host program closes the socket and lives on. Without this message, it has ended.

@@ -163,6 +163,17 @@ def send(socket: _socket.socket, message: bytes, descriptors: Sequence[int] = ()
     sent_at_any_rate(lambda: socket.sendmsg([message], extra, flags))
 
 
+def pass_descriptors(socket: int, descriptors: Sequence[int]) -> None:
+    """Send them to a process that waits for them in `await_descriptors`."""
+    channel = _socket.socket(fileno=socket)
+    try:
+        send(channel, b"t", descriptors)
+    except OSError:
+        pass  # it does not wait any more, and reports why
+    finally:
+        channel.detach()
+
+
 def await_descriptors(socket: int, count: int) -> list[int]:
     """Receive `count` descriptors in one message on this socket. OSError if they do not arrive."""
     channel = _socket.socket(fileno=socket)

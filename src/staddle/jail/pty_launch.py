@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 
-from ..errors import LaunchFailed
 from ..launch import pty
-from ..launch.running import Lifeline, end, never_started, start
+from ..launch.running import Lifeline, did_not_start, end, never_started, release, start
 from ..observe.redaction import Redactor
 
 TYPE_CHECKING = False
@@ -91,9 +90,7 @@ class PtyLaunch:
             code = self._process.returncode
         failure = never_started(self._launch) if code > 0 else None
         if failure:
-            raise LaunchFailed(
-                "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
-            )
+            raise did_not_start(failure)
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:
@@ -106,9 +103,6 @@ class PtyLaunch:
     def _release(self) -> None:
         fd, self._leader = self._leader, -1
         os.close(fd)
-        if self._launch.status is not None:
-            os.close(self._launch.status)
-        if self._launch.gateway_log is not None:
-            self._launch.gateway_log.finish()
+        release(self._launch)
         if self._lifeline is not None:
             self._lifeline.close()

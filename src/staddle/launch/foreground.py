@@ -12,10 +12,9 @@ import sys
 import time
 
 from .._value import Value
-from ..errors import LaunchFailed
 from ..linux.fileio import write_all
 from .contract import give_pipes
-from .running import GRACE, Lifeline, never_started, not_startable, release
+from .running import GRACE, Lifeline, did_not_start, never_started, not_startable, release
 from .signals import SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGPIPE, SIGQUIT, SIGTERM, SIGXFSZ, waiting
 
 TYPE_CHECKING = False
@@ -159,9 +158,7 @@ class _Attended:
         finally:
             self._restore()
         if failure and not self._timed_out and self._caught is None:
-            raise LaunchFailed(
-                "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
-            )
+            raise did_not_start(failure)
         duration = time.monotonic() - self._began
         cap = self._cap
         dropped = (0, 0) if cap is None else (max(0, self._passed[1] - cap), max(0, self._passed[2] - cap))

@@ -201,11 +201,7 @@ def complete(
             lifeline.close()
         release(launch)
     if failure and not ending:
-        if secrets is not None:
-            failure = secrets.text(failure)
-        raise LaunchFailed(
-            "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
-        )
+        raise did_not_start(failure if secrets is None else secrets.text(failure))
     if ending == "cancelled":
         raise CommandCancelled(
             "the command was cancelled", why="a cancellation was requested", fix="run it again"
@@ -401,6 +397,13 @@ def never_started(launch: Launch) -> str | None:
     except BlockingIOError:
         pass
     return launch.failure(said)
+
+
+def did_not_start(failure: str) -> LaunchFailed:
+    """Return the error for a launcher's message that the command never ran."""
+    return LaunchFailed(
+        "the command did not start", why=failure, fix="`staddle doctor` tries what this host can do"
+    )
 
 
 def release(launch: Launch) -> None:

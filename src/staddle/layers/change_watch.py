@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import stat
 import time
+from functools import partial
 
 from ..files.tree import Tree, directories, is_whiteout, opacity
+from ..interrupts import owned
 from ..linux.file_room import refuse_if_full
 from .changes import Change, change_of, type_of
 from .differences import Selection, differences
@@ -86,12 +88,15 @@ class ChangeWatch:
             if not before and before is not None and self._is_untouched():
                 return ()
             self._changed = -1
-            self._seen = _scan(self._top, self._most)
-            return self._found(before, self._seen)
+            return owned(partial(self._scanned, before))  # it opens directories
         except BaseException as error:
             self._seen = before
             refuse_if_full(error)
             raise
+
+    def _scanned(self, before: dict[str, Mark] | None) -> tuple[Change, ...] | None:
+        self._seen = _scan(self._top, self._most)
+        return self._found(before, self._seen)
 
     def _found(
         self, before: dict[str, Mark] | None, now: dict[str, Mark] | None

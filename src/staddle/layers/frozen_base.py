@@ -102,10 +102,7 @@ class FrozenBase(str):
         return self._layer
 
     def signature(self, path: str) -> Signature | None:
-        """Return the `baseline.signature` of the host's file at `path` when it was copied;
-
-        None if missing.
-        """
+        """Return the `baseline.signature` of the host's file when it was copied; None if it was missing."""
         found = self._state.get(path)
         return None if found is None else signature(found)
 
@@ -146,10 +143,7 @@ class LoadedBase(FrozenBase):
         return made
 
     def signature(self, path: str) -> Signature | None:
-        """Return the signature of the host's file at `path` if it equals the copy;
-
-        else one that no file has.
-        """
+        """Return the signature of the host's file if it equals the copy, else one that no file has."""
         return self._found.get(path)
 
     @property

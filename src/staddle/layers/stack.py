@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 
+from ..files.remove_tree import copy_attributes
+from ..files.tree import MARKS
 from ..linux.file_room import refuse_if_full
 from .frozen_base import FrozenBase, origin
 from .merge import merge, prune
@@ -51,7 +53,14 @@ class LayerSnapshot:
 
     def stack(self) -> Stack:
         """Return a stack that continues from here, with a new layer on top."""
-        return Stack(self.store, self.bases, self.layers, self.store.layer(like=self.bases[0]))
+        shown = self.layers[0].upper if self.layers else self.bases[0]
+        layer = self.store.layer(like=shown).hold()
+        try:
+            if self.layers:
+                copy_attributes(shown, layer.upper, leave_out=MARKS)
+            return Stack(self.store, self.bases, self.layers, layer)
+        finally:
+            layer.drop()
 
     def view(self) -> LayerView:
         """Return the view that compares these layers with the bases."""
@@ -85,7 +94,7 @@ class LayerSnapshot:
 class Stack:
     """A writable layer, over frozen layers, over the bases (all topmost first).
 
-    The mounted directory looks like the first base, because overlayfs takes its mode from the upper layer.
+    Overlayfs shows the attributes of the top layer's directory, which are copied from the layer below it.
     """
 
     def __init__(self, store: Store, bases: Sequence[str], frozen: Iterable[Layer], top: Layer) -> None:

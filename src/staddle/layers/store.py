@@ -144,7 +144,7 @@ class Store:
         return not self.in_memory or has_memory_for_more()
 
     def layer(self, *, like: str | None = None, reserved: bool = False) -> Layer:
-        """Return a new, empty layer. Its mount looks like the directory `like` from outside.
+        """Return a new, empty layer. Its mount looks like the directory `like`, of the host or of a layer.
 
         `reserved`: use the reserved layer, if there is one.
         """
@@ -154,7 +154,7 @@ class Store:
             if reserved and self._reserved is not None:
                 self._blank, blank, self._reserved = blank, self._reserved, None
         layer = self._new() if blank is None else blank
-        mode = stat.S_IMODE(found.st_mode) & 0o777 | 0o700 if found else 0o755
+        mode = stat.S_IMODE(found.st_mode) & 0o3777 | 0o700 if found else 0o755
         if self.owner is not None and found is not None and abs(found.st_uid - self.owner[0]) < _IDS:
             os.chown(layer.upper, found.st_uid, found.st_gid)  # another id of the same sandbox
         os.chmod(layer.upper, mode)

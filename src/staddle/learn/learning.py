@@ -51,6 +51,10 @@ class Learning:
         http: bool = False,
         on_connect: Callable[[Event], Any] | None,
     ) -> None:
+        #: Those of the given policy. One without them may have been learned from another command.
+        self._toolchains = policy.toolchains
+        if policy.preset == "agent" and not refuse:
+            policy = policy.replace(toolchains=True)
         self.policy, self._workspace, self._mode, self._env = policy, workspace, mode, env
         self._ask = on_connect
         self._is_open = policy.network.mode == "open" and not refuse
@@ -150,8 +154,8 @@ class Learning:
     def _world(self) -> World:
         if self._compared is None:
             apart, plan = self._mode in ("overlay", "copy"), self._compiled(self.watched)
-            about = self.policy, self._plan, plan, world.home(), self._workspace, apart, self._private
-            self._compared = World(*about)
+            about = self.policy, self._plan, plan, world.home(), self._workspace, apart
+            self._compared = World(*about, self._private, self._toolchains)
         return self._compared
 
     def _compiled(self, policy: Policy) -> Plan:

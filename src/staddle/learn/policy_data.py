@@ -22,8 +22,10 @@ _PLAIN = (
     *("system", "toolchains", "sudo", "world", "nested", "environment", "redact", "home", "base"),
     "package_cache",
 )
-#: An entry of a list with its comment, as `text` writes it.
+#: An entry of a list with its comment, and a single value with its own, as `text` writes them.
 _COMMENTED = re.compile(r'^ *("(?:[^"\\]|\\.)*"),  # (.*)$', re.MULTILINE)
+_COMMENTED_VALUE = re.compile(r"^(\w+ = \S+)  # (.*)$", re.MULTILINE)
+_SIZES = ("memory", "output", "file_size", "disk")
 
 
 def of_policy(policy: Policy, spelled: Callable[[str], str] | None = None) -> dict[str, Any]:
@@ -89,8 +91,15 @@ def of_limits(limits: Limits) -> dict[str, Any]:
         if name == "defaults" or name in limits.defaults:
             continue
         if value != getattr(usual, name) or name in usual.defaults:
-            found[name] = "none" if value is None else value
+            found[name] = "none" if value is None else _written(name, value)
     return found
+
+
+def _written(name: str, value: float) -> float | str:
+    """Return a limit as a person writes it: 256M, 90."""
+    if name in _SIZES and value % (1 << 20) == 0:
+        return f"{int(value) >> 20}M"
+    return int(value) if value == int(value) else value
 
 
 def _of_rules(rules: Any) -> dict[str, Any]:
@@ -144,6 +153,11 @@ def _entry(
 def comments(text: str) -> dict[str, str]:
     """Return the comments of the entries in a policy file that was written by `text`."""
     return {json.loads(entry): why for entry, why in _COMMENTED.findall(text)}
+
+
+def value_comments(text: str) -> dict[str, str]:
+    """Return the comments of single values in a policy file, by the part of the line before them."""
+    return dict(_COMMENTED_VALUE.findall(text))
 
 
 def _comment(why: str | None) -> str:

@@ -39,6 +39,8 @@ _DANGEROUS_SOCKETS = (
 _MORE_MEMORY, _MORE_PROCESSES, _MORE_TIME = 1.5, 2, 3
 _LEAST_MEMORY, _LEAST_PROCESSES, _LEAST_TIME = 256 << 20, 64, 10
 _STEP = 64 << 20
+#: The first lines of a learned policy file.
+_LEARNED_FROM = "# Learned by staddle from: "
 _MOST_NAMED, _LONGEST_REASON = 2, 200
 _MOST_LINKS = 8
 _LEADING = "directories that are visible because of something below them"
@@ -63,6 +65,8 @@ class World(Value):
     apart: bool = True
     #: Files of /etc that not every user may read.
     private: tuple[str, ...] = ()
+    #: Whether the policy had toolchains before learning.
+    had_toolchains: bool = True
 
     def covers(self, path: str, *, writes: bool = False) -> bool:
         """Whether the policy allows this use of `path` without any learned grant."""
@@ -153,13 +157,16 @@ def _denied(preset: str, home: str) -> frozenset[str]:
 def propose(recording: Recording, world: World, before: str = "") -> Learned:
     """Return the smallest policy that would have let the recorded run through.
 
-    `before` is the text of the policy file that it adds to, whose comments are kept.
+    `before` is the text of the policy file that it adds to. All that it grants is kept, with the comments.
     """
     why: dict[tuple[str, str], str] = {}
     loud: dict[str, list[str]] = {}
     data = policy_data.of_policy(world.policy, lambda path: placed(path, world))
     for entry, said in policy_data.comments(before).items():
         why.update({(field, entry): said for field in (*policy_data.PATHS, "network.allow", "network.http")})
+    said_of = policy_data.value_comments(before)
+    for name, value in data.get("limits", {}).items():
+        why["limits." + name, ""] = said_of.get(f"{name} = {policy_data.toml(value)}", "")
     refused: list[Fact] = []
     grants: dict[str, list[Fact]] = {"read": [], "write": [], "sockets": []}
     for fact in recording.facts:
@@ -200,12 +207,14 @@ def propose(recording: Recording, world: World, before: str = "") -> Learned:
     _network(recording.hosts, data, why, loud)
     _requests(recording.requests, world, data, why)
     _limits(recording, data, why)
-    _toolchains(recording, world, data, why)
+    if not (before and world.had_toolchains):  # an earlier command may need them
+        _toolchains(recording, world, data, why)
     order = ("preset", "toolchains", "read", "write", "deny", "sockets")
     data = {key: data[key] for key in sorted(data, key=lambda key: order.index(key) if key in order else 9)}
     for field, several in loud.items():
         loud[field] = _bounded(several)
-    head = _head(recording.replace(is_whole=is_whole), loud, refused)
+    earlier = [line for line in before.splitlines() if line.startswith(_LEARNED_FROM)]
+    head = _head(earlier, recording.replace(is_whole=is_whole), loud, refused)
     text = head + policy_data.text(data, why, loud)
     warnings = tuple(line for several in loud.values() for line in several)
     policy = Policy.from_dict(data, workspace=world.workspace)
@@ -397,7 +406,7 @@ def _toolchains(
     recording: Recording, world: World, data: dict[str, Any], why: dict[tuple[str, str], str]
 ) -> None:
     """Leave out the toolchains on the PATH if no file of one was used."""
-    if not world.policy.toolchains or recording.succeeded is None:
+    if not world.policy.toolchains or (recording.succeeded is None and world.had_toolchains):
         return
     places = [grant.path for grant in world.plan.grants if grant.origin.startswith("toolchain")]
     if not any(covers(place, fact.path) for fact in recording.facts for place in places):
@@ -405,10 +414,10 @@ def _toolchains(
         why["toolchains", ""] = "no toolchain outside of the system was used"
 
 
-def _head(recording: Recording, loud: dict[str, list[str]], refused: list[Fact]) -> str:
+def _head(earlier: list[str], recording: Recording, loud: dict[str, list[str]], refused: list[Fact]) -> str:
     commands = [shown(each) for each in recording.commands[:3]]
     more = len(recording.commands) - len(commands)
-    lines = [f"# Learned by staddle from: {each[:160]}" for each in commands]
+    lines = list(dict.fromkeys([*earlier, *(_LEARNED_FROM + each[:160] for each in commands)]))
     lines += [f"# ... and {counted(more, 'command')} more"] if more > 0 else []
     count = sum(len(several) for several in loud.values())
     if not recording.succeeded:

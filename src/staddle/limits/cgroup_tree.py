@@ -184,10 +184,7 @@ def tidy(base: str) -> None:
 
 
 def _owner(name: str) -> tuple[int, int, int] | None:
-    """Return (pid namespace, pid, start time) of the program that owns this cgroup;
-
-    None for a foreign name.
-    """
+    """Return (pid namespace, pid, start time) of the owner of this cgroup; None for a foreign name."""
     if not name.startswith(PREFIX):
         return None
     words = name[len(PREFIX) :].split("-")

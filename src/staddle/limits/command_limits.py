@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class CommandLimits:
-    """The cgroups of one command;
-
-    without cgroups, its first process watches the limits and reports in a file.
-    """
+    """The cgroups of one command. Without any, its first process watches the limits and reports in a file."""
 
     def __init__(self, limits: Limits, *, watched: bool = False) -> None:
         """Create the cgroups and files that enforce `limits`; LaunchFailed or OSError if the host refuses.

@@ -96,9 +96,9 @@ _sessions: dict[tuple[int, Limits, str], tuple[float, SessionLimits]] = {}
 
 
 def session_limits(limits: Limits, store: str = "") -> SessionLimits:
-    """Decide how the `limits` of a session are enforced;
+    """Decide how the `limits` of a session are enforced. `store`: where it writes, if anywhere.
 
-    cached for a second. `store`: where it writes, if anywhere.
+    The answer is cached for a second.
     """
     now, key = time.monotonic(), (os.getpid(), limits, store)
     known = _sessions.get(key)

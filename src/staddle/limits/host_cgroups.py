@@ -169,9 +169,9 @@ def group(
 def tree(
     found: CgroupSupport, in_scope: Callable[[CgroupSupport], CgroupTree] | None = None
 ) -> CgroupTree | None:
-    """Return the cgroup tree of this program for the support `found`;
+    """Return the cgroup tree of this program for the support `found`.
 
-    None if there can be none without a scope, and `in_scope` starts none.
+    It is None if there can be none without a scope, and `in_scope` starts none.
     """
     make = in_scope if found.scope else CgroupTree
     if not found.places or make is None:

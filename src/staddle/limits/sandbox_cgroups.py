@@ -216,10 +216,7 @@ class SandboxCgroups:
             _kill_member(pid, self._directories.values())
 
     def close(self) -> bool:
-        """Kill the rest and remove the cgroups;
-
-        return whether that succeeded. Does nothing when called again.
-        """
+        """Kill the rest and remove the cgroups. Returns whether they are gone; can be called again."""
         self.prewarmed_meter = None
         if _until(self._remove, _GRACE):
             return True

@@ -338,10 +338,7 @@ class LimitTally:
         supervisor.before_kill = self._tell
 
     def patience(self, otherwise: int | None) -> int:
-        """Sample if it is due;
-
-        return the milliseconds until the next sample, or `otherwise` if that is less.
-        """
+        """Sample if it is due. Return the milliseconds until the next sample, at most `otherwise`."""
         if time.monotonic() >= self._next:
             self.look()
         left = 1 + max(0, int((self._next - time.monotonic()) * 1000))

@@ -381,10 +381,7 @@ def _hide(item: Hidden, below: bool) -> Operation | None:
 
 
 def _between(root: str, path: str, seen: set[str]) -> list[str]:
-    """Return the directories below `root` and above `path` that are not in `seen`, parents first;
-
-    add them.
-    """
+    """Return the directories between `root` and `path` that are not in `seen`, parents first; add them."""
     found = []
     directory = _parent(path)
     while directory != root and _covers(root, directory) and directory not in seen:

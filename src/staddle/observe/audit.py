@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from json.encoder import encode_basestring_ascii as quoted
@@ -219,14 +220,19 @@ def _ends_within_a_line(path: str, fd: int) -> bool:
 
     `fd` may only write. A file that we may not read counts as whole.
     """
-    if not (size := os.fstat(fd).st_size):
-        return False
     try:
         other = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return os.pread(other, 1, size - 1) not in (b"\n", b"")
+        looked = 0
+        while (size := os.fstat(fd).st_size) != looked:
+            if os.pread(other, 1, size - 1) in (b"\n", b""):
+                return False
+            looked = size
+            with suppress(OSError):
+                os.utime(fd)  # waits in the kernel until a write that another program has begun is done
+        return size > 0
     except OSError:  # a device
         return False
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: Maximum bytes that a command may print to a stream without a reader. A command that prints more never ends.
 FLOOD = 1 << 30
+#: Pieces of this size are kept as they are; smaller ones are collected.
+_LARGE = 16 << 10
 
 
 class OutputFlood(Exception):
@@ -21,20 +23,23 @@ class Tail:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._kept = bytearray()
-        self.total = 0
+        self._parts: list[bytes | bytearray] = []
+        self._size = self.total = 0
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the stream."""
-        self.total += len(data)
-        if self._limit is None:
-            self._kept += data
-        elif len(data) >= self._limit:
-            self._kept[:] = data[len(data) - self._limit :]
+        parts, size = self._parts, len(data)
+        self.total += size
+        self._size += size
+        if size >= _LARGE:
+            parts.append(data)  # not copied
         else:
-            self._kept += data
-            if len(self._kept) > 2 * self._limit:  # rarely, because it moves the whole tail
-                del self._kept[: -self._limit]
+            if not parts or not isinstance(parts[-1], bytearray) or len(parts[-1]) >= _LARGE:
+                parts.append(bytearray())
+            parts[-1] += data
+        if self._limit is not None:
+            while parts and self._size - len(parts[0]) >= self._limit:
+                self._size -= len(parts.pop(0))
 
     @property
     def dropped(self) -> int:
@@ -43,7 +48,7 @@ class Tail:
 
     def value(self) -> bytes:
         """Return the kept bytes."""
-        return bytes(self._kept[max(0, len(self._kept) - (self.total - self.dropped)) :])
+        return b"".join(self._parts)[self._size - (self.total - self.dropped) :]
 
 
 class HeadTail:

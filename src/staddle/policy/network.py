@@ -78,12 +78,20 @@ class Network(Value):
             return cls("deny")
         from ..hostnames import parse
 
-        rules = {parse(host) for host in hosts}
+        rules = {rule for host in hosts for rule in _with_loopback(parse(host))}
         requests: tuple[HttpRule, ...] = ()
         if http:
             from .http_rules import with_hosts
 
             rules, requests = with_hosts(rules, http)
+        inert = [rule for rule in rules if not rule.deny and len(_with_loopback(rule)) == 1]
+        for rule in (*inert, *(request.host_rule() for request in requests)):
+            if f".{rule.host}".endswith(".localhost"):
+                raise PolicyError(
+                    f"{str(rule)!r} cannot be allowed",
+                    why="inside, localhost is the sandbox's own, and requests to it are not inspected",
+                    fix="name a port of this host: 127.0.0.1:8080",
+                )
         if all(rule.deny for rule in rules):
             raise PolicyError(
                 "this allow list has only refusals in it",
@@ -193,6 +201,13 @@ class Network(Value):
             return f"allow {', '.join(map(str, self.rules))}{requests}{limits}"
         ports = f" {', '.join(map(str, self.ports))}" if self.ports else ""
         return self.mode + ports
+
+
+def _with_loopback(rule: HostRule) -> tuple[HostRule, ...]:
+    """Return the rule, and for localhost:PORT also the address to which programs inside connect."""
+    if rule.host == "localhost" and rule.kind == "name" and rule.ports:
+        return rule, rule.replace(kind="network", host="127.0.0.1")
+    return (rule,)
 
 
 def _nameservers(dns: object) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from os import fspath
+from os import PathLike, fspath
 
 from .._value import Value
 from ..errors import InvalidCall, LaunchFailed, LayerError, SandboxLost, SessionError
@@ -217,9 +217,15 @@ def _directory(workspace: SandboxWorkspace, sessions: list[Session]) -> str:
         return workspace.mounted_at
 
 
-def _refuse_text(paths: Collection[str] | None) -> None:
+def _refuse_text(paths: Collection[str]) -> None:
     if isinstance(paths, str):
         raise InvalidCall(f"paths is {paths!r}", why="it is one text", fix=f"use [{paths!r}]")
+    if isinstance(paths, bytes) or not (hasattr(paths, "__iter__") and hasattr(paths, "__len__")):
+        raise InvalidCall(f"paths is {paths!r}", why="it is no list", fix='give a list such as ["src/a.py"]')
+    for path in paths:
+        if path == "" or not isinstance(path, str | PathLike):
+            why = "it is empty" if path == "" else "it is not a path"
+            raise InvalidCall(f"paths has {path!r}", why=why, fix='give paths; "." is the whole workspace')
 
 
 def _below(

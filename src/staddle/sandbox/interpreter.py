@@ -114,6 +114,8 @@ class Twin:
 
     def __init__(self, agent: object, line: InterpreterLine) -> None:
         self.agent, self.pid, self._line = agent, 0, line
+        #: Id of the request that forks it.
+        self.name = secrets.token_hex(8)
         #: Why it cannot continue any more.
         self.gone = ""
         self._ended_at = 0.0
@@ -279,30 +281,40 @@ class Interpreter:
 
     # ------------------------------------------------------------ for snapshots, with the turn
 
-    def twin(self) -> Twin | str:
-        """Fork a twin for a snapshot; return it, or the reason why there is none."""
-        line, name = self._line, secrets.token_hex(8)
-        if line is None:
-            return "it does not run"
+    def begin_twin(self) -> Twin:
+        """Have it begin to fork a twin for a snapshot; `end_twin` waits for that."""
         ours = InterpreterLine()
         made = Twin(self._sandbox._inside.agent, ours)
-        why = "it does not answer"
         try:
-            line.write(_request(name, twin=True), ours.theirs.fileno(), patience=_TO_FORK)
-            ours.theirs.close()
-            answer = self._reply(name, time.monotonic() + _TO_FORK) or {}
-            why = str(answer.get("why") or "")[:200]
-            made.pid = 0 if why else _pid(answer)
-            why = why or "it has ended"
+            if self._line is None:
+                made.close("it does not run")
+            else:
+                request = _request(made.name, twin=True)
+                self._line.write(request, ours.theirs.fileno(), patience=_TO_FORK)
+                ours.theirs.close()
         except OSError:  # also the time-out
             self._end()
+            made.close("it does not answer")
         except BaseException:
             made.close()
             raise
-        if made.pid:
-            return made
-        made.close()
-        return why
+        return made
+
+    def end_twin(self, twin: Twin) -> str:
+        """Wait until it has forked this twin; return why it has not, or an empty text."""
+        if twin.gone:
+            return twin.gone
+        try:
+            answer = self._reply(twin.name, time.monotonic() + _TO_FORK) or {}
+        except OSError:  # also the time-out
+            self._end()
+            twin.close("it does not answer")
+        else:
+            why = str(answer.get("why") or "")[:200]
+            twin.pid = 0 if why else _pid(answer)
+            if not twin.pid:
+                twin.close(why or "it has ended")
+        return twin.gone
 
     def enter_again(self) -> None:
         """Have it open its directory and its files again, in the trees that are mounted now.

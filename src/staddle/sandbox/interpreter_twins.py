@@ -56,16 +56,20 @@ def snapshot_with(
                 why[name] = "the sandbox is paused"
             elif interpreter.is_started:
                 idle[name] = interpreter
+
+        def forked() -> None:
+            for name, twin in list(twins.items()):
+                if reason := idle[name].end_twin(twin):
+                    why[name] = reason
+                    del twins[name]
+                else:
+                    inside.twins.append(twin)
+            spare(inside, *(idle[name].pid for name in twins))
+
         try:
             for name, interpreter in idle.items():
-                made = interpreter.twin()
-                if isinstance(made, str):
-                    why[name] = made
-                else:
-                    twins[name] = made
-                    inside.twins.append(made)
-            spare(inside, *(idle[name].pid for name in twins))
-            taken = take(workspace, sessions, label, automatic=automatic)
+                twins[name] = interpreter.begin_twin()
+            taken = take(workspace, sessions, label, automatic=automatic, before_files=forked)
         except BaseException:
             for twin in twins.values():
                 twin.close("no snapshot was taken")

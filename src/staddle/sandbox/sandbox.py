@@ -33,7 +33,7 @@ from .open.lifetimes import LIFETIMES
 from .open_sandbox import MAIN, OpenSandbox
 from .processes import LIST_SCRIPT, Process, parse_list
 from .workspace.frozen import covered_in_workspace
-from .workspace.snapshot import extend, history, loaded, take
+from .workspace.snapshot import checked, extend, history, loaded, take
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -656,7 +656,7 @@ class Sandbox:
         if isinstance(snapshot, str):
             snapshot = changes.labelled(self.snapshots(), snapshot)
         inside = self._now()
-        work = partial(changes.go_back, inside, snapshot, processes)
+        work = partial(changes.go_back, inside, checked(snapshot), processes)
         return work() if self._history is None else self._history.around("restore", snapshot.label, work)
 
     def drift(self, *, limit: int = MOST_PATHS) -> Drift:
@@ -770,7 +770,15 @@ class Sandbox:
             raise InvalidCall(
                 "this sandbox does not learn", why="it was opened without learn=True", fix="open it with that"
             )
-        return self._settings.learning.learned(requests=self.requests())
+        return self._learned()
+
+    def _learned(self, before: str = "") -> Learned:
+        """Propose a policy that adds to the policy file `before`."""
+        learning, network = self._settings.learning, self._now().network
+        assert learning is not None  # noqa: S101 - the callers have asked for it
+        if network is not None:
+            network.settle()
+        return learning.learned(before, self.requests())
 
     # ------------------------------------------------------------ history
 

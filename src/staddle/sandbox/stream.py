@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import threading
 from collections import deque
 
 from .._value import Value
+from ..display import whole_characters
 from ..interrupts import uninterrupted, unmistaken_method
 from .execution import drive, readable, wait
 
@@ -61,15 +61,10 @@ class Chunks:
         spec.also(self._sink("stdout"), self._sink("stderr"))
 
     def _sink(self, name: Literal["stdout", "stderr"]) -> Callable[[bytes], None]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
         def feed(data: bytes) -> None:
-            decoder.decode(data)
-            data = self._held[name] + data
-            half = len(decoder.getstate()[0])  # bytes of a character that the next piece continues
-            self._held[name] = data[len(data) - half :] if half else b""
-            if len(data) > half:
-                self._ready.append(Chunk(name, data[: len(data) - half]))
+            whole, self._held[name] = whole_characters(self._held[name] + data)
+            if whole:
+                self._ready.append(Chunk(name, whole))
 
         return feed
 
@@ -116,6 +111,7 @@ class Stream:
         self._shell, self._spec, self._resulting = shell, spec, result
         self._chunks = Chunks(spec)
         self._result: Result | None = None
+        self._is_new = True
         try:
             shell.begin(spec)
             self._over = over
@@ -156,8 +152,8 @@ class Stream:
         with self._driving:  # another thread may close the session meanwhile
             if self._over is None:
                 return
-            shell = self._shell
-            if shell.step():
+            shell, is_new, self._is_new = self._shell, self._is_new, False
+            if shell.step(briefly=is_new):
                 uninterrupted(self._finish)
                 if self._recorder is not None and self._result is not None:
                     self._recorder.ended(self._result, self._spec.number)

@@ -23,12 +23,12 @@ from staddle.faces import (
     RemoteTerminalNames,
     names,
 )
-from staddle.json_values import OF_CLIENTS, decode, encode
+from staddle.json_values import OF_CLIENTS, decode, encode, read_json, write_json
 
 from .access import PROTOCOL
 from .commands import ServedCommand
 from .http import MOST_BODY, Disconnected, HttpRequest, Refused, Response
-from .output import OutputLog, frames
+from .output import FRAMES, OutputLog, frames
 from .sandboxes import SandboxEntry
 from .websocket import BINARY, TEXT, WebSocket, WebSocketError, accept_key
 
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 MOST_WAIT = 300.0
 #: Bytes of output in one reply.
 _PIECE = 4 << 20
+#: After so many bytes at once, a reply waits a moment for as many as these: each reply costs both ends time.
+_FAST, _BATCH, _MOMENT = 32 << 10, 1 << 20, 0.002
 #: Names that `call` may use, by the object.
 _CALLED = {
     "": names(RemoteSandboxNames) | {"drift", "frozen"},
@@ -60,8 +62,8 @@ _CALLED = {
     "command": names(RemoteProcessNames),
     "terminal": names(RemoteTerminalNames) - {"read", "write"},
 }
-#: The media type of frames.
-FRAMES = "application/vnd.staddle.frames"
+#: The media type of an outcome with bytes beside it.
+_OUTCOME = "application/vnd.staddle.outcome"
 
 
 class ApiCall:
@@ -287,18 +289,28 @@ def run(call: ApiCall) -> Any:
             body[name] = decode(body[name], only=OF_CLIENTS)
     wait = call.query.get("wait")
     command, _ = call.entry.commands.begin(command_id, body, here=wait is None)
-    (command.started if command.kind == "start" else command.ended).wait(
-        MOST_WAIT if wait is None else min(wait, MOST_WAIT)
-    )
-    if command.kind == "start" and command.error is not None:
-        raise command.error
-    return command.describe(text=call.query.get("text", True))
+    seconds = MOST_WAIT if wait is None else min(wait, MOST_WAIT)
+    if command.kind == "start":
+        command.started.wait(seconds)
+        if command.error is not None:
+            raise command.error
+    else:
+        command.output.wait_closed(seconds)
+    return _described(call, command, 201)
+
+
+def _described(call: ApiCall, command: ServedCommand, status: int) -> Any:
+    if not call.query.get("short"):
+        return command.describe(text=call.query.get("text", True))
+    apart: list[bytes] = []
+    body = [write_json(command.outcome(apart)).encode() + b"\n", *apart]
+    return Response(status, body, kind=_OUTCOME, length=sum(map(len, body)))
 
 
 def get_command(call: ApiCall) -> Any:
     command = call.command
-    command.ended.wait(call.seconds)
-    return command.describe(text=call.query.get("text", True))
+    command.output.wait_closed(call.seconds)
+    return _described(call, command, 200)
 
 
 def output(call: ApiCall) -> Any:
@@ -322,7 +334,8 @@ def _output(call: ApiCall, source: OutputLog) -> Response:
             kind=kind,
             more={"Staddle-Offset": str(max(offset, source.start))},
         )
-    source.wait(offset, call.seconds)
+    if source.wait(offset, call.seconds) and source.end - offset >= _FAST:
+        source.wait(offset + _BATCH, _MOMENT)
     is_closed = source.closed  # before reading: what comes later is for the next request
     begin, pieces = source.read(offset, _PIECE)
     end = begin + sum(len(data) for _, data in pieces)
@@ -455,22 +468,18 @@ class _Attached:
             self._is_over = True
 
     def _hear(self, kind: int, data: bytes) -> None:
-        import json
-
         if kind == BINARY:
             self._terminal.write(data)
             return
-        said = json.loads(data)
+        said = read_json(data.decode())
         if isinstance(said, dict) and isinstance(said.get("rows"), int) and isinstance(said.get("cols"), int):
             self._terminal.resize(said["rows"], said["cols"])
 
     def _send(self, offset: int) -> None:
-        import json
-
         from staddle.errors import StaddleError
 
         def tell(**facts: Any) -> None:
-            self._socket.send(TEXT, json.dumps(facts).encode())
+            self._socket.send(TEXT, write_json(facts).encode())
 
         try:
             tell(offset=max(offset, self._output.start))

@@ -89,18 +89,21 @@ class ServerFace(AwaitedFace):
         return await self._made(work, row.undo)
 
     async def _made(self, work: Callable[[], Any], undo: Callable[[Any], object] | None = None) -> Any:
-        """Make a call in a thread. If the task is cancelled, `undo` gets its result."""
+        """Make a call in a thread. If the task is cancelled, `undo` gets its result first."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return self._faced(await asyncio.shield(future))
         except asyncio.CancelledError:
-            if undo is not None:
-                future.add_done_callback(partial(self._undo, undo))
+            if undo is not None:  # when cancelled again, it goes on in the background
+                await asyncio.shield(self._undone(undo, future))
             raise
 
-    def _undo(self, undo: Callable[[Any], object], future: asyncio.Future[Any]) -> None:
+    async def _undone(self, undo: Callable[[Any], object], future: asyncio.Future[Any]) -> None:
+        await asyncio.wait([future])
         if not future.cancelled() and future.exception() is None:
-            self._threads.submit(undo, future.result())
+            undoing = asyncio.get_running_loop().run_in_executor(self._threads, undo, future.result())
+            await asyncio.wait([undoing])
+            undoing.exception()  # the caller only gets the cancellation
 
     def _faced(self, found: Any) -> Any:
         if isinstance(found, list):
@@ -232,16 +235,21 @@ class AsyncServerStream(ServerFace):
         await self.close()
 
 
+def _end(command: ServerCommand) -> None:
+    """Interrupt a command, and wait for its end."""
+    command.interrupt()
+    command.result()
+
+
 class _Runs(ServerFace):
     async def _run(self, body: dict[str, Any], check: bool) -> Any:
         where = self._blocking
         begin = partial(ServerCommand, where._transport, where._path, {**body, **where._session}, 0)
-        command = await self._made(begin, ServerCommand.interrupt)
+        command = await self._made(begin, _end)
         try:
             result = await self._made(command.result)
         except asyncio.CancelledError:
-            await self._made(command.interrupt)
-            await self._made(command.result)
+            await self._made(partial(_end, command))
             raise
         return result.check() if check else result
 

@@ -12,12 +12,12 @@ asks the server.
 from __future__ import annotations
 
 import base64
-import codecs
 import os
 from typing import IO, TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from staddle import Policy, Result, Sandbox
+from staddle.display import whole_characters
 from staddle.errors import InvalidCall, SandboxClosed
 from staddle.faces import (
     BlockingFace,
@@ -31,7 +31,7 @@ from staddle.faces import (
 from staddle.json_values import decode, decode_error, encode, type_named
 
 from .operations import NO_SANDBOX, fields
-from .output import DROPPED, STDERR, STDOUT, parse_frames
+from .output import STDERR, STDOUT
 from .transport import PendingReply, Reply, Transport
 from .websocket import WebSocket
 
@@ -376,7 +376,7 @@ class ServerStream:
     def __init__(self, where: ServerSandbox | ServerSession, command: str, options: dict[str, Any]) -> None:
         body = {**command_body("run", {"command": command}, options), "hold": True, **where._session}
         self._run = ServerCommand(where._transport, where._path, body, wait=0)
-        self._decoders = {STDOUT: _Whole(), STDERR: _Whole()}
+        self._held = {STDOUT: b"", STDERR: b""}  # the beginning of a character
         self._ready: list[Any] = []
         self.result: Result | None = None
 
@@ -399,12 +399,13 @@ class ServerStream:
         kind = type_named("Chunk")
         pieces, is_end = self._run.read()
         for stream, data in pieces:
-            if whole := self._decoders[stream].feed(data):
+            whole, self._held[stream] = whole_characters(self._held[stream] + data)
+            if whole:
                 self._ready.append(kind("stdout" if stream == STDOUT else "stderr", whole))
         if is_end:
-            for stream, decoder in self._decoders.items():
-                if decoder.rest:
-                    self._ready.append(kind("stdout" if stream == STDOUT else "stderr", decoder.rest))
+            for stream, rest in self._held.items():
+                if rest:
+                    self._ready.append(kind("stdout" if stream == STDOUT else "stderr", rest))
             self.result = self._run.result()
 
     def close(self) -> None:
@@ -422,22 +423,6 @@ class ServerStream:
         self.close()
 
 
-class _Whole:
-    """Passes bytes on without splitting a character."""
-
-    def __init__(self) -> None:
-        self._decoder, self.rest = codecs.getincrementaldecoder("utf-8")("replace"), b""
-
-    def feed(self, data: bytes) -> bytes:
-        if not self.rest and data and data[-1] < 0x80:
-            return data  # no character goes on
-        self._decoder.decode(data)
-        data = self.rest + data
-        half = len(self._decoder.getstate()[0])
-        self.rest = data[len(data) - half :] if half else b""
-        return data[: len(data) - half]
-
-
 class ServerCommand:
     """A command of the server, by an id that is chosen here."""
 
@@ -448,16 +433,15 @@ class ServerCommand:
         self._transport, self._path = transport, f"{path}/commands/{self.id}"
         self._offset = 0
         self._pending: PendingReply | None = None  # the next piece is under way while this one is read
-        query = {"text": 0} if wait is None else {"text": 0, "wait": wait}
+        path = f"{path}/commands?short=1" if wait is None else f"{path}/commands?short=1&wait={wait:g}"
         try:
-            self.facts = transport.request(
-                "POST", f"{path}/commands", {"id": self.id, **body}, query=query, is_known=True
-            ).json()
+            reply = transport.request("POST", path, {"id": self.id, **body}, is_known=True)
+            self.facts, self._apart = reply.outcome()
         except KeyboardInterrupt:
             self.interrupt()
             raise
 
-    def read(self) -> tuple[list[tuple[int, bytes]], bool]:
+    def read(self) -> tuple[Sequence[tuple[int, bytes]], bool]:
         """Return the next pieces of its output, and whether that was all."""
         pending, self._pending = self._pending, None
         reply = None if pending is None else pending.get()
@@ -465,10 +449,9 @@ class ServerCommand:
             reply = self._transport.request("GET", f"{self._path}/output", query=self._next_piece())
         self._offset = int(reply.headers["staddle-next"])
         is_end = reply.headers["staddle-end"] == "1"
-        if len(reply.body) >= _LARGE and not is_end:
+        if sum(len(data) for _, data in reply.pieces) >= _LARGE and not is_end:
             self._pending = self._transport.begin(f"{self._path}/output", self._next_piece())
-        pieces = [(stream, data) for stream, data in parse_frames(reply.body) if stream != DROPPED]
-        return pieces, is_end
+        return reply.pieces, is_end
 
     def _next_piece(self) -> dict[str, object]:
         return {"offset": self._offset, "wait": _WAIT, "frames": 1, "taken": 1}
@@ -477,15 +460,14 @@ class ServerCommand:
         """Wait for its end, and return its result."""
         try:
             while self.facts["state"] != "ended":
-                self.facts = self._transport.request(
-                    "GET", self._path, query={"wait": _WAIT, "text": 0}
-                ).json()
+                reply = self._transport.request("GET", self._path, query={"short": 1, "wait": _WAIT})
+                self.facts, self._apart = reply.outcome()
         except KeyboardInterrupt:
             self.interrupt()
             raise
         if "error" in self.facts:
             raise decode_error(self.facts["error"])
-        found: Result = decode(self.facts["result"])
+        found: Result = decode(self.facts["result"], apart=self._apart.read)
         return found
 
     def interrupt(self) -> None:
@@ -507,11 +489,7 @@ def _piece(transport: SandboxRequests, path: str, offset: int, wait: float) -> t
     kind = type_named("Chunk")
     query = {"offset": offset, "wait": wait, "frames": 1}
     reply = transport.request("GET", f"{path}/output", query=query)
-    found = [
-        kind("stdout" if stream == STDOUT else "stderr", data)
-        for stream, data in parse_frames(reply.body)
-        if stream != DROPPED
-    ]
+    found = [kind("stdout" if stream == STDOUT else "stderr", data) for stream, data in reply.pieces]
     return found, int(reply.headers["staddle-next"]), reply.headers["staddle-end"] == "1"
 
 
@@ -531,7 +509,7 @@ class ServerProcess(ServerPart, RemoteProcessNames):
     def timed_out(self) -> bool:
         """Whether it was ended because its time was up."""
         path = f"{self._path}/commands/{self.id}"
-        return bool(self._transport.request("GET", path, query={"text": 0}).json().get("timed_out"))
+        return bool(self._transport.request("GET", path, query={"short": 1}).outcome()[0].get("timed_out"))
 
     def read(self, offset: int = 0, timeout: float = 0.0) -> tuple[list[Any], int, bool]:
         """Return its output from `offset` on, the next offset, and whether that was all. Waits for some."""
@@ -576,7 +554,7 @@ class ServerTerminal(ServerPart, RemoteTerminalNames):
             self.offset = int(reply.headers["staddle-next"])
             self.at_end = reply.headers["staddle-end"] == "1"
             if reply.body or timeout is not None:
-                return bytes(reply.body)
+                return reply.body
         return b""
 
     def write(self, data: bytes | str) -> None:
@@ -625,8 +603,8 @@ class ServerSession(ServerPart, RemoteSessionNames):
 
 def _run(where: ServerSandbox | ServerSession, command: str, options: dict[str, Any]) -> Result:
     check = options.pop("check", False)
-    heard = {name: options.pop(f"on_{name}", None) for name in ("stdout", "stderr")}
-    if heard == {"stdout": None, "stderr": None}:
+    heard = {"stdout": options.pop("on_stdout", None), "stderr": options.pop("on_stderr", None)}
+    if heard["stdout"] is heard["stderr"] is None:
         body = {**command_body("run", {"command": command}, options), **where._session}
         result = ServerCommand(where._transport, where._path, body, wait=None).result()
         return result.check() if check else result
@@ -692,7 +670,8 @@ class ServerSandbox(ServerPart, RemoteSandboxNames):
         """Start `command`, shell text or a list of arguments, in the background; see `Sandbox.start`."""
         what = {"command": command} if isinstance(command, str) else {"argv": list(command)}
         body = {"kind": "start", **what, **checked_options(options, _COMMAND - {"stdin", "output_limit"})}
-        return ServerProcess(self, ServerCommand(self._transport, self._path, body, wait=_WAIT).facts)
+        facts = ServerCommand(self._transport, self._path, body, wait=_WAIT).facts
+        return ServerProcess(self, {"command": next(iter(what.values())), **facts})
 
     def processes(self) -> list[ServerProcess]:
         """List the background processes that clients have started, including recently ended ones."""

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 #: Bytes of output kept for each command, and for all ended commands of a sandbox together.
 KEPT_OUTPUT, KEPT_OUTPUTS = 8 << 20, 32 << 20
+#: Unread bytes of a held output for which its command waits: few, so that they stay in the processor's cache.
+HELD_OUTPUT = 2 << 20
 #: Ended commands that are listed, and ids that are remembered so that no request starts one again.
 KEPT_COMMANDS, KEPT_IDS = 64, 4_000
 #: The most commands of a sandbox that run or wait at a time.
 MOST_RUNNING = 64
-#: Stands for the events of ended commands, because an Event takes most of a kilobyte.
+#: Stands for the event of commands that wait for none, because an Event takes most of a kilobyte.
 _SET = threading.Event()
 _SET.set()
 _STREAMS = {"stdout": STDOUT, "stderr": STDERR}
@@ -42,7 +44,8 @@ class ServedCommand:
     def __init__(self, command_id: str, body: dict[str, Any]) -> None:
         self.id, self.body = command_id, body
         self.began = time.time()
-        self.output = OutputLog(KEPT_OUTPUT, hold=bool(body.get("hold")))
+        is_held = bool(body.get("hold"))
+        self.output = OutputLog(HELD_OUTPUT if is_held else KEPT_OUTPUT, hold=is_held)
         self.state = "waiting"
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -51,11 +54,10 @@ class ServedCommand:
         self.sent = 0  # bytes written to its standard input
         self.stdin = threading.Lock()
         self._interrupt: Callable[[], object] | None = None
-        self._cancelled = threading.Event()
+        self._is_cancelled = False
         self._lock = threading.Lock()
-        self.ended = threading.Event()
-        # A background process has started, or ended.
-        self.started = threading.Event() if self.kind == "start" else self.ended
+        #: A background process has started, or ended.
+        self.started = threading.Event() if self.kind == "start" else _SET
 
     @property
     def kind(self) -> str:
@@ -80,8 +82,7 @@ class ServedCommand:
             self.state = "ended"
             self.output.close()
             self.started.set()
-            self.ended.set()
-            self.started = self.ended = self._cancelled = _SET
+            self.started = _SET
 
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: self.body[name] for name in names if name in self.body}
@@ -99,9 +100,8 @@ class ServedCommand:
             self.state = "running"
             is_ours = "user" in self.body  # a session of its own
             self._interrupt = stream.close if is_ours else partial(self._interrupt_session, sandbox, session)
-            if self._cancelled.is_set():
+            if self._is_cancelled:
                 self._interrupt()
-        self.started.set()
         for chunk in stream:
             self.output.add(_STREAMS[chunk.stream], chunk.data)
         with self._lock:
@@ -115,9 +115,12 @@ class ServedCommand:
 
     def _exec(self, sandbox: Sandbox) -> None:
         options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit", "user")
-        self.state = "running"
-        self.started.set()
-        result = sandbox.exec(self.body["argv"], cancel=self._cancelled, **options)
+        cancel = threading.Event()
+        with self._lock:
+            self.state, self._interrupt = "running", cancel.set
+            if self._is_cancelled:
+                cancel.set()
+        result = sandbox.exec(self.body["argv"], cancel=cancel, **options)
         self.result, self.exit_code = result, result.exit_code
         for stream, data in ((STDOUT, result.stdout_bytes), (STDERR, result.stderr_bytes)):
             if data:
@@ -129,7 +132,7 @@ class ServedCommand:
         with self._lock:
             self.process, self.state = process, "running"
             self._interrupt = process.kill
-            if self._cancelled.is_set():
+            if self._is_cancelled:
                 process.kill()
         self.started.set()
         offset = 0
@@ -149,7 +152,7 @@ class ServedCommand:
     def interrupt(self) -> None:
         """End it, or keep it from starting. Does nothing after its end."""
         with self._lock:
-            self._cancelled.set()
+            self._is_cancelled = True
             if self._interrupt is not None:
                 self._interrupt()
 
@@ -158,8 +161,7 @@ class ServedCommand:
 
         `offset` is the position of `data` in its input: bytes that were written before are left out.
         """
-        if self.kind == "start":
-            self.started.wait()
+        self.started.wait()
         if self.process is None:
             raise InvalidCall(
                 f"the command {self.id!r} reads no further input",
@@ -182,41 +184,51 @@ class ServedCommand:
     def describe(self, *, text: bool = True, result: bool = True) -> dict[str, Any]:
         """Return its state, as data for JSON; with `result` that, and with `text` its output as text."""
         found: dict[str, Any] = {
-            "id": self.id,
             "kind": self.kind,
             "command": self.body.get("argv", self.body.get("command")),
             "session": self.body.get("session") or "main",
             "began": self.began,
-            "state": self.state,
             "output_start": self.output.start,
             "output_end": self.output.end,
             "exit_code": self.exit_code,
+            **self.outcome(result=result),
         }
+        if self.result is not None and result and text:
+            found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
+        return found
+
+    def outcome(self, apart: list[bytes] | None = None, *, result: bool = True) -> dict[str, Any]:
+        """Return its id, its state, and its error or result; with `apart` that as short as can be."""
+        found: dict[str, Any] = {"id": self.id, "state": self.state}
         if self.process is not None:
             found["pid"], found["timed_out"] = self.process.pid, self.process.timed_out
         if self.error is not None:
             found["error"] = encode_error(self.error)
         if self.result is not None and result:
-            found["result"] = encode(self.result)
-            if text:
-                found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
+            found["result"] = encode(self.result, apart)
         return found
 
 
 class UsedIds:
-    """The newest ids that were used, eight bytes of each: a set would take thirty times the memory."""
+    """The newest ids that were used, eight bytes of each: a set would take ten times the memory."""
 
     def __init__(self, most: int) -> None:
-        self._digests, self._most = bytearray(), most
+        #: Digests by their first four bits: a search goes through a sixteenth of them. Each list has room for
+        #: half as many again as its share, because they are not equally long.
+        self._digests = [bytearray() for _ in range(16)]
+        self._most = 8 * (most * 3 // 32)
 
     def add(self, name: str) -> None:
         """Remember an id, and forget the oldest ones that are too many."""
-        self._digests += self._digest(name)
-        if len(self._digests) > 16 * self._most:
-            del self._digests[: -8 * self._most]
+        digest = self._digest(name)
+        found = self._digests[digest[0] >> 4]
+        found += digest
+        if len(found) > 2 * self._most:
+            del found[: -self._most]
 
     def __contains__(self, name: str) -> bool:
-        return self._digest(name) in self._digests
+        digest = self._digest(name)
+        return digest in self._digests[digest[0] >> 4]
 
     @staticmethod
     def _digest(name: str) -> bytes:

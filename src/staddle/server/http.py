@@ -7,7 +7,6 @@ closed.
 
 from __future__ import annotations
 
-import json
 import re
 import select
 import socket
@@ -19,20 +18,23 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from staddle.errors import StaddleError
+from staddle.json_values import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .operations import Route
+
 #: The most bytes of a request's head, and of a body that is read whole.
 MOST_HEAD, MOST_BODY = 16 << 10, 32 << 20
 MOST_HEADERS = 64
+_MOST_DIGITS = 15
 #: Seconds for a request's head once it has begun, for each further piece of a body, and for a reader to take
 #: a piece.
 HEAD_TIME, PIECE_TIME = 10.0, 60.0
 _PIECE = 256 << 10
 #: The most parts that one call sends.
 _MOST_PARTS = 64
-_encoded = json.JSONEncoder(separators=(",", ":")).encode
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _TARGET = re.compile(rb"/[\x21\x22\x24-\x7e]*")
@@ -79,6 +81,8 @@ class HttpRequest:
                 raise Refused(400, f"the parameter {name!r} is given twice", fix="give it once")
             self.query[name] = unquote(value.replace("+", " "), errors="surrogateescape")
         self.left = int(headers.get("content-length", "0"))
+        #: Its row, the named parts of its path and its checked query, once they were found.
+        self.route: tuple[Route, dict[str, str], dict[str, Any]] | None = None
         self.keep = headers.get("connection", "").lower() != "close"
 
     def read(self, most: int = MOST_BODY) -> bytes:
@@ -104,7 +108,7 @@ class HttpRequest:
         if not data:
             return None
         try:
-            return json.loads(data)
+            return read_json(data.decode())
         except (ValueError, RecursionError) as error:
             raise Refused(400, "the body is not JSON", why=str(error)[:200], fix="send valid JSON") from None
 
@@ -120,6 +124,12 @@ class HttpConnection:
         self.socket = sock
         self._buffer = b""
         self._both = threading.Lock()
+        # The last request whose head ends with its Content-Length, and the bytes of the head before that.
+        self._last: HttpRequest | None = None
+        self._last_head = b""
+        # The last response's status, headers and ways of ending, and the bytes that these became.
+        self._told: tuple[object, ...] = ()
+        self._told_head = b""
 
     def receive(self, most: int) -> bytes:
         """Return at least one byte. Raises Disconnected at the end, or if nothing comes."""
@@ -203,7 +213,15 @@ class HttpConnection:
         if end > MOST_HEAD:
             raise Refused(431, "the head of the request is too long", why=f"more than {MOST_HEAD} bytes")
         self._buffer = data[end + 4 :]
-        return self._parsed(data[:end].split(b"\r\n"))
+        # A client repeats its heads. If only the length differs, and is the last header, all else is known.
+        head, _, length = data[:end].rpartition(b"\r\nContent-Length: ")
+        if not (length.isdigit() and len(length) <= _MOST_DIGITS):
+            return self._parsed(data[:end].split(b"\r\n"))
+        if self._last is None or head != self._last_head:
+            self._last = self._parsed(data[:end].split(b"\r\n"))
+            self._last_head = head
+        self._last.left = int(length)
+        return self._last
 
     def _parsed(self, lines: list[bytes]) -> HttpRequest:
         words = lines[0].split(b" ")
@@ -227,7 +245,7 @@ class HttpConnection:
         if "transfer-encoding" in headers:
             raise Refused(411, "a body needs a Content-Length", why="chunked bodies are not read")
         length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdigit()) or len(length) > 15:
+        if not (length.isascii() and length.isdigit()) or len(length) > _MOST_DIGITS:
             raise Refused(400, "the Content-Length is not valid", fix="send a number of bytes")
         try:
             return HttpRequest(words[0].decode("ascii"), words[1], headers, self)
@@ -236,21 +254,24 @@ class HttpConnection:
 
     def respond(self, response: Response, *, keep: bool, is_head: bool = False) -> None:
         """Send a response. A body in pieces has no known length, and is sent in chunks."""
-        lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}"]
-        lines += [f"{name}: {value}" for name, value in response.headers.items()]
-        if not keep:
-            lines.append("Connection: close")
-        if response.length is not None:
-            lines.append(f"Content-Length: {response.length}")
-        elif response.status != 101:
-            lines.append("Transfer-Encoding: chunked")
-        head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+        length = response.length
+        told = (response.status, response.headers, keep, length is None)
+        if told != self._told:
+            lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, '')}"]
+            lines += [f"{name}: {value}" for name, value in response.headers.items()]
+            if not keep:
+                lines.append("Connection: close")
+            if length is None and response.status != 101:
+                lines.append("Transfer-Encoding: chunked")
+            self._told, self._told_head = told, "\r\n".join(lines).encode("latin-1")
+        size = b"" if length is None else b"\r\nContent-Length: %d" % length
+        head = b"%b%b\r\n\r\n" % (self._told_head, size)
         if is_head or response.status == 101:
             self.send(head)
         elif isinstance(response.body, bytes):
             self.send(head + response.body)
         else:
-            self._send_pieces(head, response.body, response.length)
+            self._send_pieces(head, response.body, length)
 
     def _send_pieces(self, head: bytes, pieces: Iterable[bytes], left: int | None) -> None:
         if left is not None and isinstance(pieces, list):
@@ -301,5 +322,5 @@ class Response:
     @classmethod
     def json(cls, data: Any, status: int = 200) -> Response:
         """A response of JSON."""
-        body = _encoded(data).encode()
+        body = write_json(data).encode()
         return cls(status, body, kind="application/json")

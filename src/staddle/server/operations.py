@@ -89,6 +89,7 @@ POST /v1/sandboxes/{sandbox}/commands run 201
     Run a command. A repeated request with the same id gets the same command; it never runs twice.
     ?wait number seconds to wait for its end (default: until its end)
     ?text boolean add stdout and stderr as text, beside the bytes in the result (default: true)
+    ?short boolean send the outcome (application/vnd.staddle.outcome): id, state and result in a line of JSON
     .id string an id of your choice, unique in the sandbox (default: the server's choice)
     .kind string run: shell text in a session (default); exec: a program; start: in the background
     .command string shell text
@@ -106,6 +107,7 @@ GET /v1/sandboxes/{sandbox}/commands/{command} get_command
     State of a command, and its result.
     ?wait number seconds to wait for something new (default: 0; at most 300)
     ?text boolean add stdout and stderr as text, beside the bytes in the result (default: true)
+    ?short boolean send the outcome (application/vnd.staddle.outcome): id, state and result in a line of JSON
 GET /v1/sandboxes/{sandbox}/commands/{command}/output output application/octet-stream
     Output from an offset on, in order of arrival. `Staddle-Offset` is the offset of the first byte.
     ?offset integer position of the first byte (default: 0)
@@ -244,9 +246,16 @@ _JSON: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
     "number": (int, float),
+    "boolean": (bool,),
     "object": (dict,),
     "array": (list,),
+    "null": (type(None),),
 }
+
+
+@cache
+def _types(kinds: str) -> frozenset[type]:
+    return frozenset(type_of for kind in kinds.split("|") for type_of in _JSON[kind])
 
 
 class Field(NamedTuple):
@@ -258,10 +267,7 @@ class Field(NamedTuple):
 
     def accepts(self, value: object) -> bool:
         """Whether a value of JSON has this type."""
-        kinds = self.type.split("|")
-        if value is None or isinstance(value, bool):
-            return ("null" if value is None else "boolean") in kinds
-        return any(isinstance(value, _JSON[kind]) for kind in kinds if kind not in ("null", "boolean"))
+        return type(value) in _types(self.type)
 
 
 class Route(NamedTuple):

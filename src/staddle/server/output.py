@@ -8,6 +8,8 @@ from bisect import bisect_right
 
 #: The streams, by the number that a frame begins with. DROPPED has a count of bytes in place of the bytes.
 DROPPED, STDOUT, STDERR = 0, 1, 2
+#: The media type of frames.
+FRAMES = "application/vnd.staddle.frames"
 #: The most bytes of a piece, and the memory that a piece takes beside its bytes.
 _PIECE, _OVERHEAD = 64 << 10, 200
 #: Larger pieces are not copied into one another.
@@ -95,6 +97,11 @@ class OutputLog:
             self._changed.wait_for(lambda: self.end > offset or self.closed, seconds)
             return self.end > offset
 
+    def wait_closed(self, seconds: float) -> None:
+        """Wait for the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed, seconds)
+
     def taken(self, offset: int) -> None:
         """The reader of a held output has all bytes before `offset`."""
         with self._changed:
@@ -134,14 +141,4 @@ def frames(begin: int, offset: int, pieces: list[tuple[int, bytes]]) -> list[byt
     )
     for stream, data in pieces:
         found += (stream.to_bytes(4, "little"), len(data).to_bytes(4, "big"), data)
-    return found
-
-
-def parse_frames(data: bytes | bytearray) -> list[tuple[int, bytes]]:
-    """Return the (stream, bytes) of these frames; of DROPPED the eight bytes of a count."""
-    found, at, view = [], 0, memoryview(data)
-    while at < len(data):
-        size = int.from_bytes(data[at + 4 : at + 8], "big")
-        found.append((data[at], bytes(view[at + 8 : at + 8 + size])))
-        at += 8 + size
     return found

@@ -336,7 +336,7 @@ class SandboxEntry:
             "gaps": [str(gap) for gap in sandbox.enforced.gaps],
             "opened": self.opened,
             "parent": self.parent or None,
-            "commands": sum(not each.ended.is_set() for each in self.commands.listed()),
+            "commands": sum(each.state != "ended" for each in self.commands.listed()),
             "terminals": len(self.terminals),
             "questions": len(self.questions),
             "max_lifetime": sandbox.policy.limits.max_lifetime,

@@ -6,8 +6,8 @@ itself.
 
 from __future__ import annotations
 
-import json
 import os
+import queue
 import resource
 import socket
 import ssl
@@ -27,7 +27,7 @@ from staddle.errors import (
     WaitTimeout,
     WorkspaceBusy,
 )
-from staddle.json_values import encode_error
+from staddle.json_values import encode_error, write_json
 
 from . import api
 from .access import SocketAccess, TokenAccess
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: The most connections at a time; a further one is closed at once.
 MOST_CONNECTIONS = 1024
+#: Bytes that the kernel holds for a reader on the UNIX socket. With its default both ends wait often.
+_SEND_BUFFER = 512 << 10
 #: Answers kept for repeated requests, the bytes of them, and keys that are remembered beyond these.
 KEPT_ANSWERS, KEPT_ANSWER_BYTES, KEPT_KEYS = 4096, 64 << 20, 100_000
 _LONGEST_KEY = 128
@@ -102,7 +104,7 @@ class Answers:
                 del self._all[key]
             else:
                 kept.append(response)
-                self._size += len(response.body) if isinstance(response.body, bytes) else 0
+                self._size += response.length or 0
                 self._forget()
         done.set()
 
@@ -113,7 +115,7 @@ class Answers:
             kept = self._all[key][1]
             if kept:
                 del self._all[key]
-                self._size -= len(kept[0].body) if isinstance(kept[0].body, bytes) else 0
+                self._size -= kept[0].length or 0
                 self._gone[key] = None
                 if len(self._gone) > KEPT_KEYS:
                     self._gone.popitem(last=False)
@@ -135,7 +137,10 @@ class SandboxServer:
         self._connections: set[HttpConnection] = set()
         self._lock = threading.Lock()
         self._used = time.monotonic()
-        self._stopping = threading.Event()
+        #: An item wakes `wait`. Unlike an Event, a signal handler may add one at any moment: in the main
+        #: thread it would wait for the lock of an Event that this very thread looks at.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_stopping = False
         self._listeners: list[socket.socket] = []
         self._counts: Counter[str] = Counter()
         #: Listens at a port if it does not yet; returns what a client needs to know. Set by the process.
@@ -149,11 +154,11 @@ class SandboxServer:
         threading.Thread(target=self._accept, args=(listener, access, context), daemon=True).start()
 
     def _accept(self, listener: socket.socket, access: Access, context: ssl.SSLContext | None) -> None:
-        while not self._stopping.is_set():
+        while not self._is_stopping:
             try:
                 sock, _ = listener.accept()
             except OSError:
-                if self._stopping.is_set():
+                if self._is_stopping:
                     return
                 time.sleep(0.05)  # no descriptor is free: others will be closed
                 continue
@@ -179,6 +184,8 @@ class SandboxServer:
                 connection.socket = context.wrap_socket(connection.socket, server_side=True)
             elif connection.socket.family != socket.AF_UNIX:
                 connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            else:
+                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             while self._one(connection, access):
                 pass
         except (Disconnected, OSError, ValueError):
@@ -213,12 +220,14 @@ class SandboxServer:
     # ------------------------------------------------------------ requests
 
     def _answer(self, request: HttpRequest) -> Response:
-        row, parts = self._routes.find(
-            "GET" if request.method == "HEAD" else request.method, request.segments
-        )
+        if request.route is None:
+            method = "GET" if request.method == "HEAD" else request.method
+            row, parts = self._routes.find(method, request.segments)
+            request.route = row, parts, checked_query(row, request)
+        row = request.route[0]
         key = request.headers.get("idempotency-key")
         if key is None or row.method == "GET":
-            return self._handled(row, request, parts)
+            return self._handled(request, *request.route)
         known = self._answers.begin(key)
         if known is not None:
             for _ in request.pieces():
@@ -226,16 +235,17 @@ class SandboxServer:
             return known
         response = None
         try:
-            response = self._handled(row, request, parts)
+            response = self._handled(request, *request.route)
         except Refused as error:
             response = _failed(error, error.status)
         finally:
             self._answers.end(key, response)
         return response
 
-    def _handled(self, row: Route, request: HttpRequest, parts: dict[str, str]) -> Response:
+    def _handled(
+        self, request: HttpRequest, row: Route, parts: dict[str, str], query: dict[str, Any]
+    ) -> Response:
         try:
-            query = checked_query(row, request)
             body = checked_body(row, request)
             found = getattr(api, row.name)(api.ApiCall(self, request, parts, query, body))
             if isinstance(found, Response):
@@ -306,11 +316,16 @@ class SandboxServer:
 
     def stop(self) -> None:
         """End soon. Called from a signal handler or any thread."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._wakes.put(None)
 
     def wait(self) -> None:
         """Return when it is told to stop, or was idle for long enough."""
-        while not self._stopping.wait(_LOOK_EVERY):
+        while not self._is_stopping:
+            with suppress(queue.Empty):
+                self._wakes.get(timeout=_LOOK_EVERY)
+            if self._is_stopping:
+                return
             with suppress(Exception):  # a sandbox that cannot be closed now is looked at again
                 self.sandboxes.forget_ended()
                 if self._unused is not None:
@@ -321,11 +336,11 @@ class SandboxServer:
                 if self._connections or len(self.sandboxes):
                     self._used = time.monotonic()
                 elif self._idle is not None and time.monotonic() - self._used > self._idle:
-                    self._stopping.set()
+                    self._is_stopping = True
 
     def end(self) -> None:
         """Close every sandbox and connection."""
-        self._stopping.set()
+        self._is_stopping = True
         for listener in self._listeners:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
@@ -346,9 +361,9 @@ def _failed(error: BaseException, status: int) -> Response:
             "InvalidCall" if status in (400, 404, 405, 411, 413, 416, 426, 431) else "StaddleError"
         )
     try:
-        body = json.dumps(found).encode()
+        body = write_json(found).encode()
     except (TypeError, ValueError):
-        body = json.dumps({"error": {"type": "StaddleError", "what": str(error)}}).encode()
+        body = write_json({"error": {"type": "StaddleError", "what": str(error)}}).encode()
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     return Response(status, body, kind="application/json", more=headers)
 

@@ -6,29 +6,32 @@ So it is done once, and its answer arrives.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 import threading
 import time
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from staddle.errors import InvalidCall, SandboxLost, StaddleError
-from staddle.json_values import decode_error
+from staddle.json_values import decode_error, read_json, write_json
 
 from .http import MOST_HEAD
+from .output import DROPPED, FRAMES
 from .process import connected, connected_or_started
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 #: How often a request is sent again, and seconds before that.
 _ATTEMPTS, _PAUSE = 8, 0.02
 #: Connections that wait for the next request.
 _MOST_IDLE = 16
 _TO_CONNECT = 10.0
+#: Bytes that one read of a head, or of TLS, asks for.
+_AT_ONCE = 16 << 10
 
 
 class Broken(Exception):
@@ -36,15 +39,22 @@ class Broken(Exception):
 
 
 class Reply(NamedTuple):
-    """An answer."""
+    """An answer. Frames of output are its `pieces`, and not in its body."""
 
     status: int
     headers: dict[str, str]
-    body: bytes | bytearray
+    body: bytes
+    pieces: Sequence[tuple[int, bytes]] = ()
 
     def json(self) -> Any:
         """Return the body as data."""
-        return json.loads(self.body)
+        return read_json(self.body.decode())
+
+    def outcome(self) -> tuple[dict[str, Any], BytesIO]:
+        """Return the state of a command that was asked for with `short`, and the bytes beside it."""
+        apart = BytesIO(self.body)
+        found: dict[str, Any] = read_json(apart.readline().decode())
+        return found, apart
 
 
 class HttpChannel:
@@ -53,6 +63,9 @@ class HttpChannel:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._buffer = b""
+        # The last answer's head without its Content-Length, and what it says: it is often the same again.
+        self._head: bytes | None = None
+        self._status, self._headers = 0, dict[str, str]()
 
     def exchange(self, data: bytes) -> Reply:
         """Send a request, and read its answer."""
@@ -71,25 +84,50 @@ class HttpChannel:
                     "the server sent no HTTP", why="the head is too long", fix="check the address"
                 )
             data += self._some()
-        lines = data[:end].decode("latin-1").split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
-        status = int(lines[0][9:12])
-        self._buffer = b""
-        body = data[end + 4 :]
-        size = int(headers.get("content-length", 0))
-        if len(body) > size:
-            self._buffer, body = body[size:], body[:size]
-        elif len(body) < size:
-            whole = bytearray(size)
-            whole[: len(body)] = body
-            view, at = memoryview(whole), len(body)
-            while at < size:
-                count = self.socket.recv_into(view[at:])
-                if not count:
-                    raise Broken("the answer ends early")
-                at += count
-            return Reply(status, headers, whole)
-        return Reply(status, headers, body)
+        head, _, length = data[:end].rpartition(b"\r\nContent-Length: ")
+        if not length.isdigit():  # it is not the last header
+            head, length = data[:end], b""
+        if head != self._head:
+            lines = head.decode("latin-1").split("\r\n")
+            self._headers = {
+                name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])
+            }
+            self._head, self._status = head, int(lines[0][9:12])
+        status, headers = self._status, self._headers
+        self._buffer = data[end + 4 :]
+        size = int(length) if length else int(headers.get("content-length", 0))
+        if headers.get("content-type") == FRAMES:
+            return Reply(status, headers, b"", self._frames(size))
+        return Reply(status, headers, self._exactly(size))
+
+    def _frames(self, left: int) -> list[tuple[int, bytes]]:
+        """Read frames: the bytes of each as they come from the kernel, in one piece or two."""
+        found = []
+        while left > 0:
+            head = self._exactly(8)
+            size = min(int.from_bytes(head[4:], "big"), left - 8)
+            left -= 8 + size
+            while size > 0:
+                data = self._part(size)
+                size -= len(data)
+                if head[0] != DROPPED:
+                    found.append((head[0], data))
+        return found
+
+    def _exactly(self, size: int) -> bytes:
+        parts = []
+        while size > 0:
+            parts.append(self._part(size))
+            size -= len(parts[-1])
+        return b"".join(parts)
+
+    def _part(self, most: int) -> bytes:
+        """Return at least one byte of the body; without TLS all of it, except for what came with the head."""
+        if self._buffer:
+            return self.receive(most)
+        if isinstance(self.socket, ssl.SSLSocket):
+            return self._some(min(most, _AT_ONCE))
+        return self._some(most, socket.MSG_WAITALL)
 
     def receive(self, most: int) -> bytes:
         """Return bytes after an upgrade; empty at the end."""
@@ -98,8 +136,8 @@ class HttpChannel:
             return data
         return self.socket.recv(most)
 
-    def _some(self) -> bytes:
-        data = self.socket.recv(65536)
+    def _some(self, most: int = _AT_ONCE, flags: int = 0) -> bytes:
+        data = self.socket.recv(most, flags)
         if not data:
             raise Broken("it was closed")
         return data
@@ -225,12 +263,13 @@ class Transport:
         """
         if query:
             path += "?" + "&".join(f"{name}={quote(_text(value), safe='')}" for name, value in query.items())
-        content = body if body is not None else b"" if data is None else json.dumps(data).encode()
-        lines = [f"{method} {path} HTTP/1.1\r\n{self._head}Content-Length: {len(content)}\r\n"]
+        content = body if body is not None else b"" if data is None else write_json(data).encode()
+        lines = [f"{method} {path} HTTP/1.1\r\n{self._head}"]
         if method != "GET" and not is_known:
             lines.append(f"Idempotency-Key: {os.urandom(12).hex()}\r\n")
         lines += [f"{name}: {value}\r\n" for name, value in (headers or {}).items()]
-        reply = self._sent("".join(lines).encode("latin-1") + b"\r\n" + content)
+        lines.append(f"Content-Length: {len(content)}\r\n\r\n")  # last: the rest may be the same as before
+        reply = self._sent("".join(lines).encode("latin-1") + content)
         if reply.status >= 400:
             raise decode_error(_error_of(reply))
         return reply

@@ -140,8 +140,8 @@ class Shell:
             OPEN_SHELLS.use(self)
         if self._current is not None:  # the last command's end was interrupted before it was collected
             self._state.bash.stale, self._current = True, None
+        self._current = command  # before it begins: an interrupt that comes now is for this one
         bash = self._state.begin(command)
-        self._current = command
         if self._closed:  # close() may not have seen this one
             self._state.abandon(command.run)
             self._check_open()
@@ -164,13 +164,18 @@ class Shell:
                     raise
                 command.fail(error)
 
-    def step(self) -> bool:
-        """Do the work that needs no waiting. Returns whether the run is over; `finish` raises its errors."""
+    def step(self, *, briefly: bool = False) -> bool:
+        """Do the work that needs no waiting. Returns whether the run is over; `finish` raises its errors.
+
+        With `briefly`, wait a millisecond for its end before: most commands are short.
+        """
         command = self._current
         if command is None:
             return True
         try:
-            return command.step()
+            if briefly:
+                self._state.bash.wait_briefly()
+            return (briefly and command.is_answered) or command.step()
         except StaddleError as error:
             command.lose(error)
             return True

@@ -232,16 +232,18 @@ def test_two_programs_that_append_have_a_chain_each(tmp_path: Path) -> None:
     path = tmp_path / "log"
     code = (
         "import sys; from staddle.observe.audit import AuditLog\n"
-        "log = AuditLog.open(sys.argv[1])\n"
-        "for n in range(200): log.write('command', command='x' * (n * 50))\n"
-        "log.close()"
+        "for _ in range(40):\n"
+        "    log = AuditLog.open(sys.argv[1])\n"
+        "    for n in range(9): log.write('command', command='x' * (n * 1200))\n"
+        "    log.close()"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(2)]
     assert [each.wait() for each in both] == [0, 0]
     raw = path.read_bytes().splitlines(keepends=True)
-    assert len(raw) == 402
+    assert len(raw) == 800
     assert problems(*raw) == []
-    raw[100] = raw[100].replace(b'"command",', b'"failed",', 1)
+    at = next(at for at in range(400, 800) if b'"command",' in raw[at])
+    raw[at] = raw[at].replace(b'"command",', b'"failed",', 1)
     assert len(problems(*raw)) == 1
 
 

@@ -49,6 +49,24 @@ def test_a_list_of_refusals_alone_is_refused() -> None:
         Network.allow("!example.com")
 
 
+def test_localhost_is_this_hosts_loopback_at_named_ports() -> None:
+    found = Network.allow("localhost:5432,80", "udp://localhost:53")
+    assert {"127.0.0.1:80,5432", "udp://127.0.0.1:53", "localhost:80,5432"} < {*map(str, found.rules)}
+    assert Network.allow(*map(str, found.rules)) == found
+    assert found.permits("127.0.0.1", 5432)
+    assert found.permits("localhost", 5432)
+    for hosts, http in (
+        (["localhost"], []),
+        (["db.localhost:5432"], []),
+        (["*.localhost:80"], []),
+        (["*.localhost"], []),
+        ([], ["GET localhost:8080/**"]),
+    ):
+        with pytest.raises(PolicyError, match="sandbox's own"):
+            Network.allow(*hosts, http=http)
+    Network.allow("example.com", "!localhost", "localhost.example.com", "*.mylocalhost")
+
+
 def test_permits_speaks_for_every_mode() -> None:
     assert Network.open().permits("anything", 1)
     assert not Network.deny().permits("localhost", 80)

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staddle import AsyncSandbox, Network, Policy, Sandbox, Secret, errors
+from staddle import (
+    AsyncSandbox,
+    Change,
+    Event,
+    Network,
+    Policy,
+    Reason,
+    Result,
+    Sandbox,
+    Secret,
+    errors,
+)
 from staddle.errors import CommitRefused, InvalidCall, StaddleError
-from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error
+from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error, write_json
+from staddle.limits.usage import Usage
 from staddle.sandbox.files import Files
 from staddle.sandbox.session import Session
 from staddle.server import api, http
@@ -26,11 +42,12 @@ from staddle.server.commands import UsedIds
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
 from staddle.server.operations import Field, routes
-from staddle.server.output import DROPPED, STDERR, STDOUT, OutputLog, frames, parse_frames
+from staddle.server.output import DROPPED, FRAMES, STDERR, STDOUT, OutputLog, frames
 from staddle.server.process import ServeSettings
 from staddle.server.routes import RouteTable
 from staddle.server.sandboxes import EventLog
 from staddle.server.server import Answers
+from staddle.server.transport import HttpChannel
 from staddle.server.websocket import BINARY, MOST_MESSAGE, TEXT, WebSocket, WebSocketError, accept_key
 
 HOST = b"Host: x\r\n"
@@ -77,6 +94,78 @@ def test_an_ordinary_request_is_read() -> None:
     found = parsed(b"GET /a%20b/c?x=%2F+1 HTTP/1.1\r\nHost: x\r\nA:  b \r\n\r\n")
     assert found.segments == ("a b", "c")
     assert (found.query, found.headers["a"]) == ({"x": "/ 1"}, "b")
+
+
+def each_parsed(*requests: bytes) -> list[tuple[str, tuple[str, ...], dict[str, str], dict[str, str], bytes]]:
+    """The facts of requests that come on one connection, each as soon as it is read."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"".join(requests))
+        connection = HttpConnection(ours)
+        found = []
+        for _ in requests:
+            each = connection.request(1.0)
+            headers = {name: value for name, value in each.headers.items() if name != "content-length"}
+            found.append((each.method, each.segments, dict(each.query), headers, each.read()))
+        return found
+
+
+SENT = [
+    b"POST /%b HTTP/1.1\r\n%b%b%bContent-Length: %d\r\n%b\r\n%b"
+    % (path, HOST, one, two, len(body), last, body)
+    for path in (b"a?x=1", b"a?x=2", b"b")
+    for one in (b"", b"A: 1\r\n", b"A: 2\r\n")
+    for two in (b"", b"Authorization: t\r\n")
+    for last in (b"", b"Authorization: u\r\n")
+    if not (two and last)
+    for body in (b"", b"one", b"three")
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(SENT), min_size=1, max_size=6), st.data())
+def test_a_head_that_repeats_is_read_as_if_it_were_alone(sent: list[bytes], data: st.DataObject) -> None:
+    sent += data.draw(st.lists(st.sampled_from(sent), max_size=3))
+    assert each_parsed(*sent) == [each_parsed(each)[0] for each in sent]
+
+
+@pytest.mark.parametrize("length", [b"+3", b"3, 3", b"0x3", b"", b"9" * 16, b"3\r\nContent-Length: 3"])
+def test_the_length_of_a_head_that_repeats_is_checked(length: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: "
+    with pytest.raises(Refused) as refused:
+        each_parsed(head + b"3\r\n\r\nabc", head + length + b"\r\n\r\nabc")
+    assert refused.value.status == 400
+
+
+def test_each_response_has_its_own_head() -> None:
+    responses = [
+        Response(body=b"one"),
+        Response(body=b"three"),
+        Response(404, b"no", kind="text/plain"),
+        Response(body=b"x", more={"Staddle-Next": "1"}),
+        Response(body=b"x", more={"Staddle-Next": "2"}),
+        Response(body=iter([b"parts"])),
+        Response(body=b"one"),
+    ]
+    alone = []
+    together, other_end = socket.socketpair()
+    with together, other_end:
+        connection = HttpConnection(together)
+        for each in responses:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                if not isinstance(each.body, bytes):
+                    each.body = [b"parts"]
+                HttpConnection(ours).respond(each, keep=True)
+                alone.append(theirs.recv(65536))
+            connection.respond(each, keep=True)
+        assert other_end.recv(1 << 20) == b"".join(alone)
+        channel = HttpChannel(other_end)
+        for each in (responses[0], responses[1], responses[3], responses[4], responses[2]):
+            connection.respond(each, keep=True)
+            reply = channel.reply()
+            assert (reply.status, bytes(reply.body)) == (each.status, each.body)
+            assert reply.headers.get("staddle-next") == each.headers.get("Staddle-Next")
 
 
 @settings(max_examples=300, deadline=None)
@@ -138,11 +227,44 @@ def test_output_is_bounded_and_says_what_is_gone() -> None:
         log.add(STDOUT, b"1")
         log.add(STDERR, b"2")
     assert log.size < 200_000
-    assert parse_frames(b"".join(frames(5, 2, [(STDOUT, b"a"), (STDERR, b"")]))) == [
-        (DROPPED, (3).to_bytes(8, "big")),
-        (STDOUT, b"a"),
-        (STDERR, b""),
-    ]
+    assert b"".join(frames(5, 2, [(STDOUT, b"a"), (STDERR, b"")])) == bytes(
+        (DROPPED, *(0,) * 6, 8, *(0,) * 7, 3, STDOUT, *(0,) * 6, 1, ord("a"), STDERR, *(0,) * 7)
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((STDOUT, STDERR)), st.sampled_from((1, 7, 20_000, 100_000))), max_size=9
+    ),
+    st.booleans(),
+)
+def test_frames_arrive_whole_and_the_next_reply_after_them(shape: list[tuple[int, int]], lost: bool) -> None:
+    """Whether their bytes come with the head or later, and whether some were dropped before."""
+    pieces = [(stream, bytes((number,)) * size) for number, (stream, size) in enumerate(shape)]
+    body = frames(9 * lost, 0, pieces)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = [Response(body=body, length=sum(map(len, body)), kind=FRAMES), Response(body=b"next")]
+
+        def answer() -> None:
+            for each in sent:
+                HttpConnection(theirs).respond(each, keep=True)
+
+        sender = threading.Thread(target=answer)
+        sender.start()
+        channel = HttpChannel(ours)
+        found = channel.reply().pieces
+        for stream in (STDOUT, STDERR):
+            assert b"".join(data for other, data in found if other == stream) == b"".join(
+                data for other, data in pieces if other == stream
+            )
+        order = [stream for stream, _ in found]
+        assert [each for each, _ in groupby(order)] == [
+            each for each, _ in groupby(each for each, _ in pieces)
+        ]
+        assert channel.reply().body == b"next"
+        sender.join()
 
 
 def test_held_output_waits_for_its_reader() -> None:
@@ -199,6 +321,17 @@ def test_answers_are_bounded_and_never_given_to_a_second_run(monkeypatch: pytest
     assert answers.begin("9") is not None
     with pytest.raises(Refused, match="made before"):
         answers.begin("0")
+
+
+def test_answers_in_pieces_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staddle.server.server.KEPT_ANSWER_BYTES", 100)
+    answers = Answers()
+    for n in range(3):
+        assert answers.begin(str(n)) is None
+        answers.end(str(n), Response(body=[b"x" * 30, b"y" * 30], length=60))
+    assert answers.begin("2") is not None
+    with pytest.raises(Refused, match="made before"):
+        answers.begin("1")
 
 
 # ------------------------------------------------------------ routes and their description
@@ -312,6 +445,41 @@ def test_values_travel_as_their_types() -> None:
         assert decode(json.loads(json.dumps(encode(value)))) == value
 
 
+RESULT = Result("true", 0, b"", b"", 0.1, Reason.exited, None, False, "/", Usage(0.1))
+OTHERWISE: dict[str, list[object]] = {
+    "changes": [None, (Change("added", "/workspace/a"),)],
+    "violations": [(Event("refused", "a.example:443", "deny"),)],
+    "stdout_bytes_dropped": [1],
+    "stdout_spill": ["", "/spilled"],
+    "why": ["x"],
+    "errno": [0, 2],
+    "stderr_cut": [7],
+    "usage": [Usage(1.0, 0.0, memory=0, memory_is_estimate=True)],
+}
+
+
+@given(
+    st.fixed_dictionaries({}, optional={name: st.sampled_from(each) for name, each in OTHERWISE.items()}),
+    st.binary(),
+    st.binary(),
+)
+def test_what_a_short_result_leaves_out_comes_back(fields: dict[str, object], out: bytes, err: bytes) -> None:
+    result = RESULT.replace(stdout_bytes=out, stderr_bytes=err, **fields)
+    apart: list[bytes] = []
+    short = encode(result, apart)
+    assert short.keys() & Result._defaults.keys() == fields.keys() - {"usage"}
+    beside = BytesIO(b"".join(apart))
+    for found in (
+        decode(json.loads(write_json(short)), apart=beside.read),
+        decode(json.loads(write_json(encode(result)))),
+    ):
+        assert found == result
+        assert {name: type(value) for name, value in vars(found).items()} == {
+            name: type(value) for name, value in vars(result).items()
+        }
+    assert not beside.read()
+
+
 def test_devices_of_a_policy_travel() -> None:
     policy = Policy.agent().with_gpu("nvidia:0").with_devices("/dev/kvm")
     assert decode(json.loads(json.dumps(encode(policy))), only=OF_CLIENTS) == policy
@@ -344,6 +512,7 @@ def test_a_client_has_every_name(own: type, served: type) -> None:
         {"$": "Plan"},
         {"$": "Policy", "reed": []},
         {"$": "bytes"},
+        {"$": "apart", "size": 1},
         {"$": ["Policy"]},
         {"$": "Network", "mode": "open", "rules": [1]},
     ],
@@ -377,11 +546,27 @@ def test_errors_travel_as_their_types() -> None:
 
 
 def test_the_newest_ids_are_remembered() -> None:
-    used = UsedIds(100)
-    for number in range(1000):
+    used = UsedIds(1000)
+    for number in range(10_000):
         used.add(f"c{number}")
         assert f"c{number}" in used
-        assert f"c{max(0, number - 99)}" in used
+        assert f"c{max(0, number - 999)}" in used
     assert "c0" not in used
-    assert "c1000" not in used
-    assert len(used._digests) <= 16 * 100
+    assert "c10000" not in used
+    assert sum(map(len, used._digests)) <= 24 * 1000
+
+
+STOPPED = """
+import random, signal
+from staddle.server import server
+server._LOOK_EVERY = 0  # so that a signal may come at any line of the loop
+for _ in range(500):
+    found = server.SandboxServer()
+    signal.signal(signal.SIGALRM, lambda *_: found.stop())
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 1e-3))
+    found.wait()
+"""
+
+
+def test_a_signal_stops_a_server_at_any_moment() -> None:
+    subprocess.run([sys.executable, "-c", STOPPED], check=True, timeout=60)

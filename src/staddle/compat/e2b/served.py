@@ -64,13 +64,18 @@ def infos() -> list[SandboxInfo]:
     """The sandboxes of the server that E2B programs made, if a server runs."""
     server = client(start=False)
     found = []
-    for sandbox in [] if server is None else server.list():
-        try:
-            facts = sandbox.describe()
-        except SandboxClosed:
-            continue  # it has ended since
-        if LABEL in facts["labels"] and facts["state"] != "ended":
-            found.append(info_of(facts))
+    try:
+        for sandbox in [] if server is None else server.list():
+            try:
+                facts = sandbox.describe()
+            except SandboxClosed:
+                continue  # it has ended since
+            if LABEL in facts["labels"] and facts["state"] != "ended":
+                found.append(info_of(facts))
+    except StaddleError:
+        if client(start=False) is not None:
+            raise
+        return []  # the server has ended since
     return found
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .shell_files import Channel
 
 #: After so many milliseconds without a request, the agent does its deferred work.
-_IDLE = 100
+_IDLE = 10
 #: The most descriptors to close later. Above this they are closed at once: a busy sandbox may never be idle.
 _MOST_LATER = 32
 

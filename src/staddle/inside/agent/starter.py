@@ -127,10 +127,7 @@ class ProgramStarter:
             self._fail()
 
     def patience(self) -> int | None:
-        """Kill it if no program was started for a while;
-
-        else return the milliseconds until then. None: never.
-        """
+        """Kill it if no program was started for a while; else return the milliseconds until then, or None."""
         if self._socket is None or self.program:
             return None
         left = self._used_at + _IDLE - time.monotonic()

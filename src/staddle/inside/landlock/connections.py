@@ -391,10 +391,7 @@ class ProxyRoute:
     def connect(
         self, fd: int, family: int, address: bytes, port: int, connect: Callable[[int, bytes], int]
     ) -> int:
-        """Connect the caller's socket to the destination behind the address;
-
-        return 0, or the error for the caller.
-        """
+        """Connect the caller's socket to the destination behind the address. Return 0, or an error number."""
         waits = not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK
         copy = _socket.socket(fileno=os.dup(fd))
         try:

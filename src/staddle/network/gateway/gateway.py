@@ -10,6 +10,7 @@ from __future__ import annotations
 import _socket
 import errno
 import os
+from functools import partial
 
 from ...hostnames import parse
 from ...ipc.gateway_messages import (
@@ -73,6 +74,8 @@ class Gateway(GatewayContext):
         self._decisions: dict[tuple[bytes, int], tuple[Verdict, str | None]] = {}
         self._stock: list[_socket.socket] = []
         self._asked_for = 0
+        #: The number of connections accepted so far.
+        self._begun = 0
 
     def run(self) -> None:
         """Serve until the other end of the socket closes."""
@@ -107,7 +110,7 @@ class Gateway(GatewayContext):
             elif (settings := decode_change(data)) is not None:
                 self._change(settings)
             elif (turn := decode_flush(data)) is not None:
-                self._flush(turn)
+                self.loop.soon(partial(self._flush, turn))
             else:
                 order = decode_sockets(data, len(sockets))
                 if [kind for kind, _, _ in order.labels] == ["inspector"]:
@@ -199,6 +202,7 @@ class Gateway(GatewayContext):
         # With all three arguments, Python does not query the kernel for them.
         accepted = _socket.socket(listener.family, _socket.SOCK_STREAM, _socket.IPPROTO_TCP, fd)
         accepted.setblocking(False)
+        self._begun += 1
         try:
             self._begin(accepted, label)
         except OSError:
@@ -288,8 +292,14 @@ class Gateway(GatewayContext):
 
     # Reports and timeouts.
 
-    def _flush(self, number: int) -> None:
-        """Report all refusals so far, then confirm with `number`."""
+    def _flush(self, number: int, turns: int = _TURNS, seen: int = -1) -> None:
+        """Report all attempts so far, then confirm with `number`.
+
+        A command that has ended may have left connections to accept: wait for a turn without any.
+        """
+        if turns and seen != self._begun:
+            self.loop.soon(partial(self._flush, number, turns - 1, self._begun))
+            return
         for served in self._refusals:
             self._refused(served)
         self.events.send_flush(number)

@@ -35,6 +35,8 @@ _AT_ONCE, _WAITING = 8, 32
 #: Requests that "always" allows.
 _REMEMBERED = 1024
 _LONGEST = 300
+#: Seconds between two looks whether all is answered.
+_PAUSE = 0.002
 _COROUTINE = 0x80 | 0x100  # CO_COROUTINE, CO_ITERABLE_COROUTINE
 
 
@@ -65,6 +67,12 @@ class ApprovalCalls:
         except RuntimeError:  # too many threads
             with self._lock:
                 self._running -= 1
+
+    def wait(self) -> None:
+        """Wait until the questions so far are answered, or too old."""
+        until = time.monotonic() + self._seconds
+        while self._running and time.monotonic() < until:
+            time.sleep(_PAUSE)
 
     def close(self) -> None:
         """Stop calling `on_connect`."""

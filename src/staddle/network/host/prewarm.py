@@ -17,6 +17,8 @@ from .spawn import end, spawn
 
 #: Seconds between taking a gateway and starting the next: the caller's first command needs the processor.
 _QUIET = 0.03
+#: The same after the first gateway: most programs need no other one.
+_FIRST_QUIET = 1.0
 #: Seconds for which a gateway is kept when none is in use.
 _KEPT = 3.0
 
@@ -29,7 +31,7 @@ class PrewarmedGateways:
         self._changed_at = 0.0
         self._waiting: tuple[_socket.socket, int] | None = None
         self._where: object = None  # surroundings for which it was made, or is wanted
-        self._in_use = 0
+        self._in_use = self._taken = 0
         self._is_wanted = False
         self._worker = Worker(self._work, self._forget)
 
@@ -40,6 +42,7 @@ class PrewarmedGateways:
             found, self._waiting = self._waiting, None
             is_alike, self._where = here == self._where, here
             self._in_use += 1
+            self._taken += 1
             self._is_wanted = True
             self._change()
         if found is not None:
@@ -76,7 +79,8 @@ class PrewarmedGateways:
     def _work(self) -> float | None:
         """Keep one gateway ready for as long as gateways are needed."""
         with self._lock:
-            patience = _QUIET if self._is_wanted else _KEPT
+            wanted_after = _FIRST_QUIET if self._taken == 1 else _QUIET
+            patience = wanted_after if self._is_wanted else _KEPT
             left = self._changed_at + patience - time.monotonic()
             if left > 0:
                 return left

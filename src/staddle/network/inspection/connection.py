@@ -242,6 +242,8 @@ class InspectedConnection:
 
     def finish(self) -> None:
         """Close once the client has everything that was sent."""
+        if not self._ending:
+            self._deadline = self.inspector.loop.now + _IDLE
         self._ending = True
         if not self.client.unsent:
             self._last()
@@ -311,7 +313,7 @@ class InspectedConnection:
         if self._head_since and now - self._head_since > _HEAD:
             self._fail("the head of a request took too long")
             self._cut("")
-        elif now - self._touched > _IDLE:
+        elif now - self._touched > _IDLE or (self._ending and now > self._deadline):
             self._cut("nothing came for too long")
 
 

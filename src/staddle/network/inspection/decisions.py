@@ -27,6 +27,8 @@ LETTER = "\0"
 LONGEST_PATH = 8192
 #: Each query is compared up to this number of parameters. A longer query is refused.
 _PARAMETERS = 256
+#: A path that has one reading only, without a loop over all of them.
+_PLAIN = re.compile(r"/|(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+/?")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _TWICE = re.compile(r"%25(?=[0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x01-\x1f\x7f-\x9f]")
@@ -139,6 +141,8 @@ def path_readings(path: str) -> frozenset[str]:
 
     Raises AmbiguousRequest if one of them is refused.
     """
+    if _PLAIN.fullmatch(path):
+        return frozenset((path,))
     if _BAD_ESCAPE.search(path):
         raise AmbiguousRequest("the path has a % without two hexadecimal digits")
     if "%00" in path:

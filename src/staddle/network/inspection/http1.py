@@ -1,12 +1,13 @@
-"""HTTP/1.1 between a client and a server. h11 reads each head; what is sent is written anew from its parts.
+"""HTTP/1.1 between a client and a server. Each head is read, and what is sent is written anew from its parts.
 
-A body with a length is passed on by counting its bytes. h11 reads bodies in chunks.
+A body with a length is passed on by counting its bytes. h11 reads unusual heads, and bodies in chunks.
 """
 
 from __future__ import annotations
 
 import h11
 
+from .heads import RequestHead, ResponseHead, read_request, read_response, write_request
 from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
@@ -21,6 +22,7 @@ _LONGEST_HEAD = 64 << 10
 #: Bytes of later requests that are read while one is in progress. Reading shows when the client has gone.
 _MOST_EARLY = 64 << 10
 _REASONS = {400: b"Bad Request", 403: b"Forbidden", 421: b"Misdirected Request"}
+_UPGRADE = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
 #: A body is in chunks, or ends with the connection. Else the number of bytes that are still to come.
 _CHUNKED, _UNTIL_END = -1, -2
 
@@ -31,7 +33,7 @@ class Http1Relay:
     def __init__(self, connection: RelayContext) -> None:
         self._connection = connection
         self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)  # reads one request
-        self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)  # reads the answer to one request
+        self._up: h11.Connection | None = None  # reads an unusual answer
         self._early = self._late = b""  # bytes of the client and of the server that nobody has read
         self._has_ended = False  # the server
         self._raw = self._closing = False
@@ -119,17 +121,20 @@ class Http1Relay:
     # The client's side.
 
     def _client_event(self) -> bool:
-        if self._waiting or self._is_read:
+        request = self._request
+        if self._waiting or self._is_read or not (self._early or self._to_come == _CHUNKED):
             return False
         data, self._early = self._early, b""
-        request = self._request
         if request is not None and self._to_come != _CHUNKED:
-            if not data:
-                return False
             piece, self._early = data[: self._to_come], data[self._to_come :]
             self._to_come -= len(piece)
             self._is_read = not self._to_come
             self._to_server(request.request_data(piece))
+            return True
+        usual = read_request(data) if request is None and not self._down.trailing_data[0] else None
+        if usual is not None:
+            head, self._early = usual
+            self._begin(head)
             return True
         if data:
             self._down.receive_data(data)
@@ -138,37 +143,39 @@ class Http1Relay:
         except h11.RemoteProtocolError as error:
             raise RequestRefused(error.error_status_hint, f"the request is not valid HTTP: {error}") from None
         if isinstance(event, h11.Request):
-            self._begin(event)
+            headers = [(bytes(name), bytes(value)) for name, value in event.headers]
+            if _length(headers, otherwise=0) != _CHUNKED:
+                self._renew()
+            method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
+            self._begin(RequestHead(method, target, headers, event.http_version))
         elif isinstance(event, h11.Data) and request is not None:
             self._to_server(*_chunk(request.request_data(bytes(event.data))))
         elif isinstance(event, h11.EndOfMessage) and request is not None:
             self._to_server(_last_chunk(request.request_trailers(list(event.headers))))
+            self._is_read = True
             self._renew()
         else:
             return False
         return True
 
     def _renew(self) -> None:
-        """The request is read. Another reader, which knows nothing of it, gets what follows."""
-        self._is_read = not self._to_come or self._to_come == _CHUNKED
+        """h11 has read what it is to read. Another reader, which knows nothing of it, gets what follows."""
         self._early = self._down.trailing_data[0]
         self._down = h11.Connection(h11.SERVER, _LONGEST_HEAD)
 
-    def _begin(self, event: h11.Request) -> None:
+    def _begin(self, head: RequestHead) -> None:
         connection = self._connection
-        headers = [(bytes(name), bytes(value)) for name, value in event.headers]
-        method, target = event.method.decode("latin-1"), event.target.decode("latin-1")
+        method, target, headers, version = head
         upgrades = self._is_websocket(method, headers)
         protocol = "websocket" if upgrades else "HTTP/1.1"
         request = self._request = InspectedRequest(
             connection.inspector, connection.place, protocol, method, target
         )
-        self._is_old = event.http_version < b"1.1"
-        self._persists = not _closes(event)
-        # h11 has read the framing: it is one of these, and never both.
+        self._is_old = version < b"1.1"
+        self._persists = not _closes(head)
+        # The framing is read: it is one of these, and never both.
         self._to_come = _length(headers, otherwise=0)
-        if self._to_come != _CHUNKED:
-            self._renew()
+        self._is_read = not self._to_come
         # h11 bounds a head that comes in several reads only.
         if len(target) + sum(len(name) + len(value) for name, value in headers) > _LONGEST_HEAD:
             raise RequestRefused(431, f"the head of the request is longer than {_LONGEST_HEAD >> 10} KiB")
@@ -212,14 +219,14 @@ class Http1Relay:
         if self._to_come == _CHUNKED:
             headers.append((b"transfer-encoding", b"chunked"))
         if request.protocol == "websocket":
-            headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-        self._up = h11.Connection(h11.CLIENT, _LONGEST_HEAD)
+            headers += _UPGRADE
+        self._up = None
         try:
-            head = self._up.send(h11.Request(method=request.method, target=target, headers=headers))
-        except h11.LocalProtocolError as error:
+            head = write_request(request.method, target, headers)
+        except ValueError as error:
             raise RequestRefused(400, f"the request is not valid HTTP: {error}") from None
         self._is_sent = True
-        self._to_server(head or b"")
+        self._to_server(head)
 
     def _to_server(self, *parts: bytes) -> None:
         server = self._connection.server
@@ -236,26 +243,33 @@ class Http1Relay:
             return False
         if self._answer is not None and self._answer != _CHUNKED:
             return self._counted()
+        reader = self._up
+        if reader is None:
+            if not self._late and not self._has_ended:
+                return False
+            usual = read_response(self._late)
+            if usual is not None:
+                self._begin_answer(*usual)
+                return True
+            reader = self._up = _answer_reader(request)
         if self._late:
             data, self._late = self._late, b""
-            self._up.receive_data(data)
+            reader.receive_data(data)
         elif self._has_ended:
-            self._up.receive_data(b"")
+            reader.receive_data(b"")
         try:
-            event = self._up.next_event()
+            event = reader.next_event()
         except h11.RemoteProtocolError as error:
             raise RequestRefused(502, f"the answer is not valid HTTP: {error}") from None
-        if isinstance(event, h11.Response):
-            self._framed(event)
-            if request.is_stale(event.status_code):
-                self._held, self._held_bytes = [], 0
         if isinstance(event, h11.Response | h11.InformationalResponse):
-            self._hold(lambda: self._answer_head(event))
+            headers = [(bytes(name), bytes(value)) for name, value in event.headers]
+            answer = ResponseHead(event.status_code, bytes(event.reason), headers, event.http_version)
+            self._begin_answer(answer, reader.trailing_data[0])
         elif isinstance(event, h11.Data):
             data = bytes(event.data)
             self._hold(lambda: self._answer_data(data), len(data))
         elif isinstance(event, h11.EndOfMessage):
-            self._late = self._up.trailing_data[0]
+            self._late = reader.trailing_data[0]
             self._finish(list(event.headers))
         elif isinstance(event, h11.ConnectionClosed):
             raise RequestRefused(502, "the server closed the connection without an answer")
@@ -263,15 +277,18 @@ class Http1Relay:
             return False
         return True
 
-    def _framed(self, event: h11.Response) -> None:
-        """Find out how the answer ends. h11 has checked its lengths and codings."""
-        if self._current().is_bodiless(event.status_code):
-            self._answer = 0
-        else:
-            self._answer = _length(event.headers, otherwise=_UNTIL_END)
-        self._persists = self._persists and not _closes(event) and self._answer != _UNTIL_END
-        if self._answer != _CHUNKED:
-            self._late = self._up.trailing_data[0]
+    def _begin_answer(self, head: ResponseHead, rest: bytes) -> None:
+        """Find out how the answer ends. Its lengths and codings are checked."""
+        request, status = self._current(), head.status
+        if status >= 200:
+            bodiless = request.is_bodiless(status)
+            self._answer = 0 if bodiless else _length(head.headers, otherwise=_UNTIL_END)
+            self._persists = self._persists and not _closes(head) and self._answer != _UNTIL_END
+            if request.is_stale(status):
+                self._held, self._held_bytes = [], 0
+        if status == 101 or (self._answer is not None and self._answer != _CHUNKED):
+            self._late = rest
+        self._hold(lambda: self._answer_head(head))
 
     def _counted(self) -> bool:
         """Pass on what is there of an answer with a length, or of one until the end of the connection."""
@@ -341,11 +358,11 @@ class Http1Relay:
             self._refuse(error.status, str(error))
         self._connection.resume()
 
-    def _answer_head(self, event: h11.Response | h11.InformationalResponse) -> None:
-        request, status = self._current(), event.status_code
-        headers = request.response_head(status, [(bytes(n), bytes(v)) for n, v in event.headers])
+    def _answer_head(self, head: ResponseHead) -> None:
+        request, status = self._current(), head.status
+        headers = request.response_head(status, head.headers)
         if status == 101:
-            headers += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+            headers += _UPGRADE
         elif status < 200:
             if self._is_old:
                 return
@@ -361,11 +378,11 @@ class Http1Relay:
                 headers.append((b"connection", b"close"))
             self._is_answered = True
         client = self._connection.client
-        client.send(_head(status, bytes(event.reason), headers))
+        client.send(_head(status, head.reason, headers))
         if status == 101:
             self._raw = True
-            self._early, early = b"", self._early
-            for data, to_server in ((early, True), (self._up.trailing_data[0], False)):
+            early, late, self._early, self._late = self._early, self._late, b"", b""
+            for data, to_server in ((early, True), (late, False)):
                 if data:
                     self._relay_raw(data, to_server=to_server)
 
@@ -379,6 +396,7 @@ class Http1Relay:
         rest, trailers = request.response_end(), request.response_trailers(trailers)
         for part in (*_chunk(rest), _last_chunk(trailers)) if self._chunks else (rest,):
             client.send(part)
+        client.flush()  # the client goes on while this is reported
         request.report("allowed")
         self._next(self._persists and self._is_read)
 
@@ -439,9 +457,17 @@ def _length(headers: Iterable[tuple[bytes, bytes]], *, otherwise: int) -> int:
     return found
 
 
-def _closes(event: h11.Request | h11.Response) -> bool:
-    listed = b",".join(value.lower() for name, value in event.headers if name == b"connection")
-    return b"close" in listed or event.http_version < b"1.1"
+def _closes(head: RequestHead | ResponseHead) -> bool:
+    listed = b",".join(value.lower() for name, value in head.headers if name == b"connection")
+    return b"close" in listed or head.version < b"1.1"
+
+
+def _answer_reader(request: InspectedRequest) -> h11.Connection:
+    """A reader that knows as much of the request as it needs to find the end of the answer."""
+    headers = [(b"host", b"-"), *(_UPGRADE if request.protocol == "websocket" else ())]
+    reader = h11.Connection(h11.CLIENT, _LONGEST_HEAD)
+    reader.send(h11.Request(method=request.method, target="/", headers=headers))
+    return reader
 
 
 def _head(status: int, reason: bytes, headers: Headers) -> bytes:

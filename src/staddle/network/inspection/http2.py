@@ -19,6 +19,7 @@ from .request import MOST_HELD, InspectedRequest, RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .context import RelayContext
@@ -28,6 +29,10 @@ STREAMS = 100
 _WINDOW, _STREAM_WINDOW = 1 << 20, 256 << 10
 #: Streams that a client may reset before it has an answer, in the life of a connection with N finished ones.
 _RESETS = 200
+#: Frames with settings in the life of a connection. h2 keeps what each changes until the next head.
+_SETTINGS = 1000
+#: Smaller pieces of a body are joined: each costs more memory than the window counts.
+_SMALL = 1024
 _PSEUDO = (b":method", b":scheme", b":authority", b":path")
 _CODES = h2.errors.ErrorCodes
 
@@ -40,6 +45,13 @@ class _Body:
         self.pieces: deque[tuple[bytes, int]] = deque()
         self.is_ended = self.is_sent = False
         self.trailers: Headers = []
+
+    def add(self, piece: bytes, length: int) -> None:
+        """Keep a piece until it is sent."""
+        if self.pieces and len(self.pieces[-1][0]) < _SMALL:
+            last, counted = self.pieces.pop()
+            piece, length = last + piece, counted + length
+        self.pieces.append((piece, length))
 
 
 class _RequestStream:
@@ -64,19 +76,20 @@ class Http2Relay:
         self._streams: dict[int, _RequestStream] = {}
         self._by_up: dict[int, _RequestStream] = {}
         self._queue: deque[_RequestStream] = deque()  # for a free stream of the server
-        self._resets = self._finished = 0
+        self._resets = self._finished = self._changes = 0
         self._going = False  # the server takes no new streams
+        self._closing = False
         self._flush()
 
     # What the connection asks.
 
     def wants_client(self) -> bool:
         """Whether to read more from the client."""
-        return True
+        return not self._closing
 
     def wants_server(self) -> bool:
         """Whether to read more from the server."""
-        return True
+        return not self._closing
 
     def is_idle(self) -> bool:
         """Whether no request is in progress."""
@@ -91,13 +104,25 @@ class Http2Relay:
         if not data:
             self._connection.close()
             return
+        self._receive(self._down, data, self._client_event, "client")
+
+    def _receive(
+        self, side: h2.connection.H2Connection, data: bytes, take: Callable[[h2.events.Event], None], who: str
+    ) -> None:
+        if self._closing:
+            return
         try:
-            events = self._down.receive_data(data)
+            events = side.receive_data(data)
         except h2.exceptions.ProtocolError as error:
-            self._give_up(f"the client's HTTP/2 is not valid: {error}")
+            self._give_up(f"the {who}'s HTTP/2 is not valid: {error}")
             return
         for event in events:
-            self._client_event(event)
+            self._changes += isinstance(event, h2.events.RemoteSettingsChanged)
+            if self._changes > _SETTINGS:
+                self._give_up(f"the {who} changes its settings too often")
+            if self._closing:
+                return
+            take(event)
         self._pump()
 
     def from_server(self, data: bytes) -> None:
@@ -109,19 +134,13 @@ class Http2Relay:
                     self._fail(stream, "the server closed the connection")
             self._pump()
             return
-        try:
-            events = self._up.receive_data(data)
-        except h2.exceptions.ProtocolError as error:
-            self._give_up(f"the server's HTTP/2 is not valid: {error}")
-            return
-        for event in events:
-            self._server_event(event)
-        self._pump()
+        self._receive(self._up, data, self._server_event, "server")
 
     def end(self, why: str) -> None:
         """Report the requests that are cut off."""
         for stream in self._streams.values():
             stream.request.report("failed", why)
+            stream.ended = True
         self._streams.clear()
         self._by_up.clear()
 
@@ -151,7 +170,8 @@ class Http2Relay:
             if self._resets > _RESETS + self._finished:
                 self._give_up("the client resets too many requests")
         elif isinstance(event, h2.events.ConnectionTerminated):
-            self._connection.resume()
+            self.end("the client ended the connection")  # h2 sends nothing after it
+            self._close()
 
     def _server_event(self, event: h2.events.Event) -> None:
         number = getattr(event, "stream_id", None) or 0
@@ -253,7 +273,7 @@ class Http2Relay:
 
     def _request_data(self, stream: _RequestStream, data: bytes, length: int) -> None:
         try:
-            stream.to_server.pieces.append((stream.request.request_data(data), length))
+            stream.to_server.add(stream.request.request_data(data), length)
         except RequestRefused:
             self._acknowledge(self._down, length, stream.down)
             raise
@@ -277,7 +297,7 @@ class Http2Relay:
         elif isinstance(event, h2.events.DataReceived):
             length = event.flow_controlled_length or 0
             try:
-                body.pieces.append((request.response_data(bytes(event.data or b"")), length))
+                body.add(request.response_data(bytes(event.data or b"")), length)
             except RequestRefused:
                 self._acknowledge(self._up, length, stream.up)
                 raise
@@ -285,7 +305,7 @@ class Http2Relay:
             trailers = [(bytes(n), bytes(v)) for n, v in event.headers or ()]
             body.trailers = request.response_trailers(trailers)
         elif isinstance(event, h2.events.StreamEnded):
-            body.pieces.append((request.response_end(), 0))
+            body.add(request.response_end(), 0)
             body.is_ended = True
         elif isinstance(event, h2.events.StreamReset):
             request.report("failed", "the server reset the request")
@@ -297,7 +317,7 @@ class Http2Relay:
         assert held is not None  # noqa: S101 - the caller has checked
         held.append(event)
         if isinstance(event, h2.events.DataReceived):
-            stream.held_bytes += event.flow_controlled_length or 0
+            stream.held_bytes += 1 + (event.flow_controlled_length or 0)
         if isinstance(event, h2.events.StreamReset) or stream.held_bytes > MOST_HELD:
             self._release(stream)
         elif isinstance(event, h2.events.StreamEnded):
@@ -384,6 +404,10 @@ class Http2Relay:
             self._connection.inspector.connection_failed(self._connection.place, why)
         self.end(why)
         self._flush()
+        self._close()
+
+    def _close(self) -> None:
+        self._closing = True
         self._connection.finish()
 
     @staticmethod
@@ -431,14 +455,14 @@ class Http2Relay:
         try:
             while body.pieces and not body.is_sent:
                 piece, length = body.pieces[0]
-                room = min(side.local_flow_control_window(number), side.max_outbound_frame_size)
-                if piece and room <= 0:
-                    return
-                if piece[:room]:
+                if piece:  # what is empty needs no room, and there can be less than none
+                    room = min(side.local_flow_control_window(number), side.max_outbound_frame_size)
+                    if room <= 0:
+                        return
                     side.send_data(number, piece[:room])
-                if len(piece) > room:
-                    body.pieces[0] = piece[room:], length
-                    continue
+                    if len(piece) > room:
+                        body.pieces[0] = piece[room:], length
+                        continue
                 body.pieces.popleft()
                 self._acknowledge(source, length, source_number)
             if body.is_ended and not body.pieces and not body.is_sent:

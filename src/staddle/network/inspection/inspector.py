@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from ...hostnames import HostRule
-    from .decisions import RequestVerdict
+    from .decisions import CompiledRule, RequestVerdict
     from .messages import HostLimit, InspectedSecret
     from .substitution import Values
 
@@ -72,6 +72,7 @@ class Inspector:
         #: Caches, empty again after each change of rules or secrets.
         self._decided: dict[tuple[str, str, int, str], RequestVerdict] = {}
         self._wiped: dict[tuple[str, int], Values | None] = {}
+        self._about: dict[tuple[str, int], tuple[CompiledRule, ...]] = {}
         self.all_values: Values | None = None
         self._settings: InspectionSettings
         self._authority: Authority
@@ -115,6 +116,7 @@ class Inspector:
         self.secrets, self.all_values = secrets, values_of(secrets)
         self._decided.clear()
         self._wiped.clear()
+        self._about.clear()
 
     # Messages of the host program.
 
@@ -254,12 +256,19 @@ class Inspector:
         if found is None:
             is_open = any(secret.covers(host, port) for secret in self.secrets)
             is_open = is_open or any(rule.matches(host, port) for rule in self._usage)
-            found = decide(self._rules, method, host, port, target, otherwise=is_open)
+            found = decide(self._rules_of(host, port), method, host, port, target, otherwise=is_open)
             if len(self._decided) >= _DECIDED:
                 self._decided.clear()
             if len(target) <= _LONGEST_DECIDED:
                 self._decided[key] = found
         return found
+
+    def _rules_of(self, host: str, port: int) -> tuple[CompiledRule, ...]:
+        if (host, port) not in self._about:
+            if len(self._about) > CONNECTIONS:
+                self._about.clear()
+            self._about[host, port] = tuple(rule for rule in self._rules if rule.host.matches(host, port))
+        return self._about[host, port]
 
     def values_of(self, host: str, port: int) -> Values | None:
         """Return the values, with their last ones, that answers of this host may have."""

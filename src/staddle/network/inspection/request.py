@@ -154,7 +154,7 @@ class InspectedRequest:
             self.used = (error.name,)
             raise RequestRefused(403, str(error)) from None
         self._kept += len(data)
-        if self.kept is not None:
+        if data and self.kept is not None:
             self.kept.append(bytes(data))
             if self._kept > MOST_KEPT:
                 self.kept = None

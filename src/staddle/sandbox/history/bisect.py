@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ... import check
 from ..._value import Value
+from ...display import shown
 from ...errors import InvalidCall
 from ..result import Result
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 #: Exit code of a test that cannot judge a point, and the first that ends the search, both as for git.
 SKIP, ABORT = 125, 128
 _TIMEOUT = 124
+#: Characters of a line of errors in our own.
+_LONGEST = 200
 
 
 class Bisected(Value):
@@ -70,13 +73,13 @@ class Bisection:
         if self._verdict(bad) != "bad":
             raise InvalidCall(
                 f"the test does not fail at the newest point, {self._points[bad].number}",
-                why=f"it {_told(self._verdicts[bad])} there",
+                why=self._told(bad),
                 fix="give the point after which it fails as bad=, or repeat= for a test that fails sometimes",
             )
         if self._verdict(good) != "good":
             raise InvalidCall(
                 f"the test does not pass at the oldest point, {self._points[good].number}",
-                why=f"it {_told(self._verdicts[good])} there",
+                why=self._told(good),
                 fix="give a point at which it passes as good=, or correct the test",
             )
         while (middle := self._between(good, bad)) is not None:
@@ -142,6 +145,12 @@ class Bisection:
             fix="return a Result, an exit code, or True for good and False for bad",
         )
 
-
-def _told(verdict: Verdict) -> str:
-    return {"good": "passes", "bad": "fails", "skipped": "is skipped (exit code 125)"}[verdict]
+    def _told(self, at: int) -> str:
+        """Return what the test did at a point, with the last line of its errors if it failed."""
+        verdict, result = self._verdicts[at], self._results.get(at)
+        if verdict != "bad":
+            return f"it {'passes' if verdict == 'good' else 'is skipped (exit code 125)'} there"
+        if result is None:
+            return "it fails there"
+        last = (result.stderr.strip().splitlines() or [""])[-1]
+        return f"it fails there (exit code {result.exit_code})" + (last and f": {shown(last)[:_LONGEST]}")

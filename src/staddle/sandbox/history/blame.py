@@ -29,7 +29,8 @@ class BlamedLine(Value):
 
     def __str__(self) -> str:
         """Number of the point, its command, and the line."""
-        return f"{self.point.number:>4} {self.point.command[:30]:<30} {self.line:>5} {self.text}"
+        told = self.point.command or f"({self.point.cause})"
+        return f"{self.point.number:>4} {told[:30]:<30} {self.line:>5} {self.text}"
 
 
 def blame(points: Sequence[HistoryPoint], root: str, path: str) -> list[BlamedLine]:

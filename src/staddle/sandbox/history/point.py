@@ -86,6 +86,10 @@ class HistoryPoint:
         Changes in the home and in /tmp come after those in the workspace.
         """
         for point in (self, other):
+            if not isinstance(point, HistoryPoint):
+                raise InvalidCall(
+                    f"{point!r} is no point", why="only sb.history() has points", fix="give one of these"
+                )
             if point.snapshot.closed:
                 raise LayerError(
                     f"the point {point.number} is gone",

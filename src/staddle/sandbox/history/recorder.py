@@ -258,17 +258,23 @@ class Recorder:
             return snapshot_with(self._inside, "", workspace, sessions, automatic=True)
         return take(workspace, sessions, "", automatic=True)
 
-    def _mark(self, cause: Cause, command: str = "") -> None:
-        """Take a point of the present state, for an event that is no command."""
+    def _mark(self, cause: Cause, command: str = "", before: Snapshot | None = None) -> None:
+        """Take a point of the present state, for an event that is no command; `before` is that of before."""
         self.pending.clear()
-        self._append(cause, command, None, (), snapshot=self._snapshot())
+        snapshot = self._snapshot()
+        found: list[Change] | None = []
+        try:
+            found = [] if before is None else snapshot.diff(before)
+        except (OSError, StaddleError):
+            found = None  # there was no descriptor left: what was done stays done
+        self._append(cause, command, None, found, snapshot=snapshot)
 
     def _append(
         self,
         cause: Cause,
         command: str,
         exit_code: int | None,
-        found: list[Change] | tuple[()] | None,
+        found: list[Change] | None,
         *,
         snapshot: Snapshot,
         merged: int = 0,
@@ -284,7 +290,8 @@ class Recorder:
         if self._kept is not None:
             point = self._points[-1]
             self._kept.keep_point(point.number, point.facts, snapshot, self._inside._environment)
-        self._bytes.add(snapshot, None if found is None else sum(change.size or 0 for change in found))
+        is_new = found is not None and cause in ("command", "files", "background")
+        self._bytes.add(snapshot, sum(change.size or 0 for change in found or ()) if is_new else None)
         self._bound()
         changed = self._points[-1].changed
         self._inside.record("point", point=self._numbers - 1, id=id, cause=cause, changed=changed)
@@ -395,8 +402,9 @@ class Recorder:
         """Do `work`, which replaces the files, between two points."""
         with self._lock:
             self.settle()
+            before = self._points[self._at].snapshot
             done = work()
-            self._mark(cause, command)
+            self._mark(cause, command, before)
             return done
 
     def commit(self, work: Callable[[], T], changed: Callable[[T], bool]) -> T:

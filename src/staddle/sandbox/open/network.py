@@ -243,6 +243,13 @@ class SandboxNetwork:
             self._unclaimed = 0
             return found
 
+    def settle(self) -> None:
+        """Wait until `on_connect` has answered about all attempts so far."""
+        with self._lock:
+            self._collect(everything=True)
+        if self._deciding is not None:
+            self._deciding.wait()
+
     def requests(self) -> list[EgressRequest]:
         """Return the last HTTP requests to inspected hosts."""
         return [] if self.inspector is None else self.inspector.requests()

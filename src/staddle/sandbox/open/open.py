@@ -18,7 +18,7 @@ from ...linux import process_tree
 from ...linux.process import parent_of
 from ...observe.redaction import secrets_of
 from ...policy.own_places import make_own
-from . import as_root
+from . import ahead, as_root
 from .decide import decide, workspace_kind
 from .handle import SandboxHandle
 from .settings import APART
@@ -53,6 +53,7 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
     called here, and in which order.
     """
     try:
+        ahead.begin(settings.backend)
         kind = workspace_kind(settings)
         if workspace is None and kind == "overlay":
             return _open_over_directory(settings)
@@ -64,6 +65,8 @@ def open_agent(settings: SandboxSettings, workspace: SandboxWorkspace | None = N
         if told is error:
             raise
         raise told from error
+    finally:
+        ahead.end()
 
 
 def _open_over_directory(settings: SandboxSettings) -> SandboxHandle:

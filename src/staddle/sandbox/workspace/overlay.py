@@ -16,6 +16,7 @@ from ...layers.stack import LayerSnapshot, Stack, close_all
 from ...layers.store import Layer
 from ...paths import WORKSPACE_PATH, covers
 from .home_layer import home_layer
+from .prepared_stacks import MountedStacks, PreparedStacks
 from .stores import EMPTY, empty_directory, store_for
 from .trees import LayeredTree, by_tree, overlay_dirs, path_of
 from .workspace import SandboxWorkspace
@@ -95,6 +96,7 @@ class OverlayWorkspace(SandboxWorkspace):
     def _start(self, directory: str, stack: Stack, baseline: Baseline | None) -> None:
         self.directory = directory
         self.trees = {WORKSPACE_PATH: LayeredTree(WORKSPACE_PATH, (WORKSPACE_PATH,), stack)}
+        self._prepared = PreparedStacks()
         lowest = stack.bases[-1]
         if isinstance(lowest, FrozenBase):
             self._own_base = lowest.hold()
@@ -240,26 +242,30 @@ class OverlayWorkspace(SandboxWorkspace):
         moved and nothing can be mounted, everything is stopped and the layers are copied.
         """
         frozen: dict[str, LayerSnapshot] = {}
-        following: dict[str, Stack] = {}
+        touched: dict[str, LayerSnapshot] = {}
+        following = MountedStacks()
         try:
             for root, tree in self.trees.items():
                 if tree.stack.is_untouched():
                     frozen[root] = tree.below()
                 else:
                     frozen[root] = tree.freeze(_FEW if self.is_crowded or self.is_heavy else None)
-                    following[root] = frozen[root].stack()
-            if self.mounts.are_lost:
-                close_all(following)  # nothing writes to the layers any more
+                    touched[root] = frozen[root]
+            if not touched or self.mounts.are_lost:  # nothing writes to the layers any more
                 return "swap", frozen
-            if not following or (self._is_there() and self.swap(following, then, "refuse") is not None):
+            following = self._prepared.take(touched)
+            for root in touched.keys() - following.keys():
+                following[root] = touched[root].stack()
+            if self._is_there() and self.swap(following, then, "refuse") is not None:
+                if not self.stack.store.is_persistent:
+                    self._prepared.begin([self.trees[root] for root in touched], self._mount)
                 for tree in self.trees.values():
                     tree.squash_deep()
                 let_catch_up()  # each snapshot leaves files to delete
                 return "swap", frozen
-            close_all(following)
 
             def copy() -> None:
-                for root in following:
+                for root in touched:
                     copied = self.trees[root].copy()
                     frozen[root].close()
                     frozen[root] = copied
@@ -267,9 +273,10 @@ class OverlayWorkspace(SandboxWorkspace):
             self.mounts.while_stopped(copy)
             return "copy", frozen
         except BaseException:
-            close_all(following)
             close_all(frozen)
             raise
+        finally:
+            following.close()
 
     def restored(self, trees: Mapping[str, LayerSnapshot]) -> dict[str, Stack]:
         """Return stacks that restore a snapshot's trees; a tree that it lacks begins anew."""
@@ -320,11 +327,15 @@ class OverlayWorkspace(SandboxWorkspace):
     def _put(self, stacks: Mapping[str, Stack], others: Others) -> list[NamedProcess] | None:
         """Mount `stacks` in place of the present ones."""
         self._check_directory()
-        layers = {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
-        return self.mounts.swap(layers, others)
+        mounts = stacks.mounts if isinstance(stacks, MountedStacks) else ()
+        return self.mounts.swap(_dirs(stacks), others, mounts)
+
+    def _mount(self, stacks: Mapping[str, Stack]) -> list[int]:
+        return self.mounts.mount(_dirs(stacks))
 
     def replace(self, stacks: Mapping[str, Stack]) -> None:
         """Continue with `stacks`, which are mounted now."""
+        self._prepared.drop()
         before = []
         for root, stack in stacks.items():
             if root in self.trees:
@@ -345,6 +356,7 @@ class OverlayWorkspace(SandboxWorkspace):
     def close(self) -> None:
         """Release the layers."""
         self.forget_forks()
+        self._prepared.drop()
         for tree in self.trees.values():
             tree.squash.close()
         own, self._own_base, of_forks, self._fork_base = self._own_base, None, self._fork_base, None
@@ -352,6 +364,10 @@ class OverlayWorkspace(SandboxWorkspace):
             if base is not None:
                 base.drop()
         _close([tree.stack for tree in self.trees.values()], self.stack.store)
+
+
+def _dirs(stacks: Mapping[str, Stack]) -> dict[str, OverlayDirs]:
+    return {root: overlay_dirs(root, stack) for root, stack in stacks.items()}
 
 
 def _close(stacks: Iterable[Stack], store: Store) -> None:

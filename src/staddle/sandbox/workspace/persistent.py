@@ -34,7 +34,7 @@ from .trees import LayeredTree, by_tree, path_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any, Unpack
 
     from ...forkserver.client import HomeTree
@@ -226,17 +226,21 @@ class PersistentWorkspace(OverlayWorkspace):
         undo, is_copied = self._undo(), False
         if to is None and self.stand_in is None:
             found = options.get("reviewed") or self.review(paths)
-            names = [path for change in found.changes for path in (change.path, change.old_path) if path]
-            is_copied = undo.copy(path.removeprefix(f"{WORKSPACE_PATH}/") for path in names)
+            is_copied = undo.copy(self._in_directory(found.changes))
         done = super().commit(paths, to, **options)
         if is_copied and done.changes:
-            undo.settle(path for change in done.changes for path in (change.path, change.old_path) if path)
+            undo.settle(self._in_directory(done.changes))
         elif to is None and done.changes:
             undo.forget()
         if to is None and done.changes:
             self.kept_points.clear()  # the host's files have changed below them
         self.save()
         return done
+
+    def _in_directory(self, changes: Iterable[Change]) -> list[str]:
+        """Return the paths of changes below the workspace: those of an open sandbox are as seen inside."""
+        paths = [path for change in changes for path in (change.path, change.old_path) if path]
+        return [path.removeprefix(f"{self.mounted_at}/") for path in paths]
 
     def _undo(self) -> Undo:
         from ...layers.undo import Undo

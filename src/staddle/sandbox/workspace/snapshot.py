@@ -141,6 +141,7 @@ class Snapshot:
         There are none if the lowest layer is a copy of the host's directory. It walks at most `most` entries
         and returns at most `limit` paths, as seen inside.
         """
+        self._check_open()
         tree = self._trees[WORKSPACE_PATH]
         if tree.is_copy or isinstance(tree.bases[-1], FrozenBase) or not self._is_of(self.workspace):
             return Drift()
@@ -156,13 +157,8 @@ class Snapshot:
         """
         from .snapshot_diff import changes_between
 
-        for each in (self, other):
-            if each.closed:
-                raise LayerError(
-                    f"the snapshot {each.label!r} is gone",
-                    why="it, or its sandbox, is closed",
-                    fix="take another",
-                )
+        self._check_open()
+        checked(other)._check_open()
         if self.workspace != other.workspace:
             raise InvalidCall(
                 "these snapshots cannot be compared",
@@ -186,6 +182,7 @@ class Snapshot:
         """
         from .snapshot_file import save
 
+        self._check_open()
         user_of_this_process()
         base = None if freeze is False else self._copied(asked=bool(freeze))
         try:
@@ -339,6 +336,12 @@ class Snapshot:
 
         return relocated(shell, before[0], workspace.mounted_at)
 
+    def _check_open(self) -> None:
+        """Raise LayerError if it is closed."""
+        if self.closed:
+            what = f"the snapshot {self.label!r} is gone"
+            raise LayerError(what, why="it, or its sandbox, is closed", fix="take another")
+
     def close(self) -> None:
         """Release its files; files that a sandbox uses remain as long as it does."""
         self.closed = True
@@ -353,6 +356,17 @@ class Snapshot:
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.label!r} ({self.method})>"
+
+
+def checked(snapshot: object) -> Snapshot:
+    """Raise InvalidCall unless `snapshot` is one."""
+    if isinstance(snapshot, Snapshot):
+        return snapshot
+    raise InvalidCall(
+        f"{snapshot!r} is no snapshot",
+        why="only what snapshot() returns is one",
+        fix="give a Snapshot, or for a point of the history point.snapshot",
+    )
 
 
 class LoadedSnapshot(Snapshot):
@@ -536,16 +550,19 @@ def take(
     *,
     listed: bool = True,
     automatic: bool = False,
+    before_files: Callable[[], object] = tuple,
 ) -> Snapshot:
     """Take a snapshot of a sandbox whose `sessions` are idle.
 
-    Unless `listed`, its list of snapshots omits it. `automatic`: for its history.
+    Unless `listed`, its list of snapshots omits it. `automatic`: for its history. `before_files` is called
+    after the shells are saved, and before the files are.
     """
     if not isinstance(label, str):
         raise InvalidCall(f"the label is {label!r}", why="it is not text", fix="write text")
     # Root's sessions are not included: a sandbox that continues from it may have no root.
     continued = [session for session in sessions if not session._user]
     shells = {session.name: saved for session in continued if (saved := _saved(session)) is not None}
+    before_files()
     created = now()
     method, trees = workspace.freeze(partial(come_back, sessions))
     made = Snapshot(label, method, trees, workspace.baseline.copy(), shells, created=created)
@@ -576,6 +593,7 @@ def restore(
     Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
     since the snapshot, judged by a sample of entries, if it `looks` for them.
     """
+    snapshot._check_open()
     fitting = snapshot.fitted_to(workspace)
 
     def then() -> None:

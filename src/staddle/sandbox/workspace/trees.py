@@ -7,6 +7,7 @@ committed. Every snapshot, fork and kept sandbox includes all trees.
 
 from __future__ import annotations
 
+import _socket
 import os
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from ...errors import LayerError
 from ...forkserver.connection import OverlayDirs, in_order
 from ...interrupts import uninterrupted
 from ...ipc.forkserver_messages import ROOT_OF_TEMPLATE
+from ...ipc.wire import await_descriptors, pass_descriptors
 from ...layers.frozen_base import FrozenBase
 from ...layers.squash import Squash, deep
 from ...layers.stack import Stack
@@ -22,7 +24,7 @@ from ...paths import ROOT_TREE, WORKSPACE_PATH, covers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Protocol, TypeVar
 
     from ...ipc.agent_client import AgentClient
@@ -47,18 +49,18 @@ class LayeredTree:
     def __init__(self, root: str, mounted_at: tuple[str, ...], stack: Stack) -> None:
         self.root, self.mounted_at, self.stack = root, mounted_at, stack
         self.squash = Squash()
-        #: Replaced stacks, which are closed in the background.
-        self._replaced: list[Stack] = []
+        #: Other stacks of ours: replaced ones, closed in the background, and the prepared next one.
+        self.others: list[Stack] = []
 
     def replace(self, stack: Stack) -> Stack:
         """Continue with `stack`. Returns the previous one, which the caller closes."""
         before, self.stack = self.stack, stack
-        self._replaced = [*(one for one in self._replaced if one.is_open), before]
+        self.others = [*(one for one in self.others if one.is_open), before]
         return before
 
     def is_shared(self, layer: Layer, points: int = 0) -> bool:
         """Whether a snapshot or another sandbox uses this frozen layer, besides `points` of the history."""
-        ours = points + sum(one.is_open and layer in (one.top, *one.frozen) for one in self._replaced)
+        ours = points + sum(one.is_open and layer in (one.top, *one.frozen) for one in self.others)
         return layer.users > 1 + ours + self.squash.holds(layer)
 
     @property
@@ -163,17 +165,37 @@ class MountedTrees:
     ) -> None:
         self._agent, self._make, self._freezer = agent, make, freezer
 
-    def swap(self, trees: Mapping[str, OverlayDirs], others: Others) -> list[NamedProcess] | None:
-        """Mount `trees`, by their roots inside, in place of the present ones; see `AgentClient.swap`."""
+    def mount(self, trees: Mapping[str, OverlayDirs]) -> list[int]:
+        """Mount `trees` where no process sees them; return their descriptors, for `swap`."""
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        try:
+            self._maker()(trees, theirs.fileno())
+            theirs.close()  # so that this does not wait if nothing was sent
+            return await_descriptors(ours.fileno(), len(trees))
+        finally:
+            ours.close()
+            theirs.close()
+
+    def swap(
+        self, trees: Mapping[str, OverlayDirs], others: Others, mounts: Sequence[int] = ()
+    ) -> list[NamedProcess] | None:
+        """Mount `trees`, by their roots inside, in place of the present ones; see `AgentClient.swap`.
+
+        `mounts` are theirs, if they were made by `mount`.
+        """
+        make = partial(pass_descriptors, descriptors=mounts) if mounts else partial(self._maker(), trees)
+        if others == "refuse" and self._agent.is_paused:
+            return None  # a paused shell could not re-enter its directory
+        return self._agent.swap(in_order(trees), make, others)
+
+    def _maker(self) -> Callable[[Mapping[str, OverlayDirs], int], None]:
         if self._make is None:
             raise LayerError(
                 "this sandbox has no layers",
                 why="its changes are made directly, or in a copy",
                 fix="open it with mode='overlay' on the namespaces backend",
             )
-        if others == "refuse" and self._agent.is_paused:
-            return None  # a paused shell could not re-enter its directory
-        return self._agent.swap(in_order(trees), partial(self._make, trees), others)
+        return self._make
 
     def end_others(self) -> list[NamedProcess]:
         """End everything but idle shells: programs, jobs, terminals, and the processes that they left."""

@@ -217,6 +217,43 @@ def test_requests_that_wait_for_their_turn_are_bounded(outside: tuple[Path, Path
             assert sent < 400  # 35 MB
 
 
+def test_the_last_answer_waits_no_longer_than_a_silent_connection(hasty: Inspected) -> None:
+    client, theirs = socket.socketpair()
+    server, up = socket.socketpair()
+    with client, server:
+        with theirs, up:
+            hasty.hand(theirs, up, NAME, 80, HEAD + b"Connection: close\r\n\r\n")
+        server.recv(65536)
+        server.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 600000\r\n\r\n" + b"x" * 600_000)
+
+        def is_cut() -> bool:
+            time.sleep(0.2)
+            with suppress(OSError):  # the client reads nothing, and is never silent
+                return not client.send(b"x")
+            return True
+
+        assert until(is_cut, 8)
+
+
+def test_pings_without_end_do_not_fill_the_memory(outside: tuple[Path, Path], tmp_path: Path) -> None:
+    client = h2.connection.H2Connection(h2.config.H2Configuration())
+    client.initiate_connection()
+    begun = client.data_to_send()
+    client.ping(b"12345678")
+    pings, sent = client.data_to_send() * 20_000, 0
+    with http2_server(outside[1]) as port, Inspected(RULES, outside[0]) as inspected:
+        ca, door = inspected.ca(tmp_path), inspected.door(port)
+        with dialled(door, ca, alpn=("h2",)) as connection, suppress(OSError):
+            connection.settimeout(2.0)
+            connection.sendall(begun)
+            for _ in range(100):
+                connection.sendall(pings)  # and no answer is read
+                sent += 1
+        pages = Path(f"/proc/{inspected.process.pid}/statm").read_text().split()[1]
+        assert int(pages) * os.sysconf("SC_PAGESIZE") < 160 << 20
+        assert sent < 100  # 34 MB
+
+
 def test_no_file_is_left(outside: tuple[Path, Path], tmp_path: Path) -> None:
     temp = tmp_path / "temp"
     temp.mkdir()

@@ -192,6 +192,18 @@ def test_the_plain_reading_is_among_the_readings(path: str) -> None:
     assert unquote("/" + path) in readings
 
 
+@given(st.text(alphabet="a/._-~", max_size=12))
+def test_a_plain_path_is_read_as_if_it_had_an_escape(path: str) -> None:
+    """The path without escapes is read on a shorter way."""
+    found = []
+    for each in ("/a" + path, "/%61" + path):
+        try:
+            found.append(path_readings(each))
+        except AmbiguousRequest as error:
+            found.append(frozenset((str(error),)))
+    assert found[0] == found[1]
+
+
 @given(
     st.lists(st.sampled_from(["a", "b", "/", "*", "**", "/**/"]), max_size=7),
     st.text(alphabet="ab/", max_size=12),

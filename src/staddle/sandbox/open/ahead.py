@@ -1,0 +1,28 @@
+"""Start of what the first sandbox of a program waits for, while the program prepares the rest."""
+
+from __future__ import annotations
+
+import sys
+
+from ... import backends
+from ...forkserver.start import AHEAD
+from ...interrupts import uninterrupted
+
+_LAYERED = "namespaces"
+
+
+def begin(backend: str) -> None:
+    """Start the self-test of namespaces and the first fork server, if `backend` may be that one."""
+    if not AHEAD.is_over and backend in ("auto", _LAYERED) and sys.platform == "linux":
+        uninterrupted(_begin)
+
+
+def _begin() -> None:
+    AHEAD.begin()
+    backends.get(_LAYERED).begin_self_test()  # type: ignore[attr-defined]
+
+
+def end() -> None:
+    """End the fork server, if no sandbox has taken it."""
+    if AHEAD.waiting is not None:
+        uninterrupted(AHEAD.close)
