@@ -65,12 +65,7 @@ OF_BOTH_USERS = ("kernel/", "containment/", "cli/", "unit/layers/")
 
 #: Tests that fail at times for a reason that nobody knows yet: the date since when, and what was seen. They
 #: are run, and reported as xfailed or xpassed.
-QUARANTINE: dict[str, tuple[date, str]] = {
-    "tests/cli/test_agent_session.py::test_a_key_that_is_typed_right_after_a_commit_reaches_the_agent": (
-        date(2026, 11, 19),
-        "as an ordinary user beside load Ctrl-D was lost; the agent waited for input in the foreground",
-    ),
-}
+QUARANTINE: dict[str, tuple[date, str]] = {}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

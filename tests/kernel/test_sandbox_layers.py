@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from staddle import Policy, Sandbox
+from staddle.cli.terminal import JOB_CONTROL
 from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
@@ -274,6 +275,23 @@ def test_a_command_that_was_ended_is_followed_by_a_question(
     monkeypatch.setattr(IDLE_MAINTENANCE, "schedule", lambda shell: None)
     assert sandbox.run("sleep 60", timeout=0.1).timed_out
     assert state.known.is_dirty
+
+
+def test_a_shell_with_jobs_does_not_see_that_a_snapshot_stops_them(sandbox: Sandbox) -> None:
+    """Or it would take the terminal back. Without control groups, a snapshot stops each process."""
+    job = 'while read -r line; do : > file$line; echo "<$line>"; done; echo end'
+    terminal = sandbox.terminal([*JOB_CONTROL, *JOB_CONTROL, "bash", "-c", job])
+    screen = ""
+    for turn in map(str, range(100)):
+        terminal.write(f"{turn}\n".encode())
+        while f"<{turn}>" not in screen:
+            data = terminal.read(10)
+            assert data, screen
+            screen += data.decode()
+        sandbox.snapshot()
+    terminal.write(b"\x04")
+    assert terminal.wait(10) == 0
+    assert "stopped" not in screen
 
 
 def test_who_continues_after_a_restore_is_in_the_directory_of_the_snapshot(sandbox: Sandbox) -> None:

@@ -37,23 +37,12 @@ SIGWINCH = 28  # on all systems
 SIGCONT, SIGTSTP = (19, 18) if sys.platform == "darwin" else (18, 20)
 #: Output of `JOB_CONTROL` when its program was stopped. From anything else inside, it only stops us.
 _STOPPED = b"\x1b]7797;stopped\x07"
-#: Runs a program as a job, as an interactive shell would, so that it can be stopped with Ctrl-Z. Without
-#: control groups, a snapshot stops it for a moment as well, with SIGSTOP (147). Then it goes on. If it has
-#: read from the terminal while bash had that, it was stopped by SIGTTIN, and goes on with `fg`.
+#: Runs a program as a job, as an interactive shell would, so that it can be stopped with Ctrl-Z.
 JOB_CONTROL = (
     *("bash", "--norc", "-i", "-c"),
-    r"""exec 3>&2 2> /dev/null {quiet}<> <(:); "$@" 2>&3 3>&- {quiet}>&-; status=$?
-    stopped() {
-        local look turn
-        for turn in {1..10}; do
-            (( status != 147 )) || read -rt 0.1 -u $quiet
-            look=$(set -o posix; jobs -s)
-            [[ $look && $look != *'(SIGTT'* ]] || return
-            (( status == 147 )) || return 0
-        done
-    }
+    r"""exec 3>&2 2> /dev/null; "$@" 2>&3 3>&-; status=$?
     while [[ $(jobs -p) ]]; do
-        ! stopped || { printf '\e]7797;stopped\a'; kill -STOP $$; }
+        [[ ! $(jobs -s) ]] || { printf '\e]7797;stopped\a'; kill -STOP $$; }
         fg > /dev/null; status=$?
     done; exit $status""",
     "bash",

@@ -40,12 +40,12 @@ _TICK = 1
 class ProcessEntry:
     """A row of the process table."""
 
-    def __init__(
-        self, parent: int, started: int, dead: bool = False, stopped: bool = False, waits: bool = False
-    ) -> None:
-        """`waits`: it is in an uninterruptible wait, so that only SIGKILL reaches it."""
-        self.parent, self.started, self.dead, self.stopped = parent, started, dead, stopped
-        self.waits = waits
+    def __init__(self, parent: int, started: int, state: bytes = b"S", job: tuple[int, int] = (0, 0)) -> None:
+        """`job`: its session and its process group."""
+        self.parent, self.started, self.job = parent, started, job
+        self.dead, self.stopped = state in (b"Z", b"X"), state in (b"T", b"t")
+        #: In an uninterruptible wait, so that only SIGKILL reaches it.
+        self.waits = state == b"D"
 
 
 #: The starter, a process of the agent's own above a program. It counts as dead.
@@ -58,7 +58,7 @@ _seen: dict[int, ProcessEntry] = {}
 
 def table() -> dict[int, ProcessEntry]:
     """Read all processes except file servers; those in HIDDEN count as dead: they are not signalled."""
-    found = {pid: ProcessEntry(os.getpid(), -1, dead=True) for pid in HIDDEN}
+    found = {pid: ProcessEntry(os.getpid(), -1, b"X") for pid in HIDDEN}
     for pid in procfs.pids():
         if pid not in HIDDEN and pid not in FILE_SERVERS and (entry := _entry(pid)) is not None:
             found[pid] = entry
@@ -71,8 +71,7 @@ def _entry(pid: int) -> ProcessEntry | None:
     words = stat_fields(pid)
     if not words:
         return None
-    state, parent, started = words[0], int(words[1]), int(words[19])
-    return ProcessEntry(parent, started, state in (b"Z", b"X"), state in (b"T", b"t"), state == b"D")
+    return ProcessEntry(int(words[1]), int(words[19]), words[0], (int(words[3]), int(words[2])))
 
 
 def name(pid: int) -> bytes:
@@ -322,7 +321,9 @@ class Pause:
         how many processes have a timer that continues them.
         """
         if self._before is None:
-            self._before = {pid for pid, entry in table().items() if entry.stopped}
+            processes = table()
+            self._before = {pid for pid, entry in processes.items() if entry.stopped}
+            self._stop_job_shells(processes)
             if self._root == 1:
                 signal((-1,), SIGSTOP)  # all at once: none can start another in between
                 signal(FILE_SERVERS, SIGCONT)
@@ -355,6 +356,21 @@ class Pause:
         )
         signal((pid for pid in order if pid not in before), SIGCONT)
         return -1, 0
+
+    def _stop_job_shells(self, processes: dict[int, ProcessEntry]) -> None:
+        """Stop shells with jobs before their jobs. One that saw a job stop would take the terminal back."""
+        parents = set[int]()
+        for entry in processes.values():
+            above = processes.get(entry.parent)
+            if above is not None and above.job[0] == entry.job[0] and above.job[1] != entry.job[1]:
+                parents.add(entry.parent)
+        for shell in sorted(parents & below(self._root, processes), key=lambda pid: processes[pid].started):
+            signal((shell,), SIGSTOP)
+            for _ in range(_MOST_WAITS):
+                now = _entry(shell)
+                if now is None or now.dead or now.stopped:
+                    break
+                _pause(0.0002)
 
     def _below(self, processes: dict[int, ProcessEntry]) -> list[int]:
         """Return the processes below that are not stopped."""

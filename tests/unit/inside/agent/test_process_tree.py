@@ -52,7 +52,7 @@ def test_of_a_run_is(table: dict[int, tuple[int, int]], known: dict[str, Any], r
 def test_the_dead_are_not_listed_but_their_children_are() -> None:
     processes = {
         SHELL: ProcessEntry(1, 1),
-        200: ProcessEntry(SHELL, 5100, dead=True),
+        200: ProcessEntry(SHELL, 5100, b"Z"),
         201: ProcessEntry(200, 5101),
     }
     assert of_run(SHELL, SINCE, 0, processes, lambda _: 0) == {201}
@@ -91,6 +91,8 @@ def test_a_busy_machine_has_time_to_stop_a_process(
     monkeypatch.setattr(process_tree, "signal", lambda *_: None)
     monkeypatch.setattr(process_tree, "_continues", lambda _: False)
     monkeypatch.setattr(process_tree, "_mark", lambda _: 7)
-    monkeypatch.setattr(process_tree, "table", lambda: {9: ProcessEntry(5, 1, stopped=now[0] >= takes)})
+    monkeypatch.setattr(
+        process_tree, "table", lambda: {9: ProcessEntry(5, 1, b"T" if now[0] >= takes else b"S")}
+    )
     assert process_tree.Pause(5).begin() == (7 if is_stopped else -1, 0)
     assert now[0] < 10
