@@ -182,6 +182,10 @@ CLIENTS = {
     "java": "cd /tmp && printf 'public class A { public static void main(String[] a) throws Exception { "
     "System.out.println(new String(new java.net.URL(a[0]).openStream().readAllBytes())); } }' > A.java && "
     f"java A.java https://{NAME}/www/word",
+    "go": "cd /tmp && printf 'package main\n"
+    'import ("io"; "net/http"; "os")\n'
+    "func main() { r, e := http.Get(os.Args[1]); if e != nil { panic(e) }; io.Copy(os.Stdout, r.Body) }' "
+    f"> a.go && go run a.go https://{NAME}/www/word",
 }
 
 
@@ -193,7 +197,7 @@ def test_clients_trust_the_inspector_without_a_setting(world: World) -> None:
         for name, script in CLIENTS.items():
             program = {"pip": "python3"}.get(name, name)
             if shutil.which(program):
-                done = sb.run(f"({script})", timeout=60)
+                done = sb.run(f"({script})", timeout=120)
                 if done.exit_code or WORD not in done.stdout:
                     failed[name] = done.exit_code, done.stdout, done.stderr[-400:]
         assert not failed, failed

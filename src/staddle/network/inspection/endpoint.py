@@ -44,6 +44,8 @@ class ServerContext:
     def __init__(self, roots: str) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # An end without TLS's own may hide that an answer was cut. Some versions of Python ignore that.
+        self._context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
         default = ssl.get_default_verify_paths().cafile
         for path in (roots,) if roots else (default, *_BUNDLES):
             try:
@@ -98,7 +100,7 @@ class ServerTls:
         except (ssl.SSLWantReadError, ssl.SSLEOFError):
             return b"".join(parts), False
         except ssl.SSLError as error:
-            if not parts:
+            if not parts and error.reason != "UNEXPECTED_EOF_WHILE_READING":
                 raise TlsFailed(error.reason or str(error)) from None
             return b"".join(parts), False
         return b"".join(parts), True
@@ -290,6 +292,8 @@ class Endpoint:
         text, self.orderly = self.tls.read()
         self.ended = self.ended or self.orderly
         if text or not self.ended:
+            # After TLS's own end nothing need come that wakes the loop: the peer may wait for our end.
+            self.readable = self.readable or self.ended
             return text or None
         self._told = True
         return b""

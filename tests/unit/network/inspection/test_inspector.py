@@ -87,10 +87,14 @@ def answer(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         handler.wfile.write(b"0\r\nX-Last: " + token + b"\r\nContent-Length: 7\r\n\r\n")
     elif path in ("/stale", "/up/stale") and handler.headers["Authorization"] != "Bearer the-newer-value":
         reply(handler, 401, b"old")
-    elif path == "/until-close":
+    elif path in ("/until-close", "/cut"):
         handler.send_response(200)
         handler.end_headers()
         handler.wfile.write(b"the rest")
+        handler.wfile.flush()
+        if path == "/until-close":
+            with suppress(OSError):
+                handler.connection.unwrap()  # type: ignore[attr-defined]
         handler.close_connection = True
     elif path == "/ws":
         key = handler.headers["Sec-WebSocket-Key"]
@@ -172,6 +176,9 @@ def test_expect_continue_and_an_end_by_closing(world: World) -> None:
     posted = world.curl("-H", "Expect: 100-continue", "-d", "hello", f"{URL}/up/x")
     assert json.loads(posted)["body"] == 5
     assert world.curl(f"{URL}/until-close") == "the rest"
+    cut = curl(world.door, world.ca, f"{URL}/cut")  # without TLS's own end
+    assert cut.returncode == 56
+    assert last(world.inspected)["why"] == "the server cut the connection"
     assert world.curl("-I", f"{URL}/x").startswith("HTTP/1.1 200")
     assert "x" in world.curl("--http1.0", f"{URL}/x")
 
