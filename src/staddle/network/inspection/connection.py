@@ -193,6 +193,8 @@ class InspectedConnection:
             for endpoint in (self.client, self.server):
                 if endpoint is None or self._state != "relay" or self._closed:
                     continue
+                if not (endpoint.readable or endpoint.fresh):
+                    continue
                 is_client = endpoint is self.client
                 if self._is_full() or not (relay.wants_client() if is_client else relay.wants_server()):
                     continue
@@ -221,10 +223,11 @@ class InspectedConnection:
             self._last()
 
     def _flush(self) -> None:
-        if not self._closed:
-            self.client.flush()
-            if self.server is not None:
-                self.server.flush()
+        if self._closed:
+            return
+        for endpoint in (self.client, self.server):
+            if endpoint is not None and endpoint.unsent:
+                endpoint.flush()
 
     def _is_full(self) -> bool:
         return self.client.unsent > MOST_UNSENT or (
