@@ -36,8 +36,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     verb = parsed.words[0] if len(parsed.words) == 1 else ""
     if verb not in ("ls", "clear", "path"):
+        said = " ".join(parsed.words)
         raise UsageError(
-            f"staddle cache does not understand {' '.join(parsed.words)!r}",
+            f"staddle cache does not understand {said!r}" if said else "staddle cache needs a command",
             fix="write: cache ls, cache clear, or cache path",
         )
     if parsed.on("json") and verb != "ls":
@@ -52,6 +53,9 @@ def main(words: Sequence[str]) -> int:
     elif parsed.on("json"):
         print_json([{"name": file.name, "bytes": file.size, "used": file.used} for file in cache.files()])
     else:
-        for file in cache.files():
+        files = cache.files()
+        if not files:
+            print("no package is cached; `staddle run --package-cache` keeps what it downloads")
+        for file in files:
             print(f"{file.size:>14,} bytes  {age(file.used):>4} ago  {shown(file.name)}")
     return 0

@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
         policy, workspace = policy_from(parsed)
     command: list[str] = []
     if parsed.words or parsed.on("command"):
-        command, script = command_from(parsed)
+        command, script = command_from(parsed, "explain")
         policy = policy.with_read(script) if script else policy
     if overlay:
         from ..policy.workspace import compile_session

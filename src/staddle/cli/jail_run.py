@@ -101,7 +101,7 @@ def run(workspace: Workspace, parsed: Parsed) -> int:
     given, session = prompt_of(parsed), None
     prompt = given if given is not None else workspace.task.prompt
     if parsed.on("command"):
-        command = command_from(parsed)[0]
+        command = command_from(parsed, "jail run WS")[0]
     elif parsed.words and parsed.dashed:
         command = list(parsed.words)
     elif agent is not None and not parsed.words and prompt:

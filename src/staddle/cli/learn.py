@@ -81,7 +81,7 @@ def main(words: Sequence[str]) -> int:
         return _diff(parsed)
     if parsed.on("http") and parsed.on("refuse"):
         raise UsageError("--http and --refuse contradict each other", fix="leave one of them out")
-    argv, script = command_from(parsed)
+    argv, script = command_from(parsed, "learn")
     before = _before(parsed)
     if parsed.on("update"):
         parsed = parsed.replace(options={**parsed.options, "policy": parsed.options["update"]})

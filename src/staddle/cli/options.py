@@ -468,8 +468,8 @@ def _number(text: str, option: str) -> int:
     return int(text)
 
 
-def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
-    """Return the command to run, and the script file that must be readable for it."""
+def command_from(parsed: Parsed, verb: str = "run") -> tuple[list[str], str | None]:
+    """Return the command to run, and the script file that must be readable for it. `verb` is for errors."""
     line, words = parsed.one("command"), list(parsed.words)
     if line is not None:
         if "\0" in line:
@@ -479,14 +479,14 @@ def command_from(parsed: Parsed) -> tuple[list[str], str | None]:
         return ["bash", "-c", line, "bash", *words], None
     if not words:
         raise UsageError(
-            "there is nothing to run", fix="write staddle run -- COMMAND, or -c 'SCRIPT', or a FILE"
+            "there is nothing to run", fix=f"write staddle {verb} -- COMMAND, or -c 'SCRIPT', or a FILE"
         )
     if parsed.dashed:
         return words, None
     file = os.path.abspath(words[0])
     if not os.path.isfile(file):
         raise UsageError(
-            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle run -- {' '.join(words)}"
+            f"{words[0]!r} is not a file", fix=f"to run a program write: staddle {verb} -- {' '.join(words)}"
         )
     return [*_interpreter(file), file, *words[1:]], file
 

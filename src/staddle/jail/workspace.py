@@ -159,7 +159,7 @@ class Workspace:
         raise WorkspaceError(
             f"there is no workspace {name!r}",
             why=f"{data_directory(root)!r} contains {', '.join(item.name for item in known) or 'none'}",
-            fix="make one with Workspace.create (`staddle jail create`)",
+            fix="`staddle jail ls` lists them; `staddle jail create` makes one",
         )
 
     @classmethod
