@@ -45,6 +45,22 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 PREFIX = "staddle-"
 
 
+def user() -> int:
+    """Return the user's id for names in SHARED: that outside a user namespace, where it is who owns them.
+
+    Else "root" of a container and the host's root would have the same names there.
+    """
+    own = os.geteuid()
+    try:
+        with open("/proc/self/uid_map") as rows:
+            for inside, outside, count in (map(int, row.split()) for row in rows):
+                if inside <= own < inside + count:
+                    return outside + own - inside
+    except (OSError, ValueError):
+        pass  # no /proc, or not Linux
+    return own
+
+
 def home() -> str:
     """Return the user's home; the account's, if $HOME is not an absolute path."""
     said = os.environ.get("HOME", "")
@@ -89,12 +105,13 @@ def trusted() -> Iterator[str]:
     for variable in (LAYERS, "TMPDIR"):
         said = os.environ.get(variable, "")
         if said.startswith("/"):
-            yield f"{os.path.normpath(said)}/{PREFIX}{os.geteuid()}"
+            yield f"{os.path.normpath(said)}/{PREFIX}{user()}"
 
 
 def is_shared(path: str) -> bool:
-    """Whether a normalized absolute path is ours in SHARED or in the user's runtime directory."""
-    for top in (*SHARED, f"/run/user/{os.getuid()}"):
+    """Whether a normalized absolute path is ours in SHARED or in a user's runtime directory."""
+    runtime_of_user = "/".join(path.split("/", 4)[:4]) if path.startswith("/run/user/") else "/run/user"
+    for top in (*SHARED, runtime_of_user):
         if path.startswith(f"{top}/{PREFIX}"):
             name = path[len(top) + len(PREFIX) + 1 :].partition("/")[0]
             return name.rpartition("-")[2].isdigit()
@@ -133,11 +150,12 @@ def runtime() -> str:
 
     It ignores variables: XDG_RUNTIME_DIR and TMPDIR may be in a workspace.
     """
-    uid = os.geteuid()
+    uid = user()
     own = f"/run/user/{uid}"
     try:
         found = os.stat(own)
-        if found.st_uid == uid and not found.st_mode & 0o022 and not os.statvfs(own).f_flag & os.ST_NOEXEC:
+        is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if is_private and not os.statvfs(own).f_flag & os.ST_NOEXEC:
             return f"{own}/{PREFIX}run-{uid}"
     except OSError:
         pass  # no systemd session
@@ -172,7 +190,7 @@ def unreachable(kind: str) -> Iterator[str]:
     No grant can name or contain them, and no variable changes them.
     """
     for top in ("/var/tmp", "/tmp", "/dev/shm"):
-        yield f"{top}/{PREFIX}{kind}-{os.geteuid()}"
+        yield f"{top}/{PREFIX}{kind}-{user()}"
 
 
 def make_directory(path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:

@@ -422,7 +422,8 @@ def test_at_the_end_of_a_command_nobody_waits_for_ours_any_more(tmp_path: Path) 
 
 def test_modes_of_another_foreground_process_are_left_alone(tmp_path: Path) -> None:
     """A shell with job control takes the terminal back, and edits its line with modes of its own."""
-    at = AtTerminal(["sh", "-c", "set -m; " + shlex.join([*COMMAND, "run", "--", "sh", "-c", RAW])], tmp_path)
+    job = shlex.join([*COMMAND, "run", "--", "sh", "-c", RAW])
+    at = AtTerminal(["sh", "-c", f"set -m; {job}; read _"], tmp_path)
     try:
         at.heard(b"ready")
         (shell,) = Path(f"/proc/{at.pid}/task/{at.pid}/children").read_text().split()

@@ -364,9 +364,7 @@ def test_a_full_disk_writes_nothing(project: Path) -> None:
             done = sandbox.merge(a)
         except LayerError:
             done = None
-        there = {
-            change.path for change in sandbox.diff()
-        }  # a command would be ended by the limit
+        there = {change.path for change in sandbox.diff()}  # a command would be ended by the limit
         written = {f"/workspace/{name}" in there for name in ("a", "big")}
         assert written == {bool(done and done.written)}
         close(a)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from staddle import places
 from staddle.places import make_directory
+from tests.support.in_a_child import SRC
 
 
 def test_the_umask_does_not_matter(tmp_path: Path) -> None:
@@ -49,3 +52,15 @@ def test_the_directory_of_a_killed_process_is_removed_by_the_next_one(
     assert list(places.ended(str(ours.parent))) == [str(killed)]
     assert places.of_this_process("kind", "app") == str(ours)
     assert [each.name for each in ours.parent.iterdir()] == [f"app.{os.getpid()}"]
+
+
+def test_root_of_a_user_namespace_has_the_name_of_who_it_is_outside() -> None:
+    """Or it would find the directories of the host's root there, and could not use them."""
+    uid = os.geteuid() or 1234
+    become = () if os.geteuid() else ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    script = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r}); from staddle import places; print(places.runtime())"
+    )
+    argv = [*become, "unshare", "-Ur", sys.executable, "-I", "-c", script]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith(f"staddle-run-{uid}"), done

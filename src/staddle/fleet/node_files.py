@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 
 from staddle.errors import TransferFailed
+from staddle.places import user
 
 from . import content
 
@@ -32,7 +33,7 @@ class NodeFiles:
     """The directory of one keeper."""
 
     def __init__(self, place: str | None = None) -> None:
-        home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{os.getuid()}")
+        home = os.path.join(place or tempfile.gettempdir(), f"staddle-fleet-{user()}")
         # Root's sandboxes read a workspace as another user, who must be able to traverse this directory.
         mode = 0o711 if os.getuid() == 0 else 0o700
         self.path = os.path.join(home, secrets.token_hex(8))  # can be neither listed nor guessed

@@ -18,6 +18,7 @@ import stat
 from .. import places
 from ..errors import LaunchFailed, LayerError
 from ..linux.memory import available
+from ..places import user
 from . import trash
 from .host_directory import HostDirectory
 
@@ -360,7 +361,7 @@ def _first_home(
     away = [os.path.realpath(path) for path in workspaces]
     reasons = []
     for place in places:
-        home = f"{os.path.realpath(place)}/staddle-{os.geteuid()}"
+        home = f"{os.path.realpath(place)}/staddle-{user()}"
         try:
             for workspace in away:
                 if _overlap(home, workspace):
