@@ -46,10 +46,18 @@ def authority(directory: Path, *names: str) -> tuple[Path, Path]:
         made = made.serial_number(x509.random_serial_number())
         return made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(days=1))
 
+    # Python 3.13 and later want to be told which key has signed, and what a key may sign.
+    usages = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
+    usages = f"{usages} key_cert_sign crl_sign encipher_only decipher_only"
+    usage = x509.KeyUsage(**{each: each == "key_cert_sign" for each in usages.split()})
+    identifier = x509.SubjectKeyIdentifier.from_public_key(issuer.public_key())
+    signer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
     constraints = x509.BasicConstraints(ca=True, path_length=None)
     root = builder("outside", issuer.public_key()).add_extension(constraints, critical=True)
+    root = root.add_extension(usage, critical=True).add_extension(identifier, critical=False)
     alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
     leaf = builder(names[0], key.public_key()).add_extension(alternatives, critical=False)
+    leaf = leaf.add_extension(signer, critical=False)
     pem = serialization.Encoding.PEM
     (directory / "outside.pem").write_bytes(root.sign(issuer, hashes.SHA256()).public_bytes(pem))
     private = key.private_bytes(
