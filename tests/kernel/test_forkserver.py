@@ -239,6 +239,7 @@ def test_a_fork_server_ends_when_it_is_told_though_others_have_its_socket(
 ) -> None:
     """A program that was forked without exec has a copy: the end of the socket is not seen then."""
     monkeypatch.setattr(connection, "_LAST_PATIENCE", 60.0)  # one that is not told never ends by itself
+    open_none_in_advance(monkeypatch)  # in the fork server of another test
     monkeypatch.setattr(client, "_servers", {})  # earlier tests have killed some of the others
     close(opened())
     with client._registry:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from staddle.background import wait_for_jobs
 from staddle.sandbox.open.next_sandbox import NEXT
 
 #: Its own launcher, somebody else's, and none at all.
@@ -19,6 +20,7 @@ confining = pytest.mark.parametrize("backend", [name for name in BACKENDS if nam
 def open_none_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
     """None while this test runs: the one that waits is closed, with its limits and descriptors."""
     monkeypatch.setattr(NEXT, "_is_over", True)
+    wait_for_jobs()  # one may be in the making
     NEXT.close()
 
 
