@@ -535,6 +535,26 @@ def test_if_one_of_several_forks_fails_none_is_left(
     assert sandbox.run("echo on").stdout == "on\n"
 
 
+def test_every_fork_has_the_whole_state_of_the_shell(project: Path) -> None:
+    """The first fork asks its new shell for its state. The next ones know it."""
+    with Sandbox(project) as origin, Sandbox(project, env={"ONLY": "other"}) as other:
+        origin.run(
+            "unset LANG; export MINE=1; f() { echo f$MINE; }; alias ll='ls -l'; set -u; umask 027; cd /tmp"
+        )
+        other.run("cd /tmp")
+        asked = 'f 2>&1; echo "${LANG-none} ${ONLY-none} $- $PWD"; alias ll; umask'
+        expected = origin.run(asked).stdout
+        assert "none none" in expected
+        for _ in range(2):
+            for fork in origin.fork(2):
+                with fork:
+                    assert fork.run(asked).stdout == expected
+                    assert fork.state.variables["MINE"] == "1"
+            (fork,) = other.fork(1)
+            with fork:
+                assert fork.run('echo "${ONLY-none} ${MINE-none} $PWD"').stdout == "other none /tmp\n"
+
+
 def test_a_fork_has_the_home_of_its_origin_written_or_not(sandbox: Sandbox) -> None:
     one, other = sandbox.fork(2)
     with one, other:

@@ -17,6 +17,7 @@ from ..linux.file_room import FILE_ROOM
 from ..policy.root_scripts import NEEDS_NETWORK, NEEDS_ROOT
 from ..shell.idle import TO_OPEN, TO_START
 from ..shell.shell import Shell
+from ..shell.shell_state import FirstState
 from ..shell.usage_meter import SandboxMeter, UsageMeter
 from .file_client import FileClient
 from .open import as_root
@@ -135,9 +136,15 @@ class OpenSandbox:
         try:
             if settings.hooks is not None:
                 self._open_hooks(settings)
-            directory = self._directory or None
-            start = self.decided.plan.cwd
-            shell = Shell(self.agent, self.first_shell, directory=directory, meter=self.meter(), start=start)
+            directory, plan = self._directory or None, self.decided.plan
+            first = plan.derived.setdefault(FirstState, FirstState())
+            shell = Shell(
+                *(self.agent, self.first_shell),
+                directory=directory,
+                meter=self.meter(),
+                start=plan.cwd,
+                first=first,
+            )
         except BaseException:
             self.agent.close()
             raise

@@ -11,7 +11,7 @@ from ..interrupts import free_within, uninterrupted, uninterruptible
 from .bash_process import BashProcess
 from .idle import IDLE_MAINTENANCE, OPEN_SHELLS, QUIET, idle_from
 from .running_command import RunningCommand
-from .shell_state import ShellState
+from .shell_state import FirstState, ShellState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,13 +48,15 @@ class Shell:
         directory: str | None = None,
         meter: UsageMeter | None = None,
         start: str = "",
+        first: FirstState | None = None,
     ) -> None:
         """Take over `opened`. `meter` measures the usage of commands.
 
         `directory` is the shell's directory if a replacement would not start there; otherwise `start` is.
+        `first` is shared with the other new shells of its plan.
         """
         self._agent = agent
-        self._state = ShellState(BashProcess(opened), directory, meter, start)
+        self._state = ShellState(BashProcess(opened), directory, meter, start, first)
         self._turn = _thread.allocate_lock()
         self._runner = 0
         self._current: RunningCommand | None = None

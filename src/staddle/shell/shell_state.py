@@ -48,18 +48,30 @@ class ShellEnded(Exception):
     """The shell did not survive a text of ours."""
 
 
+class FirstState:
+    """The state of every new shell of one plan, once one of them has reported it."""
+
+    dump: Dump | None = None
+
+
 class ShellState:
     """A bash that is replaced when it ends, and the state that its successor must get."""
 
     def __init__(
-        self, bash: BashProcess, directory: str | None, meter: UsageMeter | None, start: str = ""
+        self,
+        bash: BashProcess,
+        directory: str | None,
+        meter: UsageMeter | None,
+        start: str = "",
+        first: FirstState | None = None,
     ) -> None:
         """Take over `bash`. `meter` measures the usage of commands.
 
         `directory` is the directory of `bash`, which a replacement must enter first because it does not start
-        there. Otherwise `start` is the directory.
+        there. Otherwise `start` is the directory. `first` is shared with the other new shells of its plan.
         """
         self.bash, self._meter = bash, meter
+        self._first = FirstState() if first is None else first
         self._directory = directory
         #: Initial directory, if known.
         self._start = os.fsencode(directory or start)
@@ -432,13 +444,17 @@ class ShellState:
     def become(self, saved: SavedShell | None) -> None:
         """Enter the saved state, in another bash if necessary; without one, begin anew."""
         if saved is not None and saved.dump is not None and not self.bash.stale and self.bash.idle():
-            now = self.saved()
-            if now.dump is not None and now.dump.equals(saved.dump) and not self.newest_job:
+            self._is_compared = True
+            is_new = not self._used and self.known.dump is None
+            now = (self._first.dump if is_new else None) or self.saved().dump
+            if is_new:
+                self._first.dump = now
+            if now is not None and now.equals(saved.dump) and not self.newest_job:
                 # Equal except for the directory, which a shell that continues from here enters as well.
                 self.known.dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
                 self.reenter_directory()
                 return
-            if now.dump is not None and not self._used and self._replay_here(saved, now):
+            if now is not None and not self._used and self._replay_here(saved, now):
                 return
         if saved is None:
             self.restart()
@@ -446,15 +462,15 @@ class ShellState:
             self.known.dump, self.status, self.cwd = saved.dump, saved.status, saved.cwd
             self.replace()
 
-    def _replay_here(self, saved: SavedShell, usual: SavedShell) -> bool:
+    def _replay_here(self, saved: SavedShell, usual: Dump) -> bool:
         """Replay a state in an unused shell. Returns whether the shell has survived it."""
         known = saved.dump
         if known is None:
             return False
-        self._initial = usual.dump
+        self._initial = usual
         hidden = known.disabled() | known.functions() & {b"builtin", b"command"}
         try:
-            self._do(known.replay(usual.dump))
+            self._do(known.replay(usual))
             self.known.assume(known)
             if (
                 hidden
@@ -472,6 +488,7 @@ class ShellState:
         """Start another bash in its initial state."""
         old, self.bash = self.bash, self.bash.start_another()
         old.close()
+        self._first = FirstState()  # files that a shell reads when it starts may be others now
         self._forget()
 
     @uninterruptible

@@ -95,6 +95,8 @@ class Dump:
         self._compared: tuple[object, ...] | None = None
         self._parsed: State | None = None
         self._does_more: bool | None = None
+        #: The last text of `replay`, with the dump that it is for.
+        self._replayed: tuple[Dump | None, bytes] | None = None
         #: Statement and action of each trap, by the name of its signal.
         self._traps = {
             words[3]: (statement, words[2])
@@ -350,6 +352,13 @@ class Dump:
 
         With `careful` it omits what may end a shell by itself: traps, options of `set`, and some variables.
         """
+        if careful:
+            return self._replay(usual, careful=True)
+        if self._replayed is None or self._replayed[0] is not usual:
+            self._replayed = usual, self._replay(usual, careful=False)
+        return self._replayed[1]
+
+    def _replay(self, usual: Dump | None, *, careful: bool) -> bytes:
         out = []
         names = self._names()
         for statement in self._variables():
