@@ -28,6 +28,7 @@ _REROUTING = frozenset(
     b"x-original-url x-rewrite-url x-original-uri x-original-host x-forwarded-host x-host "
     b"x-http-host-override forwarded x-forwarded-server x-forwarded-prefix".split()
 )
+_CHECKED = _REROUTING | {b"connection", b"upgrade", b"content-length"}
 _OVERRIDES = frozenset(b"x-http-method-override x-http-method x-method-override".split())
 #: Trailers that would change framing, authority or rights after the decision.
 _NO_TRAILER = _HOP | frozenset(
@@ -69,7 +70,7 @@ class InspectedRequest:
         self.status = 0
         self.sent = self.received = 0
         self._began, self._clock = time.time(), time.monotonic()
-        self._scan = Scan(inspector.secrets)
+        self._scan = Scan(inspector.secrets) if inspector.secrets else None
         self._values: Values | None = None
         self._wiper: Wiper | None = None
         self._expansion: Expansion | None = None
@@ -83,9 +84,9 @@ class InspectedRequest:
     def decide(self, authority: list[str], headers: Headers, *, upgrades: bool = False) -> RequestVerdict:
         """Check the head and decide about it. Raises RequestRefused for a head that no rule can allow."""
         self._check_head(headers, upgrades)
-        names = (
-            {self.host, f"{self.host}:{self.port}"} if self._is_default() else {f"{self.host}:{self.port}"}
-        )
+        names = [f"{self.host}:{self.port}"]
+        if self._is_default():
+            names.append(self.host)
         if not authority or any(each.lower().removesuffix(".") not in names for each in authority):
             raise RequestRefused(
                 421, f"the request is not for {self.host}, which this connection was opened to"
@@ -107,6 +108,8 @@ class InspectedRequest:
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise RequestRefused(400, "a header has a character that no header has")
+            if name not in _CHECKED:
+                continue
             if name in _REROUTING:
                 raise RequestRefused(403, f"the header {name.decode()} could name another path or host")
             if name == b"connection":
@@ -149,7 +152,8 @@ class InspectedRequest:
         self._count(len(data))
         self.sent += len(data)
         try:
-            self._scan.feed(data)
+            if self._scan is not None:
+                self._scan.feed(data)
         except Misplaced as error:
             self.used = (error.name,)
             raise RequestRefused(403, str(error)) from None
@@ -261,15 +265,17 @@ class InspectedRequest:
 
     def shown(self) -> str:
         """Return the path for reports: bounded, and without the values of secret parameters."""
-        path, mark, query = self.target.partition("?")
-        keys = {secret.query for secret in self._inspector.secrets if secret.query}
-        parts = [
-            part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part
-            for part in query.split("&")
-        ]
-        shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
+        text = self.target
         found = self._inspector.all_values
-        text = (found.wiped(shown) if found else shown).decode("utf-8", "replace")
+        if found or not text.isascii():
+            path, mark, query = text.partition("?")
+            keys = {secret.query for secret in self._inspector.secrets if secret.query}
+            parts = [
+                part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part
+                for part in query.split("&")
+            ]
+            shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
+            text = (found.wiped(shown) if found else shown).decode("utf-8", "replace")
         return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
     def report(self, outcome: str, why: str = "") -> None:
