@@ -180,7 +180,7 @@ class Http1Relay:
         self._to_come = _length(headers, otherwise=0)
         self._is_read = not self._to_come
         # h11 bounds a head that comes in several reads only.
-        if len(target) + sum(len(name) + len(value) for name, value in headers) > _LONGEST_HEAD:
+        if len(target) + sum([len(name) + len(value) + 4 for name, value in headers]) > _LONGEST_HEAD:
             raise RequestRefused(431, f"the head of the request is longer than {_LONGEST_HEAD >> 10} KiB")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         verdict = request.decide(hosts if len(hosts) == 1 else [], headers, upgrades=upgrades)

@@ -28,8 +28,11 @@ _REROUTING = frozenset(
     b"x-original-url x-rewrite-url x-original-uri x-original-host x-forwarded-host x-host "
     b"x-http-host-override forwarded x-forwarded-server x-forwarded-prefix".split()
 )
-_CHECKED = _REROUTING | {b"connection", b"upgrade", b"content-length"}
 _OVERRIDES = frozenset(b"x-http-method-override x-http-method x-method-override".split())
+#: Headers with a meaning for us. CGI and WSGI read the same names with underscores as the same headers.
+_CHECKED = _REROUTING | _OVERRIDES | _HOP | {b"host", b"content-length", b"destination"}
+#: The longest number of a body's length. Some servers compute with 64 bits, and read a longer one as another.
+_LONGEST_LENGTH = 18
 #: Trailers that would change framing, authority or rights after the decision.
 _NO_TRAILER = _HOP | frozenset(
     b"content-length content-encoding content-range content-type host authorization cookie set-cookie "
@@ -93,13 +96,30 @@ class InspectedRequest:
             )
         methods = [self.method]
         methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
+        targets = [self.target]
+        targets += [self._destination(value, names) for name, value in headers if name == b"destination"]
         for method in methods:
-            verdict = self._inspector.decide(method, self.host, self.port, self.target)
-            if not verdict.allowed:
-                break
+            for target in targets:
+                verdict = self._inspector.decide(method, self.host, self.port, target)
+                if not verdict.allowed:
+                    break
+            else:
+                continue
+            break
         self.rule = verdict.rule
         self.headers = headers
         return verdict
+
+    def _destination(self, value: bytes, names: list[str]) -> str:
+        """Return the path that COPY or MOVE of WebDAV writes to. Raises RequestRefused for another host's."""
+        text = value.decode("latin-1")
+        if not text.startswith("/"):
+            scheme, _, rest = text.partition("://")
+            host, slash, path = rest.partition("/")
+            if scheme.lower() != ("https" if self.encrypted else "http") or host.lower() not in names:
+                raise RequestRefused(403, f"its Destination is not at {self.host}")
+            text = slash + path
+        return text
 
     def _is_default(self) -> bool:
         return self.port == (443 if self.encrypted else 80)
@@ -108,6 +128,8 @@ class InspectedRequest:
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise RequestRefused(400, "a header has a character that no header has")
+            if b"_" in name and name.replace(b"_", b"-") in _CHECKED:
+                raise RequestRefused(403, f"some servers read the header {name.decode()} with hyphens")
             if name not in _CHECKED:
                 continue
             if name in _REROUTING:
@@ -120,8 +142,10 @@ class InspectedRequest:
                         )
             if name == b"upgrade" and not upgrades:
                 raise RequestRefused(403, "a connection is upgraded to WebSocket only")
-            if name == b"content-length" and not value.isdigit():
-                raise RequestRefused(400, "its Content-Length is no number")
+            if name == b"content-length" and not (
+                value.isdigit() and len(value) <= _LONGEST_LENGTH and value == b"%d" % int(value)
+            ):
+                raise RequestRefused(400, "its Content-Length is no number that all servers read alike")
         names = [name for name, _ in headers]
         if names.count(b"content-length") > 1 or names.count(b"transfer-encoding") > 1:
             raise RequestRefused(400, "its length is given twice")
