@@ -94,19 +94,18 @@ class InspectedRequest:
             raise RequestRefused(
                 421, f"the request is not for {self.host}, which this connection was opened to"
             )
-        methods = [self.method]
-        methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
-        targets = [self.target]
-        targets += [self._destination(value, names) for name, value in headers if name == b"destination"]
-        for method in methods:
-            for target in targets:
-                verdict = self._inspector.decide(method, self.host, self.port, target)
-                if not verdict.allowed:
-                    break
-            else:
-                continue
-            break
-        self.rule = verdict.rule
+        methods, targets = [self.method], [self.target]
+        for name, value in headers:
+            if name in _OVERRIDES:
+                methods.append(value.decode("latin-1"))
+            elif name == b"destination":
+                targets.append(self._destination(value, names))
+        # A person is asked about the request only. What its headers make of it needs a rule, and comes first.
+        for method, target in [(method, target) for method in methods for target in targets][::-1]:
+            verdict = self._inspector.decide(method, self.host, self.port, target)
+            self.rule = verdict.rule
+            if not verdict.allowed and (method, target) != (self.method, self.target):
+                raise RequestRefused(403, verdict.why)
         self.headers = headers
         return verdict
 

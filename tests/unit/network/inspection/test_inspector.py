@@ -516,6 +516,18 @@ def test_a_person_is_asked_about_an_undecided_request(
         assert found.endswith("200" if allowed else "403"), found
 
 
+@pytest.mark.parametrize("header", ["X-HTTP-Method-Override: DELETE", "Destination: /c"])
+def test_a_person_who_allows_a_request_allows_no_other_one_in_its_headers(
+    outside: tuple[Path, Path], tmp_path: Path, header: str
+) -> None:
+    roots, certificate = outside
+    with web_server(certificate) as (port, seen), Inspected([f"GET {NAME}/a"], roots, asks=2) as inspected:
+        ca, door = inspected.ca(tmp_path), inspected.door(port)
+        assert curl(door, ca, "-w", "%{http_code}", "-H", header, f"{URL}/b").stdout.endswith("403")
+        assert not inspected.of("ask")
+        assert not seen.requests
+
+
 def test_limits(outside: tuple[Path, Path], tmp_path: Path) -> None:
     roots, certificate = outside
     limit = {"host": NAME, "requests": 0, "bytes": 0, "rate": 0}
