@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.support.inspection import NAME, Inspected, authority, curl, http2_server, secret
 
 _GIGABYTE, _BLOCK = 1 << 30, 256 << 10
-_ROUNDS, _REQUESTS = 3, 300
+_ROUNDS, _QUICK_ROUNDS, _REQUESTS = 3, 12, 300
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -81,12 +81,16 @@ def _latency(port: int, ca: Path) -> float:
     return statistics.median(times)
 
 
-def _turns(jobs: dict[str, Callable[[], float]], rounds: int = _ROUNDS) -> dict[str, float]:
+def _turns(
+    jobs: dict[str, Callable[[], float]],
+    rounds: int = _ROUNDS,
+    chosen: Callable[[list[float]], float] = statistics.median,
+) -> dict[str, float]:
     found: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
             found[name].append(job())
-    return {name: statistics.median(times) for name, times in found.items()}
+    return {name: chosen(times) for name, times in found.items()}
 
 
 def _mitmproxy(stack: ExitStack, program: str, port: int, directory: Path, roots: Path) -> tuple[int, Path]:
@@ -135,7 +139,8 @@ def measure() -> list[Claim]:
         if program := os.environ.get("MITMDUMP"):
             places["mitmproxy"] = _mitmproxy(stack, program, port, directory, roots)
         big = _turns({name: lambda at=at: _fetch(*at) for name, at in places.items()})
-        small = _turns({name: lambda at=at: _latency(*at) for name, at in places.items()})
+        # The best of the rounds: other work on the machine can only add to it.
+        small = _turns({name: lambda at=at: _latency(*at) for name, at in places.items()}, _QUICK_ROUNDS, min)
         port2 = stack.enter_context(http2_server(certificate))
         two = {"direct": (port2, roots), "inspected": (inspected.door(port2), places["inspected"][1])}
         h2 = _turns(
@@ -146,7 +151,7 @@ def measure() -> list[Claim]:
     rates2 = ", ".join(f"{name} {200 / seconds:.0f} MB/s" for name, seconds in h2.items())
     return [
         Claim("a gigabyte over inspected HTTP/1.1", big["inspected"] / big["direct"], 1 / 0.35, rates),
-        Claim("a request on a kept-alive connection", small["inspected"] / small["direct"], 7, times),
+        Claim("a request on a kept-alive connection", small["inspected"] / small["direct"], 4, times),
         Claim("200 MB over inspected HTTP/2", h2["inspected"] / h2["direct"], 15, rates2),
     ]
 

@@ -22,6 +22,8 @@ READABLE = select.EPOLLIN
 #: The other side sends no more, or an error occurred: read to the end.
 ENDING = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _SWEEP = 0.5
+#: Seconds without an event after which the loop is idle.
+_PAUSE = 0.002
 _AT_ONCE = 128
 
 
@@ -32,6 +34,7 @@ class Loop:
         self._epoll = select.epoll()
         self._watching: dict[int, Callable[[int], None]] = {}
         self._soon: deque[Callable[[], None]] = deque()
+        self._idle: set[Callable[[], None]] = set()
         self._sweepers: list[Callable[[float], bool]] = []
         self._stopped = False
         self.now = time.monotonic()
@@ -58,6 +61,10 @@ class Loop:
         """Call `work` after the other handlers had a turn."""
         self._soon.append(work)
 
+    def idle(self, work: Callable[[], None]) -> None:
+        """Call `work` once, after two milliseconds without an event. A loop that is never idle does not."""
+        self._idle.add(work)
+
     def sweep(self, look: Callable[[float], bool]) -> None:
         """Call `look` with the time, twice a second while any of these functions returns True."""
         self._sweepers.append(look)
@@ -70,13 +77,17 @@ class Loop:
         """Dispatch events until `stop` is called."""
         swept = waiting = 0.0
         while not self._stopped:
-            timeout = 0.0 if self._soon else _SWEEP if waiting else -1.0
+            timeout = 0.0 if self._soon else _PAUSE if self._idle else _SWEEP if waiting else -1.0
             events = self._epoll.poll(timeout, _AT_ONCE)
             self.now = now = time.monotonic()
             for fd, event in events:
                 handler = self._watching.get(fd)
                 if handler is not None:  # another handler may have forgotten it
                     handler(event)
+            if not events and timeout == _PAUSE:
+                works, self._idle = self._idle, set()
+                for work in works:
+                    work()
             for _ in range(len(self._soon)):
                 self._soon.popleft()()
             if now - swept >= _SWEEP:

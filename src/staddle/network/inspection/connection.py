@@ -188,34 +188,34 @@ class InspectedConnection:
         relay = self._relay
         assert relay is not None  # noqa: S101 - this state has one
         self._flush()
+        client = self.client
         for _ in range(_TURNS):
             moved = False
-            for endpoint in (self.client, self.server):
-                if endpoint is None or self._state != "relay" or self._closed:
-                    continue
-                if not (endpoint.readable or endpoint.fresh):
-                    continue
-                is_client = endpoint is self.client
-                if self._is_full() or not (relay.wants_client() if is_client else relay.wants_server()):
-                    continue
-                data = endpoint.receive()
-                if data is None:
-                    continue
-                moved = True
-                if is_client:
+            if (client.readable or client.fresh) and relay.wants_client() and not self._is_full():
+                data = client.receive()
+                if data is not None:
+                    moved = True
                     relay.from_client(data)
-                elif not data and not endpoint.orderly:
-                    self._truncated()
-                else:
+            server = self.server  # none after a close
+            if server is None or not (server.readable or server.fresh):
+                pass
+            elif relay.wants_server() and not self._is_full():
+                data = server.receive()
+                moved = moved or data is not None
+                if data:
                     relay.from_server(data)
-                    if not data:
-                        self._drop_server()
-                        if relay.is_idle():
-                            self.finish()
+                elif data is not None and not server.orderly:
+                    self._truncated()
+                elif data is not None:
+                    relay.from_server(data)
+                    self._drop_server()
+                    if relay.is_idle():
+                        self.finish()
             self._flush()
             if self._state != "relay" or self._closed:
                 return
-            if not moved or not (self.client.readable or (self.server is not None and self.server.readable)):
+            server = self.server
+            if not moved or not (client.readable or (server is not None and server.readable)):
                 break
         else:
             self.resume()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Bytes of one read, and of unsent bytes above which the other side is not read.
 CHUNK, MOST_UNSENT = 256 << 10, 512 << 10
-_RECORD = 16 << 10
+_RECORD, _RECORD_HEAD = 16 << 10, 5
 #: Files with the authorities of a host. Directories of them would be read later, when nothing can be opened.
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -93,9 +93,12 @@ class ServerTls:
 
     def read(self) -> tuple[bytes, bool]:
         """Return decrypted bytes, and whether the peer has ended orderly."""
-        parts = []
+        parts: list[bytes] = []
         try:
             while part := self._tls.read(_RECORD):
+                # Often there is no more. Another read would only find that out, with an exception.
+                if not self._in.pending and not self._in.eof and not self._tls.pending():
+                    return b"".join((*parts, part)), False
                 parts.append(part)
         except (ssl.SSLWantReadError, ssl.SSLEOFError):
             return b"".join(parts), False
@@ -170,6 +173,10 @@ class ClientTls:
         self._tls.set_app_data(offer)
         self._tls.set_accept_state()
         self._written = 0
+        #: Bytes that the last record lacks; None once that is unknown.
+        self._lacks: int | None = 0
+        #: Whether all that was fed is read, and whether what is not read is one whole record.
+        self._is_drained = self._is_whole = False
 
     def name(self) -> str | None:
         """Return the server name that the client sent."""
@@ -188,6 +195,15 @@ class ClientTls:
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the socket."""
+        begin = end = self._lacks
+        if end is not None:
+            size, records = len(data), 0
+            while end + _RECORD_HEAD <= size:
+                end += _RECORD_HEAD + int.from_bytes(data[end + 3 : end + _RECORD_HEAD])
+                records += 1
+            self._lacks = end - size if end >= size else None
+            self._is_whole = self._is_drained and begin == 0 and records == 1 and end == size
+        self._is_drained = False
         while data:
             data = data[self._tls.bio_write(data) :]
 
@@ -197,7 +213,11 @@ class ClientTls:
         try:
             while True:
                 parts.append(self._tls.recv(_RECORD))
+                if self._is_whole:  # another read would only find, with an exception, that there is no more
+                    self._is_whole, self._is_drained = False, True
+                    return parts[0], False
         except SSL.WantReadError:
+            self._is_whole, self._is_drained = False, True
             return b"".join(parts), False
         except SSL.ZeroReturnError:
             return b"".join(parts), True

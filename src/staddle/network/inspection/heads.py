@@ -20,8 +20,9 @@ _RESPONSE = re.compile(rb"HTTP/1\.1 ([2-5][0-9]{2}) ([\t\x20-\x7e]*)\r\n" + _FIE
 _LENGTH = re.compile(rb"[0-9]{1,20}")
 _FRAMING = re.compile(rb"content-length: [0-9]{1,20}|transfer-encoding: chunked")
 _FIRST = re.compile(_TOKEN + rb" [\x21-\x7e]+ HTTP/1\.1")
-_NAME = re.compile(_TOKEN.replace(b"A-Z", b""))
-_VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+_NAME = _TOKEN.replace(b"A-Z", b"")
+_VALUE = rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?"
+_LINE = re.compile(_NAME + b": " + _VALUE)
 
 
 class RequestHead(NamedTuple):
@@ -88,9 +89,10 @@ def write_request(method: str, target: str, headers: Headers) -> bytes:
         raise ValueError("its method or path has a character that none has")
     lines, hosts, framing = [first], 0, 0
     for name, value in headers:
-        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise ValueError(f"the header {name[:64].decode('latin-1')!r} has a character that none has")
         line = name + b": " + value
+        # A name with a colon would be read as a shorter one.
+        if not _LINE.fullmatch(line) or b":" in name:
+            raise ValueError(f"the header {name[:64].decode('latin-1')!r} has a character that none has")
         if name == b"host":
             hosts += 1
             lines.insert(1, line)

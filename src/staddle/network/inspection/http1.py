@@ -5,6 +5,8 @@ A body with a length is passed on by counting its bytes. h11 reads unusual heads
 
 from __future__ import annotations
 
+from functools import partial
+
 import h11
 
 from .heads import RequestHead, ResponseHead, read_request, read_response, write_request
@@ -13,6 +15,7 @@ from .request import MOST_HELD, InspectedRequest, RequestRefused
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
     from .context import RelayContext
     from .substitution import Headers
@@ -177,7 +180,7 @@ class Http1Relay:
         self._to_come = _length(headers, otherwise=0)
         self._is_read = not self._to_come
         # h11 bounds a head that comes in several reads only.
-        if len(target) + sum(len(name) + len(value) for name, value in headers) > _LONGEST_HEAD:
+        if len(target) + sum([len(name) + len(value) + 4 for name, value in headers]) > _LONGEST_HEAD:
             raise RequestRefused(431, f"the head of the request is longer than {_LONGEST_HEAD >> 10} KiB")
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         verdict = request.decide(hosts if len(hosts) == 1 else [], headers, upgrades=upgrades)
@@ -190,8 +193,8 @@ class Http1Relay:
 
     @staticmethod
     def _is_websocket(method: str, headers: Headers) -> bool:
-        upgrades = [value.lower() for name, value in headers if name == b"upgrade"]
         names = {name for name, _ in headers}
+        upgrades = b"upgrade" in names and [value.lower() for name, value in headers if name == b"upgrade"]
         return (
             method == "GET"
             and upgrades == [b"websocket"]
@@ -266,8 +269,7 @@ class Http1Relay:
             answer = ResponseHead(event.status_code, bytes(event.reason), headers, event.http_version)
             self._begin_answer(answer, reader.trailing_data[0])
         elif isinstance(event, h11.Data):
-            data = bytes(event.data)
-            self._hold(lambda: self._answer_data(data), len(data))
+            self._hold(self._answer_data, bytes(event.data), len(event.data))
         elif isinstance(event, h11.EndOfMessage):
             self._late = reader.trailing_data[0]
             self._finish(list(event.headers))
@@ -288,7 +290,7 @@ class Http1Relay:
                 self._held, self._held_bytes = [], 0
         if status == 101 or (self._answer is not None and self._answer != _CHUNKED):
             self._late = rest
-        self._hold(lambda: self._answer_head(head))
+        self._hold(self._answer_head, head)
 
     def _counted(self) -> bool:
         """Pass on what is there of an answer with a length, or of one until the end of the connection."""
@@ -307,15 +309,17 @@ class Http1Relay:
         else:
             data, self._late = data[:left], data[left:]
             self._answer = left - len(data)
-        self._hold(lambda: self._answer_data(data), len(data))
+        self._hold(self._answer_data, data, len(data))
+        if self._answer == 0:
+            self._finish([])
         return True
 
-    def _hold(self, step: Callable[[], None], size: int = 0) -> None:
+    def _hold(self, step: Callable[[Any], None], part: object, size: int = 0) -> None:
         """Pass a part of the answer on, or keep it as long as the request may be sent again."""
         if self._held is None:
-            step()
+            step(part)
             return
-        self._held.append(step)
+        self._held.append(partial(step, part))
         self._held_bytes += size
         if self._held_bytes > MOST_HELD:
             self._release()
@@ -323,7 +327,7 @@ class Http1Relay:
     def _finish(self, trailers: Headers) -> None:
         """The server has answered. Something after an answer is the answer to no request."""
         self._persists = self._persists and not self._late and not self._has_ended
-        self._hold(lambda: self._answer_end(trailers))
+        self._hold(self._answer_end, trailers)
         if self._held is not None:
             if self._is_read and self._persists:
                 self._waiting = True
@@ -370,7 +374,8 @@ class Http1Relay:
             if self._answer == _CHUNKED:  # it outweighs a length, and both would be ambiguous
                 headers = [(name, value) for name, value in headers if name != b"content-length"]
             self._persists = self._persists and self._is_read
-            if not request.is_bodiless(status) and all(name != b"content-length" for name, _ in headers):
+            names = [name for name, _ in headers]
+            if b"content-length" not in names and not request.is_bodiless(status):
                 self._chunks = not self._is_old
                 self._persists = self._persists and self._chunks
                 headers += [(b"transfer-encoding", b"chunked")] if self._chunks else []
@@ -458,8 +463,8 @@ def _length(headers: Iterable[tuple[bytes, bytes]], *, otherwise: int) -> int:
 
 
 def _closes(head: RequestHead | ResponseHead) -> bool:
-    listed = b",".join(value.lower() for name, value in head.headers if name == b"connection")
-    return b"close" in listed or head.version < b"1.1"
+    listed = [value.lower() for name, value in head.headers if name == b"connection"]
+    return head.version < b"1.1" or b"close" in b",".join(listed)
 
 
 def _answer_reader(request: InspectedRequest) -> h11.Connection:

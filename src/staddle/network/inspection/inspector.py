@@ -17,7 +17,7 @@ import unicodedata  # noqa: F401
 from collections import deque
 
 from ...ipc.wire import Malformed, receive
-from ..gateway.loop import INPUT, Loop
+from ..gateway.loop import ENDING, INPUT, READABLE, Loop
 from .certificates import Authority
 from .confinement import confine
 from .connection import InspectedConnection
@@ -60,7 +60,7 @@ class Inspector:
         self._socket = socket
         self._gateway: _socket.socket | None = None
         self._connections: set[InspectedConnection] = set()
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[dict[str, Any]] = deque()
         self._asked: dict[int, tuple[Callable[[bool], None], float]] = {}
         self._refreshing: list[tuple[tuple[str, ...], Callable[[bool], None], float]] = []
         self._stale: dict[str, float] = {}
@@ -120,8 +120,10 @@ class Inspector:
 
     # Messages of the host program.
 
-    def _ordered(self, _: int) -> None:
+    def _ordered(self, events: int) -> None:
         self.send()
+        if not events & (READABLE | ENDING):
+            return
         for _turn in range(_TURNS):
             try:
                 data, descriptors = receive(self._socket, LONGEST, 1)
@@ -138,7 +140,7 @@ class Inspector:
             except (Malformed, ValueError):
                 self.loop.stop()  # it does not come from our host program, so there is no sandbox to serve
                 return
-        self.loop.soon(lambda: self._ordered(0))
+        self.loop.soon(lambda: self._ordered(READABLE))
 
     def _order(self, kind: str, fields: dict[str, Any]) -> None:
         if kind == "change":
@@ -359,17 +361,22 @@ class Inspector:
             self.tell(kind="request", **fields)
 
     def tell(self, **message: Any) -> None:
-        """Send a message to the host program soon, or keep it until that reads."""
+        """Send a message to the host program soon, or keep it until that reads.
+
+        Reports of passed requests wait until nothing else is to do, at most for half a second.
+        """
         if len(self._unsent) < _MOST_UNSENT:
-            self._unsent.append(json.dumps(message).encode())
-        if len(self._unsent) == 1:
+            self._unsent.append(message)
+        if message.get("outcome") != "allowed":
             self.loop.soon(self.send)  # after answers to clients
+        else:
+            self.loop.idle(self.send)
 
     def send(self) -> None:
         """Send messages to the host program until it reads no more."""
         while self._unsent:
             try:
-                self._socket.send(self._unsent[0])
+                self._socket.send(json.dumps(self._unsent[0]).encode())
             except BlockingIOError:
                 return
             except OSError as error:
@@ -381,6 +388,7 @@ class Inspector:
     def _sweep(self, now: float) -> bool:
         if int(now) != self._second:
             self._report_merged()
+        self.send()
         for connection in list(self._connections):
             connection.look_at_the_clock(now)
         for number, (then, until) in list(self._asked.items()):

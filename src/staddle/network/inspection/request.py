@@ -29,6 +29,10 @@ _REROUTING = frozenset(
     b"x-http-host-override forwarded x-forwarded-server x-forwarded-prefix".split()
 )
 _OVERRIDES = frozenset(b"x-http-method-override x-http-method x-method-override".split())
+#: Headers with a meaning for us. CGI and WSGI read the same names with underscores as the same headers.
+_CHECKED = _REROUTING | _OVERRIDES | _HOP | {b"host", b"content-length", b"destination"}
+#: The longest number of a body's length. Some servers compute with 64 bits, and read a longer one as another.
+_LONGEST_LENGTH = 18
 #: Trailers that would change framing, authority or rights after the decision.
 _NO_TRAILER = _HOP | frozenset(
     b"content-length content-encoding content-range content-type host authorization cookie set-cookie "
@@ -69,7 +73,7 @@ class InspectedRequest:
         self.status = 0
         self.sent = self.received = 0
         self._began, self._clock = time.time(), time.monotonic()
-        self._scan = Scan(inspector.secrets)
+        self._scan = Scan(inspector.secrets) if inspector.secrets else None
         self._values: Values | None = None
         self._wiper: Wiper | None = None
         self._expansion: Expansion | None = None
@@ -83,22 +87,38 @@ class InspectedRequest:
     def decide(self, authority: list[str], headers: Headers, *, upgrades: bool = False) -> RequestVerdict:
         """Check the head and decide about it. Raises RequestRefused for a head that no rule can allow."""
         self._check_head(headers, upgrades)
-        names = (
-            {self.host, f"{self.host}:{self.port}"} if self._is_default() else {f"{self.host}:{self.port}"}
-        )
+        names = [f"{self.host}:{self.port}"]
+        if self._is_default():
+            names.append(self.host)
         if not authority or any(each.lower().removesuffix(".") not in names for each in authority):
             raise RequestRefused(
                 421, f"the request is not for {self.host}, which this connection was opened to"
             )
-        methods = [self.method]
-        methods += [value.decode("latin-1") for name, value in headers if name in _OVERRIDES]
-        for method in methods:
-            verdict = self._inspector.decide(method, self.host, self.port, self.target)
-            if not verdict.allowed:
-                break
-        self.rule = verdict.rule
+        methods, targets = [self.method], [self.target]
+        for name, value in headers:
+            if name in _OVERRIDES:
+                methods.append(value.decode("latin-1"))
+            elif name == b"destination":
+                targets.append(self._destination(value, names))
+        # A person is asked about the request only. What its headers make of it needs a rule, and comes first.
+        for method, target in [(method, target) for method in methods for target in targets][::-1]:
+            verdict = self._inspector.decide(method, self.host, self.port, target)
+            self.rule = verdict.rule
+            if not verdict.allowed and (method, target) != (self.method, self.target):
+                raise RequestRefused(403, verdict.why)
         self.headers = headers
         return verdict
+
+    def _destination(self, value: bytes, names: list[str]) -> str:
+        """Return the path that COPY or MOVE of WebDAV writes to. Raises RequestRefused for another host's."""
+        text = value.decode("latin-1")
+        if not text.startswith("/"):
+            scheme, _, rest = text.partition("://")
+            host, slash, path = rest.partition("/")
+            if scheme.lower() != ("https" if self.encrypted else "http") or host.lower() not in names:
+                raise RequestRefused(403, f"its Destination is not at {self.host}")
+            text = slash + path
+        return text
 
     def _is_default(self) -> bool:
         return self.port == (443 if self.encrypted else 80)
@@ -107,6 +127,10 @@ class InspectedRequest:
         for name, value in headers:
             if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
                 raise RequestRefused(400, "a header has a character that no header has")
+            if b"_" in name and name.replace(b"_", b"-") in _CHECKED:
+                raise RequestRefused(403, f"some servers read the header {name.decode()} with hyphens")
+            if name not in _CHECKED:
+                continue
             if name in _REROUTING:
                 raise RequestRefused(403, f"the header {name.decode()} could name another path or host")
             if name == b"connection":
@@ -117,8 +141,10 @@ class InspectedRequest:
                         )
             if name == b"upgrade" and not upgrades:
                 raise RequestRefused(403, "a connection is upgraded to WebSocket only")
-            if name == b"content-length" and not value.isdigit():
-                raise RequestRefused(400, "its Content-Length is no number")
+            if name == b"content-length" and not (
+                value.isdigit() and len(value) <= _LONGEST_LENGTH and value == b"%d" % int(value)
+            ):
+                raise RequestRefused(400, "its Content-Length is no number that all servers read alike")
         names = [name for name, _ in headers]
         if names.count(b"content-length") > 1 or names.count(b"transfer-encoding") > 1:
             raise RequestRefused(400, "its length is given twice")
@@ -149,7 +175,8 @@ class InspectedRequest:
         self._count(len(data))
         self.sent += len(data)
         try:
-            self._scan.feed(data)
+            if self._scan is not None:
+                self._scan.feed(data)
         except Misplaced as error:
             self.used = (error.name,)
             raise RequestRefused(403, str(error)) from None
@@ -261,15 +288,17 @@ class InspectedRequest:
 
     def shown(self) -> str:
         """Return the path for reports: bounded, and without the values of secret parameters."""
-        path, mark, query = self.target.partition("?")
-        keys = {secret.query for secret in self._inspector.secrets if secret.query}
-        parts = [
-            part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part
-            for part in query.split("&")
-        ]
-        shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
+        text = self.target
         found = self._inspector.all_values
-        text = (found.wiped(shown) if found else shown).decode("utf-8", "replace")
+        if found or not text.isascii():
+            path, mark, query = text.partition("?")
+            keys = {secret.query for secret in self._inspector.secrets if secret.query}
+            parts = [
+                part.partition("=")[0] + "=…" if part.partition("=")[0] in keys else part
+                for part in query.split("&")
+            ]
+            shown = (path + mark + "&".join(parts)).encode("utf-8", "backslashreplace")
+            text = (found.wiped(shown) if found else shown).decode("utf-8", "replace")
         return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
 
     def report(self, outcome: str, why: str = "") -> None:

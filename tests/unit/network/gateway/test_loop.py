@@ -82,3 +82,27 @@ def test_the_clock_is_looked_at_while_somebody_waits() -> None:
     began = time.monotonic()
     loop.run()
     assert time.monotonic() - began >= 0.9  # twice a second, not all the time
+
+
+def test_work_for_an_idle_loop_waits_until_nothing_comes_and_is_called_once() -> None:
+    loop, order = Loop(), []
+
+    def busy() -> None:
+        order.append("busy")
+        if order.count("busy") < 5:
+            loop.soon(busy)
+
+    def idle() -> None:
+        order.append("idle")
+
+    def look(_: float) -> bool:
+        if "idle" in order:
+            loop.stop()
+        return True
+
+    loop.sweep(look)
+    loop.idle(idle)
+    loop.idle(idle)
+    loop.soon(busy)
+    loop.run()
+    assert order == [*["busy"] * 5, "idle"]

@@ -17,6 +17,7 @@ import h2.connection
 import h2.events
 import pytest
 
+from staddle.network.inspection.inspector import Inspector
 from tests.containment.switches.base import Edit
 from tests.support.inspection import (
     NAME,
@@ -321,3 +322,24 @@ def test_an_answer_to_no_request_ends_the_connection(outside: tuple[Path, Path],
         assert b"stray" not in found
         assert (b"own" in found) == (moment == "after")
         thread.join(10)
+
+
+def test_a_loop_that_is_never_idle_reports_twice_a_second() -> None:
+    host, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    inspector = Inspector(socket.socket(fileno=ours.detach()))
+    host.setblocking(False)
+    inspector.report(method="GET", host=NAME, port=443, outcome="allowed", rule="", why="", secrets=[])
+    inspector.loop.sweep(inspector._sweep)
+    until_then = time.monotonic() + 5
+
+    def busy() -> None:
+        if not select.select([host], [], [], 0)[0] and time.monotonic() < until_then:
+            inspector.loop.soon(busy)
+        else:
+            inspector.loop.stop()
+
+    inspector.loop.soon(busy)
+    inspector.loop.run()
+    assert b'"outcome": "allowed"' in host.recv(65536)
+    host.close()
+    inspector._socket.close()
