@@ -325,7 +325,10 @@ class TreeMounts:
             os.close(self._mount_read_only(_COVER, self._places_aside))
 
     def _mount_read_only(self, name: str, over: int = -1) -> int:
-        """Mount a directory of ours over `over` (default: itself). Payloads can reach its root past the cover."""
+        """Mount a directory of ours over `over` (default: itself).
+
+        It is read-only, because payloads can reach its root past the cover.
+        """
         directory = os.open(name, _DIRECTORY, dir_fd=self._aside)
         try:
             tree = mounts.clone_tree(directory)
