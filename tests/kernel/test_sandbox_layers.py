@@ -25,6 +25,7 @@ from staddle.errors import CommitRefused, InvalidCall, LaunchFailed, LayerError
 from staddle.forkserver.client import SandboxProcess
 from staddle.forkserver.connection import OverlayDirs
 from staddle.layers.squash import DEEPEST
+from staddle.linux import syscalls
 from staddle.shell.idle import IDLE_MAINTENANCE
 from staddle.shell.shell_state import ShellState
 from tests.support.in_a_child import SRC, captured, python
@@ -292,6 +293,32 @@ def test_a_shell_with_jobs_does_not_see_that_a_snapshot_stops_them(sandbox: Sand
     terminal.write(b"\x04")
     assert terminal.wait(10) == 0
     assert "stopped" not in screen
+
+
+#: A program whose first thread ends: /proc calls it a zombie while another thread writes on.
+_WITHOUT_FIRST_THREAD = """
+import ctypes, threading, time
+def beat():
+    while True:
+        open("/workspace/beat", "a").write(".")
+        time.sleep(0.01)
+threading.Thread(target=beat).start()
+gone = ctypes.CDLL(None).syscall
+gone(%d, 0)
+"""
+
+
+def test_a_program_whose_first_thread_has_ended_is_a_running_program(sandbox: Sandbox) -> None:
+    """It is stopped for a snapshot, and ended by a restore."""
+    sandbox.files.write("beats.py", _WITHOUT_FIRST_THREAD % syscalls.number("exit"))
+    sandbox.run("setsid python3 beats.py >/dev/null 2>&1 &")
+    assert until(lambda: sandbox.run("cat /proc/[0-9]*/stat | grep -c '(python3) Z'").stdout == "1\n")
+    snapshot = sandbox.snapshot()
+    assert snapshot.method == "copy"
+    assert len(sandbox.restore(snapshot).ended) == 1
+    before = sandbox.files.read("beat")
+    time.sleep(0.1)
+    assert sandbox.files.read("beat") == before
 
 
 def test_who_continues_after_a_restore_is_in_the_directory_of_the_snapshot(sandbox: Sandbox) -> None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .store import Layer
 
 #: From this depth on a tree is squashed in the background: lookups cost a little for every layer.
-DEEP = 32
+DEEP = 16
 #: A tree has no more layers than this, unless a squash fails.
 DEEPEST = 64
 #: The least number of newest layers to merge.
-_NEWEST = 16
+_NEWEST = 8
 #: A walk opens two files for each layer, and the fork server one: one part in this many of the limit.
 _PART = 8
 

@@ -175,13 +175,22 @@ def restored(
         from .interpreter_twins import spare
 
         spare(inside)
-    named, drift = restore(workspace, sessions, point, processes, looks=looks)
-    ended = tuple(EndedProcess.of(pid, name, known) for pid, name in named if pid not in before)
     if processes == "keep" or not (point.twins or point.without_twin):
-        return Restored(ended, drift)
-    from .interpreter_twins import continued
+        named, drift = restore(workspace, sessions, point, processes, looks=looks)
+        rest: tuple[tuple[str, ...], Mapping[str, str]] = (), {}
+    else:
+        from contextlib import ExitStack
 
-    return Restored(ended, drift, *continued(inside, point))
+        from .interpreter_twins import Continuation
+
+        with ExitStack() as held:
+            following = Continuation(inside, point, held)
+            named, drift = restore(
+                workspace, sessions, point, processes, looks=looks, before_shells=following.wake
+            )
+            rest = following.end()
+    ended = tuple(EndedProcess.of(pid, name, known) for pid, name in named if pid not in before)
+    return Restored(ended, drift, *rest)
 
 
 def workspace_of(inside: OpenSandbox) -> SandboxWorkspace:

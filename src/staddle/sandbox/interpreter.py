@@ -214,6 +214,7 @@ class Interpreter:
         self._sandbox, self.python, self.cwd = sandbox, python, cwd
         self.turn = threading.Lock()
         self._line: InterpreterLine | None = None
+        self._woken: InterpreterLine | None = None  # to a child of a twin that has not answered yet
         self._process: SpawnedProcess | None = None  # unless it continues a twin
         self._former: list[SpawnedProcess] = []  # whose end the agent has not reported yet
         self.pid = 0
@@ -327,15 +328,25 @@ class Interpreter:
         except OSError:
             self._end()
 
-    def go_on(self, twin: InterpreterTwin) -> str:
-        """Continue as `twin`, after the end of its process; return why not, or an empty text."""
+    def wake(self, twin: InterpreterTwin) -> str:
+        """Begin to continue as `twin`, after the end of its process; return why not, or an empty text.
+
+        `go_on` must follow.
+        """
         self._end(is_dead=True)
         self._is_anew = True
         if twin.gone:
             return twin.gone
         try:
-            line = twin.wake()
+            self._woken = twin.wake()
         except OSError:
+            return "its twin has ended"
+        return ""
+
+    def go_on(self, twin: InterpreterTwin) -> str:
+        """Wait until it continues as `twin`, after `wake`; return why it does not, or an empty text."""
+        line, self._woken = self._woken, None
+        if line is None:
             return "its twin has ended"
         try:
             answer = _parsed(line.read(time.monotonic() + _TO_FORK))
@@ -428,6 +439,9 @@ class Interpreter:
 
     def _end(self, *, is_dead: bool = False) -> None:
         line, self._line, pid, self.pid = self._line, None, self.pid, 0
+        woken, self._woken = self._woken, None
+        if woken is not None:
+            woken.close()
         process, self._process = self._process, None
         if line is not None:
             line.close()

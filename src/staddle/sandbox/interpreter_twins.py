@@ -84,21 +84,36 @@ def snapshot_with(
     return taken
 
 
-def continued(inside: OpenSandbox, point: Snapshot) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Continue the interpreters of a restored snapshot; return which, and why each other one does not."""
-    lost = dict(point.without_twin)
-    for name, twin in point.twins.items():
-        why = "its twin is in another sandbox" if twin.agent is not inside.agent else ""
-        if why or (why := _continued(inside, name, twin)):
-            lost[name] = why
-    return tuple(name for name in point.twins if name not in lost), lost
+class Continuation:
+    """The interpreters of a snapshot that is being restored. `held` keeps their turns until it is closed."""
 
+    def __init__(self, inside: OpenSandbox, point: Snapshot, held: ExitStack) -> None:
+        self._inside, self._point, self._held = inside, point, held
+        self._why: dict[str, str] = {}  # why it is not woken, or an empty text
 
-def _continued(inside: OpenSandbox, name: str, twin: InterpreterTwin) -> str:
-    interpreter = inside.interpreters.get(name)
-    if interpreter is None or not interpreter.turn.acquire(timeout=_PATIENCE):
-        return "a cell runs"
-    try:
-        return interpreter.go_on(twin)
-    finally:
-        interpreter.turn.release()
+    def wake(self, patience: float = 0) -> None:
+        """Wake the twins, once the snapshot's files are mounted. They fork while the shells are restored.
+
+        An interpreter whose cell runs is left out after `patience` seconds.
+        """
+        for name, twin in self._point.twins.items():
+            if name not in self._why:
+                self._wake(name, twin, patience)
+
+    def _wake(self, name: str, twin: InterpreterTwin, patience: float) -> None:
+        interpreter = self._inside.interpreters.get(name)
+        if twin.agent is not self._inside.agent:
+            self._why[name] = "its twin is in another sandbox"
+        elif interpreter is not None and interpreter.turn.acquire(timeout=patience):
+            self._held.callback(interpreter.turn.release)
+            self._why[name] = interpreter.wake(twin)
+
+    def end(self) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return which interpreters continue, and why each other one does not."""
+        self.wake(_PATIENCE)  # a cell of it may have been ended only now
+        lost = dict(self._point.without_twin)
+        for name, twin in self._point.twins.items():
+            why = self._why.get(name, "a cell runs")
+            if why or (why := self._inside.interpreters[name].go_on(twin)):
+                lost[name] = why
+        return tuple(name for name in self._point.twins if name not in lost), lost

@@ -39,8 +39,8 @@ HOST_SWITCHES: dict[str, HostSwitch] = {
     "cover of the place aside": HostSwitch(
         Edit(
             "inside/agent/mount_swap.py",
-            "            self._cover_place_aside(cover)\n        except",
-            "        except",
+            "            os.close(self._mount_read_only(_COVER, self._places_aside))\n",
+            "",
         ),
         "tests/kernel/test_frozen_layers.py",
         "kept_directory",

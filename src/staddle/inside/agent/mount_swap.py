@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 HOME_TREE = "/"
-#: Names in our directory: where new trees are prepared, and where old trees are moved.
-_HOLDER, _ASIDE, _NEXT, _BEFORE = "holder", "aside", "next", "before"
-#: An empty directory of ours, mounted over all of these as soon as payloads may run again.
-_COVER = "cover"
+#: Names in our directory: the directory of numbered places where new trees are prepared, and where old trees
+#: are moved; and an empty one, mounted over all of these.
+_HOLDER, _ASIDE, _COVER = "holder", "aside", "cover"
+#: With so many places in use, the old trees are unmounted before the next exchange.
+_MOST_PLACES = 64
 _COPIED = "/etc"
 
 
@@ -61,9 +62,10 @@ class TreeMounts:
         self._also: tuple[str, ...] = ()  # further paths of the workspace
         self._root = RootMount()
         self._added: set[str] = set()  # roots other than the workspace's and the home tree's
-        self._room = -1  # the number of trees for which `aside` has directories
+        self._room = self._used = 0  # the number of places, and of those in use
         self._beneath_aside = -1  # the directory itself, under the mount there
         self._mounted_aside = -1  # root of the mount with the old trees, while there are any
+        self._places_aside = -1  # the directory in that mount, under the cover
         self.on_fork: Callable[[], None] = lambda: None
         self._hiding: list[str] = []  # old trees in which a mount covers something
 
@@ -104,9 +106,10 @@ class TreeMounts:
         writing. The returned descriptors keep the old trees together. These stay mounted where no process
         inside can see them, until `tidy`.
         """
-        self.tidy()
-        if self._mounted_aside >= 0:
-            raise OSError(errno.EBUSY, "the files of before cannot be taken away")
+        if self._used >= _MOST_PLACES:
+            self.tidy()
+            if self._mounted_aside >= 0:
+                raise OSError(errno.EBUSY, "the files of before cannot be taken away")
         shown = {path: root for root in roots if root != ROOT_TREE for path in self._shown_at(root)}
         old: dict[str, int] = {}
         closed: list[int] = []
@@ -127,15 +130,13 @@ class TreeMounts:
                     closed.append(old[path])
                 if has_root:
                     self._root.seal(closed, made)
-            self._make_place_aside(len(old) + has_root)
-            cover = self._make_cover(made)
+            self._make_places_aside(len(old) + len(shown) + has_root)
             trees = come()
             if has_root:
                 self._root.check(trees[ROOT_TREE], self._aside)
             self._exchange(self._parts(trees, shown, old, made), shown, old)
             if has_root:
                 self._exchange_root(trees[ROOT_TREE], old)
-            self._cover_place_aside(cover)
         except BaseException:
             self.tidy()
             for fd in closed:
@@ -154,8 +155,10 @@ class TreeMounts:
         if self._mounted_aside >= 0 and (not self._hiding or self._take_away_whole()):
             # Unmount the holder: if the cover were on the same place, umount2(2) would remove only the cover.
             mounts.umount(mounts.path_of(self._mounted_aside))
-            fd, self._mounted_aside = self._mounted_aside, -1
-            os.close(fd)
+            for fd in filter(lambda fd: fd >= 0, (self._mounted_aside, self._places_aside)):
+                os.close(fd)
+            self._mounted_aside = self._places_aside = -1
+            self._used = 0
             self._hiding.clear()
 
     def _take_away_whole(self) -> bool:
@@ -220,7 +223,7 @@ class TreeMounts:
             else:
                 if root not in attached:
                     attached.add(root)
-                    _attach(tree, self._place_aside(f"{_NEXT}{len(attached)}"))
+                    _attach(tree, self._place_aside(self._next_place()))
                 part = open_beneath(tree, os.path.relpath(path, root), os.O_PATH | os.O_DIRECTORY)
                 made.append(part)
                 for below, needed in static.items():
@@ -237,7 +240,7 @@ class TreeMounts:
     def _workspace_part(self, tree: int) -> int:
         below = [op.replace(path=op.path[len(WORKSPACE_PATH) :]) for op in self._workspace[1:]]
         if below:
-            place = self._place_aside(f"{_NEXT}0")
+            place = self._place_aside(self._next_place())
             _attach(tree, place)
             Builder.extending(place, owner=self._owner).build(below)
         return tree
@@ -286,7 +289,7 @@ class TreeMounts:
     def _exchange_root(self, tree: int, old: dict[str, int]) -> None:
         """Make `tree` the root; move the old root aside, and add it to `old`."""
         before, left = self._root.exchange(tree, self._aside)
-        name = f"{_BEFORE}{len(old)}"
+        name = self._next_place()
         old["/"] = before
         if left:
             self._hiding.append(name)
@@ -294,68 +297,57 @@ class TreeMounts:
 
     def _aside_for(self, path: str, old: Mapping[str, int]) -> str:
         """Return the path to which the old tree at `path` is moved."""
-        name = f"{_BEFORE}{list(old).index(path)}"
+        name = self._next_place()
         ours = path in (WORKSPACE_PATH, *self._also)
         hides = len(self._workspace) > 1 if ours else bool(self._static(path, old[path]))
         if hides:
             self._hiding.append(name)
         return self._place_aside(name)
 
-    def _make_place_aside(self, count: int) -> None:
-        """Mount a directory of ours, with places for `count` trees, so that all can be unmounted at once."""
-        if self._room < 0:
+    def _make_places_aside(self, count: int) -> None:
+        """Make `count` more places in a directory of ours, mounted so that all can be unmounted at once.
+
+        A cover hides them. A payload that kept a directory open could otherwise walk up with ".." to the
+        place where it is mounted now. It would find the new trees mounted once more and writable, even if a
+        snapshot has frozen their layers.
+        """
+        if self._beneath_aside < 0:
             for path in (_HOLDER, f"{_HOLDER}/{_ASIDE}"):
                 os.mkdir(path, 0o700, dir_fd=self._aside)
             os.mkdir(_COVER, 0, dir_fd=self._aside)
             self._beneath_aside = os.open(f"{_HOLDER}/{_ASIDE}", _DIRECTORY, dir_fd=self._aside)
-        while self._room < count:
-            for what in (_NEXT, _BEFORE):
-                os.mkdir(f"{what}{self._room + 1}", 0o700, dir_fd=self._beneath_aside)
+        while self._room < self._used + count:
+            os.mkdir(str(self._room), 0o700, dir_fd=self._beneath_aside)
             self._room += 1
-        directory = os.open(_HOLDER, _DIRECTORY, dir_fd=self._aside)
+        if self._mounted_aside < 0:
+            self._mounted_aside = self._mount_read_only(_HOLDER)
+            self._places_aside = os.open(_ASIDE, _DIRECTORY, dir_fd=self._mounted_aside)
+            os.close(self._mount_read_only(_COVER, self._places_aside))
+
+    def _mount_read_only(self, name: str, over: int = -1) -> int:
+        """Mount a directory of ours over `over` (default: itself).
+
+        It is read-only, because payloads can reach its root past the cover.
+        """
+        directory = os.open(name, _DIRECTORY, dir_fd=self._aside)
         try:
             tree = mounts.clone_tree(directory)
             try:
-                # Payloads can reach its root past the cover, and must not write there.
                 mounts.set_attributes(tree, mounts.ATTR_RDONLY)
-                mounts.attach(tree, directory)
+                mounts.attach(tree, directory if over < 0 else over)
             except BaseException:
                 os.close(tree)
                 raise
-            self._mounted_aside = tree
+            return tree
         finally:
             os.close(directory)
 
-    def _make_cover(self, made: list[int]) -> tuple[int, int] | None:
-        """Return (a cover, the place aside) for `_cover_place_aside`; None if that fails.
+    def _next_place(self) -> str:
+        self._used += 1
+        return str(self._used - 1)
 
-        This runs while the new trees are being mounted. Adds descriptors to close to `made`.
-        """
-        try:
-            made.append(os.open(_COVER, _DIRECTORY, dir_fd=self._aside))
-            made.append(mounts.clone_tree(made[-1]))
-            mounts.set_attributes(made[-1], mounts.ATTR_RDONLY)
-            made.append(os.open(_ASIDE, _DIRECTORY, dir_fd=self._mounted_aside))
-        except OSError:
-            return None
-        return made[-2], made[-1]
-
-    def _cover_place_aside(self, cover: tuple[int, int] | None) -> None:
-        """Hide the place aside from payloads at once. Unmounting it takes longer, and can wait.
-
-        A payload that kept a directory open could walk up with ".." to the place where it is mounted now. It
-        would find the new trees mounted once more and writable, even if a snapshot has frozen their layers.
-        """
-        try:
-            if cover is not None:
-                mounts.attach(*cover)
-                return
-        except OSError:
-            pass
-        self.tidy()
-
-    def _place_aside(self, name: str = "") -> str:
-        return f"{mounts.path_of(self._aside)}/{_HOLDER}/{_ASIDE}/{name}"
+    def _place_aside(self, name: str) -> str:
+        return f"{mounts.path_of(self._places_aside)}/{name}"
 
 
 def show(tree: int, places: Sequence[str], aside: str) -> None:

@@ -19,7 +19,7 @@ import time
 from ...ipc.agent_messages import BRAKE, BRAKE_SIGNAL, HOLD, INTERRUPT, KILL, KILL_SHELL, TERMINATE, TIDY
 from ...linux import process, procfs
 from ...linux.fileio import read_if_there
-from ...linux.process import stat_fields
+from ...linux.process import split_stat, stat_fields
 from ...linux.syscalls import call, ctypes, number
 from .shell_files import identity
 
@@ -31,8 +31,11 @@ SIGCONT, SIGSTOP = 18, 19
 _RLIMIT_NPROC = 6
 #: Rounds of killing. A process that forks faster is ended by its limits, or with the sandbox.
 _MOST_TURNS = 20
-#: How often to check whether killed processes are dead, at intervals of 2 ms.
-_MOST_WAITS = 100
+#: How often to check whether killed processes are dead, and the seconds between two checks: few at first,
+#: because most processes end at once.
+_MOST_WAITS, _SOON, _LATER, _FIRST = 120, 0.0002, 0.002, 20
+#: Flag of a thread that is ending, and runs no more code (include/linux/sched.h).
+_PF_EXITING = 4
 #: Start times have a unit of 10 ms, so a process that seems as old as the run may be older.
 _TICK = 1
 
@@ -46,6 +49,8 @@ class ProcessEntry:
         self.dead, self.stopped = state in (b"Z", b"X"), state in (b"T", b"t")
         #: In an uninterruptible wait, so that only SIGKILL reaches it.
         self.waits = state == b"D"
+        #: Whether it can run code. Otherwise the kernel may still be freeing its memory, which takes long.
+        self.runs = not self.dead
 
 
 #: The starter, a process of the agent's own above a program. It counts as dead.
@@ -71,7 +76,23 @@ def _entry(pid: int) -> ProcessEntry | None:
     words = stat_fields(pid)
     if not words:
         return None
-    return ProcessEntry(int(words[1]), int(words[19]), words[0], (int(words[3]), int(words[2])))
+    state, threads = words[0], int(words[17])
+    if state == b"Z" and threads > 1:
+        state = _state_of_a_thread(pid)
+    entry = ProcessEntry(int(words[1]), int(words[19]), state, (int(words[3]), int(words[2])))
+    entry.runs = not entry.dead and not (int(words[6]) & _PF_EXITING and threads == 1)
+    return entry
+
+
+def _state_of_a_thread(pid: int) -> bytes:
+    """Return the state of a process whose first thread has ended: that of another thread which has not."""
+    directory = f"{procfs.directory(pid)}/task"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return b"Z"
+    states = (split_stat(read_if_there(f"{directory}/{name}/stat"), 1)[:1] for name in names)
+    return next((state for (state, *_) in filter(None, states) if state not in (b"Z", b"X")), b"Z")
 
 
 def name(pid: int) -> bytes:
@@ -255,10 +276,10 @@ def kill_all(run: Callable[[], Iterable[int]]) -> None:
             break
         signal(found, process.SIGKILL)
         done |= found
-    for _ in range(_MOST_WAITS if done else 0):
+    for turn in range(_MOST_WAITS if done else 0):
         if not done.intersection(run()):
             return
-        time.sleep(0.002)
+        time.sleep(_SOON if turn < _FIRST else _LATER)
 
 
 def kill_everything(root: int) -> None:

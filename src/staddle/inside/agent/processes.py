@@ -307,7 +307,10 @@ def execute(argv: tuple[bytes, ...], environment: tuple[bytes, ...], directory: 
 
 
 def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, bytes], ...]:
-    """Kill everything except `ours`; return pid and name of each that none of the others started."""
+    """Kill everything except `ours`; return pid and name of each that none of the others started.
+
+    Returns when none of them can run any more. The kernel may still free their memory.
+    """
 
     def others() -> set[int]:
         processes = process_tree.table()
@@ -319,7 +322,8 @@ def end_others(children: dict[int, Child], ours: set[int]) -> tuple[tuple[int, b
                 found.add(pid)
         found -= ours
         found -= {pid for pid, child in children.items() if child.is_ours}  # they end with their programs
-        return {pid for pid in found if pid not in processes or not processes[pid].dead}
+        running = (pid for pid in found if pid in processes and processes[pid].runs)
+        return {*running, *found.difference(processes)}
 
     found = others()
     entries = process_tree.seen(found)

@@ -587,8 +587,11 @@ def restore(
     others: Literal["keep", "end"],
     *,
     looks: bool = True,
+    before_shells: Callable[[], object] = tuple,
 ) -> tuple[list[NamedProcess], Drift]:
     """Restore the files and shells of a snapshot; a session that it lacks begins anew.
+
+    `before_shells` is called after the files are restored, and before the shells are.
 
     Returns the processes (except idle shells) that were ended before the exchange, and the host's changes
     since the snapshot, judged by a sample of entries, if it `looks` for them.
@@ -599,6 +602,7 @@ def restore(
     def then() -> None:
         workspace.baseline = fitting._baseline.with_commits_of(workspace.baseline)
         history(workspace).at = snapshot._parent if snapshot.automatic else ref(snapshot)
+        before_shells()
         for session in sessions:
             session._shell.become(fitting.shell_state(session.name, workspace))
 

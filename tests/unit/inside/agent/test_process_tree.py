@@ -96,3 +96,18 @@ def test_a_busy_machine_has_time_to_stop_a_process(
     )
     assert process_tree.Pause(5).begin() == (7 if is_stopped else -1, 0)
     assert now[0] < 10
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "threads", "runs"),
+    [("R", 0, 1, True), ("R", 4, 1, False), ("R", 4, 2, True), ("Z", 4, 1, False), ("Z", 4, 2, False)],
+)
+def test_a_process_whose_last_thread_ends_runs_no_more(
+    monkeypatch: pytest.MonkeyPatch, state: str, flags: int, threads: int, runs: bool
+) -> None:
+    """A zombie with two threads has none here that could be looked at: it is gone by then."""
+    fields = f"{state} 1 7 7 0 -1 {flags} 0 0 0 0 0 0 0 0 0 20 {threads} 0 100".encode().split()
+    monkeypatch.setattr(process_tree, "stat_fields", lambda pid: fields)
+    found = process_tree._entry(1 << 22)
+    assert found is not None
+    assert (found.runs, found.dead) == (runs, state == "Z")
