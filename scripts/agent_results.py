@@ -2,7 +2,8 @@
 
 The table of whole runs goes into docs/internals/agents-tested.md. The counts of the conformance package,
 and the scenarios that staddle does not offer, go into mcp-conformance.md beside it. With `conformance` as
-the first package, the script writes only these counts.
+the first package, the script writes only these counts; with `rows`, only the results of rows that the table
+of the last whole run has.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def main() -> None:
             key = (row["agent"], row["way"], row["what"] + who)
             passed = row["passed"] and rows.get(key, row)["passed"]
             rows[key] = {**row, "passed": passed}
+    if packages[:1] == ["rows"]:
+        write(WHOLE_RUN, with_results(current(WHOLE_RUN), rows))
+        return
     if packages[:1] != ["conformance"]:
         write(WHOLE_RUN, whole_run(rows, packages))
     counted = {key: row["found"] for key, row in rows.items() if "scenarios" in row.get("found", {})}
@@ -48,8 +52,25 @@ def whole_run(rows: dict[tuple[str, str, str], dict[str, Any]], packages: list[s
     lines += ["| agent | way | what | result |", "| --- | --- | --- | --- |"]
     for key, row in sorted(rows.items()):
         if "found" not in row or not row["passed"]:
-            lines.append(f"| {' | '.join(key)} | {'passed' if row['passed'] else '**failed**'} |")
+            lines.append(table_row(key, row))
     return lines
+
+
+def table_row(key: tuple[str, str, str], row: dict[str, Any]) -> str:
+    """A line of the table."""
+    return f"| {' | '.join(key)} | {'passed' if row['passed'] else '**failed**'} |"
+
+
+def with_results(lines: list[str], rows: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
+    """The lines of a whole run's table, with the results of these rows instead of theirs."""
+    known = {f"| {' | '.join(key)} ": table_row(key, row) for key, row in rows.items()}
+    return [known.get(line.removesuffix("|").rpartition("|")[0], line) for line in lines]
+
+
+def current(name: str) -> list[str]:
+    """What is between the marks of a page."""
+    text = (DOCS / name).read_text()
+    return text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()
 
 
 def conformance(found: dict[tuple[str, str, str], dict[str, Any]], version: str) -> list[str]:

@@ -25,7 +25,7 @@ from staddle.layers.undo import Undo
 from tests.support.containers import TREE
 from tests.support.pty_screen import PtyScreen
 from tests.support.staddle_command import COMMAND, environment, gone
-from tests.support.waiting import PATIENCE, unique_seconds, until
+from tests.support.waiting import PATIENCE, unique_seconds, until, with_argument
 
 #: Runs each argument that begins with "do:"; at a terminal without one, each line that is typed.
 AGENT = r"""#!/bin/bash
@@ -146,6 +146,34 @@ def test_each_run_is_a_point_of_the_history_and_can_be_undone(desk: Desk) -> Non
     assert "1 point taken back" in desk.run("undo", "claude-app")
     assert "result" not in desk.run("claude", "do:ls").splitlines()
     assert not (desk.project / "result").exists()
+
+
+def test_nothing_is_prepared_for_a_second_sandbox_while_the_agent_runs(desk: Desk) -> None:
+    seconds = unique_seconds()
+    with subprocess.Popen(
+        [*COMMAND, "claude", f"do:sleep {seconds}"],
+        cwd=desk.project,
+        env=desk.env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            assert until(lambda: with_argument(seconds))
+            time.sleep(2)  # other programs have a second gateway and more shells after one
+            lines = command_lines(process.pid)
+            assert sum("gateway/__main__.py" in line for line in lines) == 1, lines
+            assert sum("--noediting" in line for line in lines) == 1, lines
+        finally:
+            process.terminate()
+
+
+def command_lines(pid: int) -> list[str]:
+    """The command lines of a process and all below it."""
+    found = [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += command_lines(int(child))
+    return found
 
 
 def test_the_words_of_each_agent_switch_its_prompts_and_its_own_sandbox_off(desk: Desk) -> None:

@@ -13,7 +13,6 @@ import os
 import re
 import stat
 import subprocess
-import tempfile
 
 from ..errors import StaddleError
 from ..files.tree import Tree, directories
@@ -44,12 +43,19 @@ _SURROUNDINGS = (
 #: Variables with the path of a file of certificates.
 _CERTIFICATES = ("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 #: The user's git settings that an agent works with. Others name programs, files, hosts or keys.
-_GIT = re.compile(
-    r"(user\.(name|email)|alias\..+|init\.defaultbranch|core\.(autocrlf|eol|quotepath|abbrev|ignorecase)"
-    r"|(pull|rebase|color|log|status|column|branch|tag)\.[^.]+|push\.(default|autosetupremote)"
-    r"|merge\.(conflictstyle|ff)|diff\.(algorithm|colormoved|renames|context|mnemonicprefix)"
-    r"|fetch\.prune|rerere\.enabled|commit\.(verbose|cleanup))"
-)
+_GIT = {
+    "user": ("name", "email"),
+    "init": ("defaultbranch",),
+    "core": ("autocrlf", "eol", "quotepath", "abbrev", "ignorecase"),
+    "push": ("default", "autosetupremote"),
+    "merge": ("conflictstyle", "ff"),
+    "diff": ("algorithm", "colormoved", "renames", "context", "mnemonicprefix"),
+    "fetch": ("prune",),
+    "rerere": ("enabled",),
+    "commit": ("verbose", "cleanup"),
+}
+#: Sections with no other settings than such.
+_GIT_SECTIONS = ("pull", "rebase", "color", "log", "status", "column", "branch", "tag")
 #: Settings that sign commits with a key of the ssh-agent.
 _SIGNING = ("commit.gpgsign", "tag.gpgsign", "gpg.format", "user.signingkey")
 #: The user's known hosts, in the agent's home.
@@ -75,6 +81,7 @@ class AgentHome:
         self._given: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, bytes] = {}
         self._links: set[tuple[str, int]] = set()
+        self._git: subprocess.Popen[bytes] | None = None
 
     def policy(self) -> Policy:
         """The policy for it: its settings readable, its memory writable, other agents' and secrets denied."""
@@ -120,6 +127,16 @@ class AgentHome:
 
     # ------------------------------------------------------------ files
 
+    def begin(self) -> None:
+        """Ask git for the user's settings, which `enter` needs, while the sandbox opens."""
+        asked = ["git", "config", "--global", "--includes", "--list", "--null"]
+        try:
+            self._git = subprocess.Popen(
+                asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+            )
+        except OSError:
+            pass  # there is no git
+
     def enter(self, sandbox: Sandbox, *, signing: bool = False) -> None:
         """Write the files of the home into the sandbox; with `signing` those for the user's ssh-agent."""
         placeholders = sandbox.plan.environment()
@@ -134,7 +151,8 @@ class AgentHome:
             if not sandbox.files.exists(f"{self.home}/{below}"):
                 with open(f"{self.home}/{below}", "rb") as file:
                     self._write(sandbox, below, file.read(_LARGEST_SESSION), 0o600)
-        for name, text in git_files(self.home, signing=signing).items():
+        told = b"" if self._git is None else self._git.communicate()[0]
+        for name, text in git_files(told, self.home, signing=signing).items():
             self._write(sandbox, name, text)
         known = f"{self.home}/.ssh/known_hosts"
         if signing and os.path.isfile(known):
@@ -143,6 +161,8 @@ class AgentHome:
 
     def _sessions(self) -> list[str]:
         """The newest conversations about this project, as paths below the home. Each begins with its name."""
+        if not self.agent.sessions:
+            return []
         import glob
         import hashlib
 
@@ -259,6 +279,8 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 def _replace(place: str, text: bytes) -> None:
     """Replace a file of the user's home atomically, readable by its owner only."""
+    import tempfile
+
     os.makedirs(os.path.dirname(place), 0o700, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=os.path.dirname(place), prefix=f".{os.path.basename(place)}.")
     try:
@@ -270,21 +292,11 @@ def _replace(place: str, text: bytes) -> None:
         raise
 
 
-def git_files(home: str, *, signing: bool = False) -> dict[str, bytes]:
-    """The user's git identity, aliases and the like, as files of a home. Empty without git.
+def git_files(told: bytes, home: str, *, signing: bool = False) -> dict[str, bytes]:
+    """The user's git identity, aliases and the like, as files of a home, from what `git config` has told.
 
     With `signing`, commits are signed if the user signs them with a key of the ssh-agent.
     """
-    try:
-        told = subprocess.run(
-            ["git", "config", "--global", "--includes", "--list", "--null"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            check=False,
-        ).stdout
-    except OSError:
-        return {}
     lines, files = [], {}
     rows = [row.partition("\n")[::2] for row in told.decode("utf-8", "surrogateescape").split("\0")]
     signing = signing and ("gpg.format", "ssh") in rows
@@ -294,13 +306,20 @@ def git_files(home: str, *, signing: bool = False) -> dict[str, bytes]:
             if os.path.isfile(place):
                 with open(place, "rb") as file:
                     files[_GIT_FILES[key]] = file.read(_LARGEST)
-        elif _GIT.fullmatch(key) or (signing and key in _SIGNING):
+        elif _is_harmless(key) or (signing and key in _SIGNING):
             section, _, rest = key.partition(".")
             part, _, name = rest.rpartition(".")
             lines.append(setting(section, part, name, _public(value) if key == _SIGNING[-1] else value))
     if lines:
         files[".gitconfig"] = "".join(lines).encode("utf-8", "surrogateescape")
     return files
+
+
+def _is_harmless(key: str) -> bool:
+    section, _, name = key.partition(".")
+    if section in _GIT_SECTIONS:
+        return bool(name) and "." not in name
+    return bool(name) if section == "alias" else name in _GIT.get(section, ())
 
 
 def _public(value: str) -> str:

@@ -5,15 +5,10 @@ The agent gets a placeholder in the variable of its key. Requests to the model g
 
 from __future__ import annotations
 
-import ipaddress
 import json
-from urllib.parse import urlsplit
 
 from .._value import Value
 from ..errors import PolicyError
-from ..network.host.inspector_process import secret_value
-from ..policy.egress import missing_modules
-from ..policy.egress_secret import EgressSecret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..jail.agents import Agent, AgentKey
+    from ..policy.egress_secret import EgressSecret
 
 #: Characters at the end of a key by which Claude Code remembers in a file that the user has approved it.
 _END, _LONG = 20, 60
@@ -43,10 +39,14 @@ class OutsideKeys(Value):
 
 def outside_keys(agent: Agent, variables: Mapping[str, str], refusal: str = "") -> OutsideKeys:
     """Sort the agent's keys in these variables. With `refusal`, the reason, all go inside."""
+    given = [key for key in agent.keys if variables.get(key.name)]
+    if not given:
+        return OutsideKeys()
+    from ..network.host.inspector_process import secret_value  # most people log in, and have no key
+    from ..policy.egress_secret import EgressSecret
+
     secrets, inside = [], []
-    for key in agent.keys:
-        if not variables.get(key.name):
-            continue
+    for key in given:
         why = refusal or _missing()
         hosts = _hosts(key, variables)
         if not why and not hosts:
@@ -73,6 +73,8 @@ def outside_keys(agent: Agent, variables: Mapping[str, str], refusal: str = "") 
 
 
 def _missing() -> str:
+    from ..policy.egress import missing_modules
+
     return "pip install 'staddle[egress]' to keep it outside" if missing_modules() else ""
 
 
@@ -81,6 +83,8 @@ def _hosts(key: AgentKey, variables: Mapping[str, str]) -> tuple[str, ...]:
     address = variables.get(key.address, "") if key.address else ""
     if not address:
         return key.hosts
+    from urllib.parse import urlsplit
+
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
@@ -93,6 +97,8 @@ def _hosts(key: AgentKey, variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_address(host: str) -> bool:
+    import ipaddress
+
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -7,11 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 
 from .. import places
 from ..errors import CommandNotFound, InvalidCall
-from .json_text import parse
 from .table import MCP, SHELL, codex_environments, gemini_mcp, mcp_server
 
 TYPE_CHECKING = False
@@ -166,6 +164,8 @@ def _members(value: object) -> list[dict[str, Any]]:
 
 def _settings(path: str) -> dict[str, Any]:
     """The settings in a JSON file; empty if the file does not exist."""
+    from .json_text import parse
+
     try:
         with open(path) as file:
             found = parse(file.read()).value
@@ -193,6 +193,8 @@ class LinkedDirectory:
         self._real, self._name, self._text, self._below = os.path.expanduser(real), name, text, below
 
     def __enter__(self) -> str:
+        import tempfile
+
         self._top = tempfile.mkdtemp(prefix="agent-", dir=places.make_private(places.runtime()))
         self._made = f"{self._top}/{self._below}".rstrip("/")
         os.makedirs(self._made, exist_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import tempfile
 
 from ..display import counted, shown
 from ..errors import CommitRefused, LayerError, StaddleError
@@ -192,6 +191,8 @@ class GitCommits:
             raise
 
     def _take_over(self, sandbox: Sandbox) -> str:
+        import tempfile
+
         names = [self._branch_for(ref) for ref in self._tips]
         fetched = dict(zip(self._tips, names, strict=True))
         with tempfile.NamedTemporaryFile(prefix="staddle-", suffix=".bundle") as file:
@@ -235,6 +236,7 @@ class GitCommits:
 
     def _is_next(self, tip: str) -> bool:
         """Whether the branch, the index and the files of the project are such that `tip` adds no surprise."""
+        import tempfile
 
         def ask(*words: str) -> str:
             return _host(self._project, *words, may_fail=True)

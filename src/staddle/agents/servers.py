@@ -8,7 +8,6 @@ import shutil
 
 from .._value import Value
 from ..policy.presets import DOORS
-from .json_text import parse
 from .launch import installation_of
 
 TYPE_CHECKING = False
@@ -54,7 +53,11 @@ def _settings(path: str) -> object:
             import tomllib
 
             return tomllib.loads(text)
-        return json.loads(text) if path.endswith(".json") else parse(text).value
+        if path.endswith(".json"):
+            return json.loads(text)
+        from .json_text import parse
+
+        return parse(text).value
     except (OSError, ValueError):
         return None
 

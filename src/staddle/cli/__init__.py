@@ -58,6 +58,9 @@ _COMMANDS = {
     "completion": "print a script that completes these commands in bash, zsh or fish",
 }
 
+#: Options with which `staddle claude` and its like may need no sandbox on layers.
+_OTHERWISE = {"-h", "--help", "--way", "--backend", "--install", "--remove", "--print", "--check", "--serve"}
+
 #: Commands that are functions in the file of another command.
 _FILE_OF = {
     "discard": "commit",
@@ -113,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == "jail-exec":
             return _jail_exec(words[1:])
         if name in AGENTS:
+            _begin_sandbox(words[1:])
             words, name = ["agent", *words], "agent"
         if name not in _COMMANDS:
             from ..errors import UsageError
@@ -133,6 +137,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:
         return _complain(error)
+
+
+def _begin_sandbox(words: Sequence[str]) -> None:
+    """Start what a whole agent's sandbox waits for longest, unless an option may say otherwise."""
+    own = words[: words.index("--")] if "--" in words else words
+    if sys.platform == "linux" and not _OTHERWISE & {word.partition("=")[0] for word in own}:
+        from ..forkserver.start import AHEAD
+        from ..interrupts import uninterrupted
+
+        uninterrupted(AHEAD.begin)
 
 
 def _meant(name: str) -> str:

@@ -158,7 +158,7 @@ def _start(agent: CodingAgent, way: str, parsed: Parsed) -> int:
     if way == INSIDE:
         from ..sandbox.open import ahead
 
-        ahead.begin(parsed.one("backend") or "auto")
+        ahead.begin(parsed.one("backend") or "auto", only=True)
         from .agent_session import run
 
         return run(AGENTS[agent.name], parsed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shlex
@@ -20,10 +19,8 @@ from ..agents.table import CODING_AGENTS
 from ..display import counted, shown
 from ..errors import CommandNotFound, LayerError, PolicyNotEnforceable, StaddleError, UsageError
 from ..layers.persistent_store import is_claimed
-from ..network.host.inspector_process import PREWARMED
 from ..paths import WORKSPACE_PATH
 from ..policy import Network
-from ..policy.egress import BUNDLES
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspace import persistent
 from .allow import Questions
@@ -92,6 +89,8 @@ class AgentSession:
             self.ssh = SshAgentRelay(lambda key: tell(f"your ssh key {shown(key)} signs for the agent"))
         try:
             if self.keys.secrets:
+                from ..network.host.inspector_process import PREWARMED
+
                 PREWARMED.make()
             self.policy = self._policy()
             self.servers = servers(agent, self.project, self.policy.network)
@@ -114,6 +113,7 @@ class AgentSession:
 
     def opened(self, **options: Any) -> Sandbox:
         """Open the sandbox, and prepare the agent's home and repository in it."""
+        self.home.begin()
         options = {
             "backend": self.parsed.one("backend") or "auto",
             "best_effort": self.parsed.on("best-effort"),
@@ -233,7 +233,10 @@ class AgentSession:
 
     def close(self) -> None:
         """End what belongs to the session beside the sandbox."""
-        PREWARMED.close()
+        if self.keys.secrets:
+            from ..network.host.inspector_process import PREWARMED
+
+            PREWARMED.close()
         if self.ssh is not None:
             self.ssh.close()
 
@@ -319,6 +322,8 @@ def _names(agent: str, project: str) -> list[str]:
     clean = re.sub("[^A-Za-z0-9._-]+", "-", os.path.basename(project)).strip("-._") or "project"
     base = f"{agent}-{clean}"[:_LONGEST_NAME]
     if persistent.workspace_of(base) not in (None, project):
+        import hashlib
+
         base = f"{base}-{hashlib.sha256(os.fsencode(project)).hexdigest()[:4]}"
     return [base, *(f"{base}-{number}" for number in range(2, 20))]
 
@@ -344,6 +349,8 @@ def _keys(agent: Agent, parsed: Parsed) -> OutsideKeys:
 
 def _is_trusted(bundle: str) -> bool:
     """Whether a file of certificates is the one with which the HTTP inspector checks servers."""
+    from ..policy.egress import BUNDLES
+
     known = (*BUNDLES, os.environ.get("SSL_CERT_FILE", ""))
     return os.path.realpath(bundle) in map(os.path.realpath, filter(None, known))
 

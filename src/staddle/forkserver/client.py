@@ -25,6 +25,7 @@ from ..network.namespace.from_policy import network_spec
 from ..paths import WORKSPACE_PATH, covers
 from ..shell.quoting import quoted
 from .connection import ForkServerClient, OverlayDirs
+from .start import AHEAD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -273,6 +274,8 @@ class _SharedViews:
             if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))
+            if AHEAD.is_only:  # without cgroups, the first sandbox is itself a spare
+                made = made.replace(spares=0 if made.cgroup_fds else 1)
             self._configs[key] = made
         return self._configs[key]
 

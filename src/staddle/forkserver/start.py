@@ -71,6 +71,8 @@ class FirstForkServer:
         self._lock = threading.Lock()
         #: Whether it is too late: it was started already, or another one was.
         self.is_over = False
+        #: Whether this program opens no second sandbox: then nothing is made for one while the first is used.
+        self.is_only = False
         self.waiting: Started | None = None
         self._of: tuple[int, int] | None = None
 

@@ -55,7 +55,10 @@ _LOCAL = {"localhost": ("127.0.0.1", "::1")}
 
 def entries(managers: Iterable[Manager] = MANAGERS) -> tuple[str, ...]:
     """Return the entries for `Network.allow`: all indexes and proxies of `managers`, at their exact ports."""
-    return allowed(read(tuple(managers)), addresses)
+    sources = read(tuple(managers))
+    names = {index.host for index in (*sources.indexes, *sources.proxies)}
+    known = every_address(sorted(name for name in names if name not in _LOCAL and not _is_address(name)))
+    return allowed(sources, lambda name: known[name])
 
 
 def allowed(sources: Sources, resolve: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
@@ -90,12 +93,27 @@ def _is_address(host: str) -> bool:
     return True
 
 
+def every_address(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the current addresses of each name. All are asked for at once: a lookup can take seconds."""
+    from ..background import repeat
+
+    left = list(names)
+
+    def look_up() -> tuple[str, tuple[str, ...]]:
+        name = left.pop()
+        return name, addresses(name)
+
+    return dict(repeat(look_up, len(left), undo=lambda _: None))
+
+
 def addresses(name: str) -> tuple[str, ...]:
     """Return the current addresses of a name; without any, it cannot be reached either."""
-    import socket
+    import _socket
 
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        # As bytes, ASCII needs no codec for names, which takes longer to import than most lookups.
+        asked = name.encode() if name.isascii() else name
+        found = _socket.getaddrinfo(asked, None, type=_socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
     return tuple(sorted({str(item[4][0]).partition("%")[0] for item in found}))

@@ -482,7 +482,11 @@ AGENTS: dict[str, Agent] = {
                 AgentKey("GEMINI_API_KEY", ("generativelanguage.googleapis.com",), query="key", begin="AIza"),
                 AgentKey("DEEPSEEK_API_KEY", ("api.deepseek.com",), begin="sk-"),
             ),
-            set=(("AIDER_CHECK_UPDATE", "false"), ("AIDER_ANALYTICS", "false")),
+            # Its library has prices of models as well. The list on the web is refused, after the question.
+            set=(
+                *(("AIDER_CHECK_UPDATE", "false"), ("AIDER_ANALYTICS", "false")),
+                ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            ),
             free=((("--yes-always",), ("--yes-always", "--yes")),),
         ),
     )

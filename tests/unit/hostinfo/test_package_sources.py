@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from pathlib import Path
 
 import pytest
 
 from staddle import Network
 from staddle.errors import PolicyError
+from staddle.hostinfo import package_hosts
 from staddle.hostinfo.package_hosts import allowed, read
 from staddle.hostinfo.package_sources import Credential, Sources
 
@@ -230,3 +232,15 @@ def test_a_ready_allow_list_is_of_this_host_and_of_what_is_added(monkeypatch: py
     assert SECRET not in repr(network) + str(network)
     with pytest.raises(PolicyError, match="no package manager 'brew'"):
         Network.packages(managers=["brew"])
+
+
+def test_all_names_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["one.test", "two.test", "three.test", "four.test"]
+    every = threading.Barrier(len(names), timeout=20)
+
+    def addresses(name: str) -> tuple[str, ...]:
+        every.wait()  # breaks if a name waits for another one's answer
+        return (f"of {name}",)
+
+    monkeypatch.setattr(package_hosts, "addresses", addresses)
+    assert package_hosts.every_address(names) == {name: (f"of {name}",) for name in names}

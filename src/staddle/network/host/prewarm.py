@@ -33,6 +33,8 @@ class PrewarmedGateways:
         self._where: object = None  # surroundings for which it was made, or is wanted
         self._in_use = self._taken = 0
         self._is_wanted = False
+        #: Whether another one is started when one is taken.
+        self.goes_on = True
         self._worker = Worker(self._work, self._forget)
 
     def take(self) -> tuple[_socket.socket, int]:
@@ -43,7 +45,7 @@ class PrewarmedGateways:
             is_alike, self._where = here == self._where, here
             self._in_use += 1
             self._taken += 1
-            self._is_wanted = True
+            self._is_wanted = self.goes_on
             self._change()
         if found is not None:
             if is_alike and not _has_ended(found[0]):
