@@ -19,7 +19,9 @@ from staddle import Policy, Sandbox
 from staddle.errors import LaunchFailed
 from staddle.limits import host_cgroups, scope
 from staddle.limits.cgroup_layout import CgroupParent, CgroupSupport, decide
+from staddle.background import wait_for_jobs
 from staddle.forkserver import client
+from staddle.sandbox.open.next_sandbox import NEXT
 
 def within(true):
     end = time.monotonic() + 60
@@ -62,6 +64,9 @@ try:
     scope.settle(os.getpid(), host_cgroups.support())
 except LaunchFailed as error:
     seen['settled'] = error.what
+NEXT.end()
+wait_for_jobs()  # one may be in the making
+NEXT.close()
 for config in list(client._servers): client._servers.pop(config).close()
 seen['left'] = [] if within(lambda: not ours()) else ours()
 print(json.dumps(seen))

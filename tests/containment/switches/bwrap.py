@@ -9,10 +9,15 @@ from .base import SOCKETS_IN_GRANTS, Edit, Patch, Switch, allow_everything, noth
 
 
 def _trust_bwrap() -> None:
-    """Its self-test notices most of this by itself, and would not start anything."""
+    """Its self-test notices most of this by itself, and would not start anything.
+
+    A session's, of namespaces, starts before anybody asks for it.
+    """
     from staddle.backends.bwrap import Bwrap
+    from staddle.backends.namespaces import Namespaces
     from staddle.enforcement import Probe
 
+    Namespaces.begin_self_test = lambda self: None  # type: ignore[method-assign]
     Bwrap._begin = lambda self, found: None  # type: ignore[method-assign]
     Bwrap._probed = lambda self, found: Probe("bwrap", usable=True)  # type: ignore[method-assign]
 
