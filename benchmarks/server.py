@@ -41,7 +41,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     with tempfile.TemporaryDirectory() as place:
         path = f"{place}/socket"
-        connected_or_started(path, idle=2).close()
+        connected_or_started(path, idle=20).close()
         with staddle.connect(path) as client, client.create() as served, staddle.Sandbox() as own:
             for name, count, works in (
                 ("true", rounds, (lambda: own.run("true"), lambda: served.run("true"))),

@@ -15,6 +15,8 @@ import builtins
 import json
 import os
 from functools import cache
+from json.encoder import encode_basestring_ascii as quoted
+from operator import itemgetter
 
 from . import errors
 from ._value import Value
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
-    Reader = Callable[[int], bytes]
+    from .sandbox.result import Result
 
 #: The module of each type that travels.
 _HOME = {
@@ -80,9 +82,19 @@ _PLAIN = frozenset(
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 #: How deep data may be nested.
 _DEEPEST = 32
-#: Return data as the shortest JSON, and text of JSON as data. Made once, not for each call.
+#: Return data as the shortest JSON. Made once, not for each call.
 write_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-read_json = json.JSONDecoder().decode
+_decoder = json.JSONDecoder()
+_scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
+
+
+def read_json(text: str) -> Any:
+    """Return text of JSON as data. Raises ValueError."""
+    try:
+        found, end = _scan(text, 0)
+    except StopIteration:
+        end = -1
+    return found if end == len(text) else _decoder.decode(text)  # there is space around it, or an error
 
 
 @cache
@@ -91,12 +103,8 @@ def type_named(name: str) -> Any:
     return getattr(__import__(f"staddle.{_HOME[name]}", fromlist=[name]), name)
 
 
-def encode(value: object, apart: list[bytes] | None = None) -> Any:
-    """Return `value` as data for JSON. Raises TypeError for what does not travel.
-
-    With a list `apart` it is short. Bytes in a field of a value are added to the list instead, and fields
-    that have their defaults are left out. `decode` fills them in.
-    """
+def encode(value: object) -> Any:
+    """Return `value` as data for JSON. Raises TypeError for what does not travel."""
     if type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, str):
@@ -105,7 +113,7 @@ def encode(value: object, apart: list[bytes] | None = None) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return {"$": "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, Value) or type(value).__name__ == "CellResult":
-        return _of_value(value, apart)
+        return _of_value(value)
     if isinstance(value, list):
         return [encode(item) for item in value]
     if isinstance(value, tuple | set | frozenset):
@@ -122,38 +130,79 @@ def encode(value: object, apart: list[bytes] | None = None) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
-def _of_value(value: Any, apart: list[bytes] | None) -> dict[str, Any]:
+def _of_value(value: Any) -> dict[str, Any]:
     kind = type(value).__name__
     if kind not in _HOME:
         raise TypeError(f"{kind} cannot be sent")
-    is_ours = isinstance(value, Value)
-    defaults = value._defaults if apart is not None and is_ours else {}
     found: dict[str, Any] = {"$": kind}
-    for name in value._fields if is_ours else tuple(value.__dict__):
+    for name in value._fields if isinstance(value, Value) else tuple(value.__dict__):
         item = getattr(value, name)
-        if item is defaults.get(name, value):
-            continue  # a default that is another object with the same value may be sent
         if type(item) in _PLAIN_TYPES:
             found[name] = item
         elif isinstance(item, tuple):
             found[name] = [encode(each) for each in item]
         elif isinstance(item, list):  # a list among the fields of a value is rare: it says that it is one
             found[name] = {"$": "list", "items": [encode(each) for each in item]}
-        elif apart is not None and type(item) is bytes:
-            found[name] = {"$": "apart", "size": len(item)}
-            apart.append(item)
         else:
-            found[name] = encode(item, apart)
+            found[name] = encode(item)
     return found
 
 
-def decode(
-    data: Any, *, only: Collection[str] | None = None, depth: int = 0, apart: Reader | None = None
-) -> Any:
-    """Return the value that `encode` has described. Raises InvalidCall for anything else.
+@cache
+def _row() -> tuple[type[Value], type[Value], Callable[[str], object], dict[str, Any], Any, Any]:
+    """Return the types in a row, its last fields with their usual values, and what gets fields as tuples."""
+    result, usage, reason = map(type_named, ("Result", "Usage", "Reason"))
+    usual = {"signal": None, "shell_exited": False, **result._defaults}
+    return result, usage, reason, usual, itemgetter(*usual), itemgetter(*usage._fields)
 
-    `apart` reads the next bytes of those that were added to its list.
-    """
+
+def write_result(result: Result) -> str:
+    """Return a result as a row of JSON, for `read_result`. Of the output it has the sizes."""
+    of, (_, _, _, usual, last, used) = result.__dict__, _row()
+    command, others, usage = of["command"], last(of), str([*used(of["usage"].__dict__)])
+    if others == (*usual.values(),):
+        rest = "{}"
+    else:
+        names = zip(usual.items(), others, strict=True)
+        rest = write_json({name: encode(item) for (name, default), item in names if item != default})
+    return '[%s,%d,%d,%d,%r,"%s",%s,%s,%s]' % (  # noqa: UP031 - every command waits for it
+        quoted(command) if isinstance(command, str) else write_json(encode(list(command))),
+        of["exit_code"],
+        len(of["stdout_bytes"]),
+        len(of["stderr_bytes"]),
+        of["duration"],
+        of["reason"],
+        quoted(of["cwd"]),
+        usage.replace("None", "null").replace("True", "true").replace("False", "false"),
+        rest,
+    )
+
+
+def read_result(row: Any, output: bytes) -> Any:
+    """Return the result that `write_result` has described; `output` is its stdout and stderr."""
+    result, usage_of, reason_of, usual, _, _ = _row()
+    try:
+        command, exit_code, size, _, duration, reason, cwd, usage, rest = row
+        made = result.__new__(result)  # ours, and checked when it was made
+        made.__dict__.update(
+            usual,
+            command=command if type(command) is str else tuple(command),
+            exit_code=exit_code,
+            stdout_bytes=output[:size],
+            stderr_bytes=output[size:],
+            duration=duration,
+            reason=reason_of(reason),
+            cwd=cwd,
+            usage=usage_of(*usage),
+            **(decode(rest) if rest else rest),
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidCall("the result cannot be read", why=str(error)[:200], fix="update staddle") from None
+    return made
+
+
+def decode(data: Any, *, only: Collection[str] | None = None, depth: int = 0) -> Any:
+    """Return the value that `encode` has described. Raises InvalidCall for anything else."""
     if depth > _DEEPEST:
         raise InvalidCall(
             "the data is nested too deeply", why=f"more than {_DEEPEST} levels", fix="send less"
@@ -166,20 +215,16 @@ def decode(
     if kind is None:
         return {key: decode(item, only=only, depth=depth + 1) for key, item in data.items()}
     try:
-        return _decoded(kind, data, only, depth + 1, apart)
+        return _decoded(kind, data, only, depth + 1)
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidCall(
             f"{kind!r} cannot be read", why=str(error)[:200], fix="send all its fields"
         ) from None
 
 
-def _decoded(
-    kind: Any, data: dict[str, Any], only: Collection[str] | None, depth: int, apart: Reader | None
-) -> Any:
+def _decoded(kind: Any, data: dict[str, Any], only: Collection[str] | None, depth: int) -> Any:
     if kind == "bytes":
         return base64.b64decode(data["base64"], validate=True)
-    if kind == "apart" and apart is not None:
-        return apart(data["size"])
     if kind in ("tuple", "list", "set"):
         made = {"tuple": tuple, "list": list, "set": frozenset}[kind]
         return made(decode(item, only=only, depth=depth) for item in data["items"])
@@ -198,7 +243,7 @@ def _decoded(
     fields = {
         name: tuple(decode(each, only=only, depth=depth) for each in item)
         if type(item) is list
-        else decode(item, only=only, depth=depth, apart=apart)
+        else decode(item, only=only, depth=depth)
         if type(item) is dict
         else item
         for name, item in data.items()

@@ -258,9 +258,9 @@ def list_commands(call: ApiCall) -> Any:
 
 #: For each kind of command: how it may be given, and the fields that it does not take.
 _KINDS = {
-    "run": (("command",), ("argv",)),
-    "exec": (("argv",), ("command", "session", "hold")),
-    "start": (("command", "argv"), ("stdin", "output_limit", "session", "hold")),
+    "run": ({"command"}, {"argv"}),
+    "exec": ({"argv"}, {"command", "session", "hold"}),
+    "start": ({"command", "argv"}, {"stdin", "output_limit", "session", "hold"}),
 }
 
 
@@ -271,17 +271,16 @@ def _check_kind(body: dict[str, Any]) -> None:
             f"there is no kind {kind!r} of command", why="it is unknown", fix=f"choose {', '.join(_KINDS)}"
         )
     given, refused = _KINDS[kind]
-    unused = [name for name in refused if name in body]
-    if unused or sum(name in body for name in given) != 1:
+    if refused & body.keys() or len(given & body.keys()) != 1:
         raise InvalidCall(
             f"a command of the kind {kind} cannot be given so",
-            why=f"it does not take {', '.join(refused)}",
-            fix=f"give one {' or '.join(given)}, and none of these",
+            why=f"it does not take {', '.join(sorted(refused))}",
+            fix=f"give one {' or '.join(sorted(given))}, and none of these",
         )
 
 
 def run(call: ApiCall) -> Any:
-    body = dict(call.body)
+    body = call.body
     command_id = body.pop("id", None) or os.urandom(8).hex()
     _check_kind(body)
     for name in ("env", "stdin"):
@@ -294,7 +293,7 @@ def run(call: ApiCall) -> Any:
         command.started.wait(seconds)
         if command.error is not None:
             raise command.error
-    else:
+    elif not command.output.closed:
         command.output.wait_closed(seconds)
     return _described(call, command, 201)
 
@@ -302,8 +301,7 @@ def run(call: ApiCall) -> Any:
 def _described(call: ApiCall, command: ServedCommand, status: int) -> Any:
     if not call.query.get("short"):
         return command.describe(text=call.query.get("text", True))
-    apart: list[bytes] = []
-    body = [write_json(command.outcome(apart)).encode() + b"\n", *apart]
+    body = command.short()
     return Response(status, body, kind=_OUTCOME, length=sum(map(len, body)))
 
 

@@ -28,7 +28,7 @@ from staddle.faces import (
     RemoteSessionNames,
     RemoteTerminalNames,
 )
-from staddle.json_values import decode, decode_error, encode, type_named
+from staddle.json_values import decode, decode_error, encode, read_result, type_named
 
 from .operations import NO_SANDBOX, fields
 from .output import STDERR, STDOUT
@@ -436,7 +436,7 @@ class ServerCommand:
         path = f"{path}/commands?short=1" if wait is None else f"{path}/commands?short=1&wait={wait:g}"
         try:
             reply = transport.request("POST", path, {"id": self.id, **body}, is_known=True)
-            self.facts, self._apart = reply.outcome()
+            self.facts, self._output = reply.outcome()
         except KeyboardInterrupt:
             self.interrupt()
             raise
@@ -461,13 +461,13 @@ class ServerCommand:
         try:
             while self.facts["state"] != "ended":
                 reply = self._transport.request("GET", self._path, query={"short": 1, "wait": _WAIT})
-                self.facts, self._apart = reply.outcome()
+                self.facts, self._output = reply.outcome()
         except KeyboardInterrupt:
             self.interrupt()
             raise
         if "error" in self.facts:
             raise decode_error(self.facts["error"])
-        found: Result = decode(self.facts["result"], apart=self._apart.read)
+        found: Result = read_result(self.facts["result"], self._output)
         return found
 
     def interrupt(self) -> None:

@@ -6,7 +6,6 @@ is connected. `run` is shell text in a session, `exec` a program, `start` a back
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from staddle import Result, Sandbox
 from staddle.errors import InvalidCall, SessionBusy
-from staddle.json_values import encode, encode_error
+from staddle.json_values import encode, encode_error, write_json, write_result
 
 from .output import STDERR, STDOUT, OutputLog
 
@@ -43,6 +42,8 @@ class ServedCommand:
 
     def __init__(self, command_id: str, body: dict[str, Any]) -> None:
         self.id, self.body = command_id, body
+        #: "run", "exec" or "start".
+        self.kind: str = body.get("kind", "run")
         self.began = time.time()
         is_held = bool(body.get("hold"))
         self.output = OutputLog(HELD_OUTPUT if is_held else KEPT_OUTPUT, hold=is_held)
@@ -58,11 +59,6 @@ class ServedCommand:
         self._lock = threading.Lock()
         #: A background process has started, or ended.
         self.started = threading.Event() if self.kind == "start" else _SET
-
-    @property
-    def kind(self) -> str:
-        """ "run", "exec" or "start"."""
-        return str(self.body.get("kind", "run"))
 
     @property
     def size(self) -> int:
@@ -81,8 +77,9 @@ class ServedCommand:
         finally:
             self.state = "ended"
             self.output.close()
-            self.started.set()
-            self.started = _SET
+            if self.started is not _SET:
+                self.started.set()
+                self.started = _SET
 
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: self.body[name] for name in names if name in self.body}
@@ -90,15 +87,13 @@ class ServedCommand:
     def _run(self, sandbox: Sandbox) -> None:
         options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit")
         session = self.body.get("session") or "main"
-        if "user" in self.body:
-            where: Any = sandbox
+        is_ours = "user" in self.body  # a session of its own
+        if is_ours:
             options["user"] = self.body["user"]
-        else:
-            where = sandbox if session == "main" else sandbox.session(session)
+        where: Any = sandbox if is_ours or session == "main" else sandbox.session(session)
         stream = where.stream(self.body["command"], **options)
         with self._lock:
             self.state = "running"
-            is_ours = "user" in self.body  # a session of its own
             self._interrupt = stream.close if is_ours else partial(self._interrupt_session, sandbox, session)
             if self._is_cancelled:
                 self._interrupt()
@@ -197,15 +192,23 @@ class ServedCommand:
             found["stdout"], found["stderr"] = self.result.stdout, self.result.stderr
         return found
 
-    def outcome(self, apart: list[bytes] | None = None, *, result: bool = True) -> dict[str, Any]:
-        """Return its id, its state, and its error or result; with `apart` that as short as can be."""
+    def short(self) -> list[bytes]:
+        """Return its id, its state, and its error or result as a line of JSON, and the bytes beside it."""
+        if self.result is None:
+            return [f"{write_json(self.outcome())}\n".encode()]
+        row, result = write_result(self.result), self.result
+        line = f'{{"id":{write_json(self.id)},"state":"{self.state}","result":{row}}}\n'
+        return [line.encode(), result.stdout_bytes, result.stderr_bytes]
+
+    def outcome(self, *, result: bool = True) -> dict[str, Any]:
+        """Return its id, its state, and its error or result."""
         found: dict[str, Any] = {"id": self.id, "state": self.state}
         if self.process is not None:
             found["pid"], found["timed_out"] = self.process.pid, self.process.timed_out
         if self.error is not None:
             found["error"] = encode_error(self.error)
         if self.result is not None and result:
-            found["result"] = encode(self.result, apart)
+            found["result"] = encode(self.result)
         return found
 
 
@@ -232,7 +235,7 @@ class UsedIds:
 
     @staticmethod
     def _digest(name: str) -> bytes:
-        return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        return hash(name).to_bytes(8, "little", signed=True)  # with a key of this process
 
 
 class CommandTable:
@@ -290,11 +293,15 @@ class CommandTable:
             self._running -= 1
             self._ended.append(command)
             self._size += command.size
-            while len(self._ended) > KEPT_COMMANDS or (self._size > KEPT_OUTPUTS and len(self._ended) > 1):
-                oldest = self._ended.popleft()
-                self._size -= oldest.size
-                del self._all[oldest.id]
-                self._gone.add(oldest.id)
+            if len(self._ended) > KEPT_COMMANDS or self._size > KEPT_OUTPUTS:
+                self._forget()
+
+    def _forget(self) -> None:
+        while len(self._ended) > KEPT_COMMANDS or (self._size > KEPT_OUTPUTS and len(self._ended) > 1):
+            oldest = self._ended.popleft()
+            self._size -= oldest.size
+            del self._all[oldest.id]
+            self._gone.add(oldest.id)
 
     def get(self, command_id: str) -> ServedCommand:
         """Return the command of this id."""

@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -21,7 +22,7 @@ from staddle.errors import StaddleError
 from staddle.json_values import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .operations import Route
 
@@ -33,6 +34,8 @@ _MOST_DIGITS = 15
 #: a piece.
 HEAD_TIME, PIECE_TIME = 10.0, 60.0
 _PIECE = 256 << 10
+#: Parts of so few bytes are joined.
+_SMALL = 16 << 10
 #: The most parts that one call sends.
 _MOST_PARTS = 64
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -91,7 +94,11 @@ class HttpRequest:
             raise Refused(
                 413, "the request is too large", why=f"more than {most} bytes", fix="send it in parts"
             )
-        return b"".join(self.pieces())
+        whole = self.connection.take(self.left)
+        if whole is None:
+            return b"".join(self.pieces())
+        self.left = 0
+        return whole
 
     def pieces(self) -> Iterable[bytes]:
         """Read the body in pieces."""
@@ -124,6 +131,7 @@ class HttpConnection:
         self.socket = sock
         self._buffer = b""
         self._both = threading.Lock()
+        self._seconds: float | None = -1.0  # that the socket waits; setting it is a system call
         # The last request whose head ends with its Content-Length, and the bytes of the head before that.
         self._last: HttpRequest | None = None
         self._last_head = b""
@@ -131,12 +139,26 @@ class HttpConnection:
         self._told: tuple[object, ...] = ()
         self._told_head = b""
 
+    def _wait_at_most(self, seconds: float | None) -> None:
+        """Set how long the next calls of the socket wait; None: for ever."""
+        if seconds != self._seconds:
+            self._seconds = seconds
+            self.socket.settimeout(seconds)
+
+    def take(self, size: int) -> bytes | None:
+        """Return so many bytes if they are here and no more have come; else None."""
+        data = self._buffer
+        if size != len(data):
+            return None
+        self._buffer = b""
+        return data
+
     def receive(self, most: int) -> bytes:
         """Return at least one byte. Raises Disconnected at the end, or if nothing comes."""
         if self._buffer:
             data, self._buffer = self._buffer[:most], self._buffer[most:]
             return data
-        self.socket.settimeout(PIECE_TIME)
+        self._wait_at_most(PIECE_TIME)
         return self._some(most)
 
     def _some(self, most: int = 65536) -> bytes:
@@ -156,7 +178,7 @@ class HttpConnection:
         waiting.register(self.socket.fileno(), select.POLLIN)
         while True:
             with self._both:  # one thread at a time: TLS has one state for both directions
-                self.socket.settimeout(0)
+                self._wait_at_most(0)
                 try:
                     return self._some(most)
                 except Disconnected as error:
@@ -164,37 +186,36 @@ class HttpConnection:
                         raise
             waiting.poll()
 
-    def send(self, data: bytes | memoryview) -> None:
-        """Send all of it. A client that takes nothing for PIECE_TIME seconds is disconnected."""
-        rest = memoryview(data)
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send these parts as one. A client that takes nothing for PIECE_TIME seconds is disconnected."""
         try:
             with self._both:
-                self.socket.settimeout(PIECE_TIME)
-                while rest:
-                    rest = rest[self.socket.send(rest[:_PIECE]) :]
+                if isinstance(self.socket, ssl.SSLSocket):
+                    rest = memoryview(b"".join(parts))
+                    self._wait_at_most(PIECE_TIME)
+                    while rest:
+                        rest = rest[self.socket.send(rest[:_PIECE]) :]
+                    return
+                sent = self._sent_some(parts[:_MOST_PARTS])
+                if len(parts) == 1 and sent == len(parts[0]):
+                    return
+                left = [memoryview(part) for part in reversed(parts)]
+                while left:
+                    if sent < len(left[-1]):
+                        left[-1] = left[-1][sent:]
+                        sent = self._sent_some(left[: -_MOST_PARTS - 1 : -1])
+                    else:
+                        sent -= len(left.pop())
         except (OSError, ValueError) as error:
             raise Disconnected(str(error)) from None
 
-    def send_all(self, parts: list[bytes]) -> None:
-        """Send these parts as one, without a copy where the socket can."""
-        if isinstance(self.socket, ssl.SSLSocket):
-            self.send(b"".join(parts))
-            return
-        rest: list[memoryview] = [memoryview(part) for part in parts if part]
-        rest.reverse()
+    def _sent_some(self, parts: Sequence[bytes | memoryview]) -> int:
+        """Send what the socket takes, and return how much; only if it takes nothing, wait before."""
         try:
-            with self._both:
-                self.socket.settimeout(PIECE_TIME)
-                while rest:
-                    sent = self.socket.sendmsg(rest[: -_MOST_PARTS - 1 : -1])
-                    while sent:
-                        part = rest.pop()
-                        if sent < len(part):
-                            rest.append(part[sent:])
-                            break
-                        sent -= len(part)
-        except (OSError, ValueError) as error:
-            raise Disconnected(str(error)) from None
+            return self.socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._wait_at_most(PIECE_TIME)
+            return self.socket.sendmsg(parts)
 
     def request(self, idle: float | None) -> HttpRequest:
         """Read the head of the next request, which may begin within `idle` seconds."""
@@ -208,7 +229,7 @@ class HttpConnection:
             left = idle if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise Disconnected("it sends its request too slowly")
-            self.socket.settimeout(left)
+            self._wait_at_most(left)
             data += self._some()
         if end > MOST_HEAD:
             raise Refused(431, "the head of the request is too long", why=f"more than {MOST_HEAD} bytes")
@@ -270,13 +291,14 @@ class HttpConnection:
             self.send(head)
         elif isinstance(response.body, bytes):
             self.send(head + response.body)
-        else:
+        elif length is None or not isinstance(response.body, list):
             self._send_pieces(head, response.body, length)
+        elif length < _SMALL:  # one part costs less than a copy
+            self.send(b"".join([head, *response.body]))
+        else:
+            self.send(head, *response.body)
 
     def _send_pieces(self, head: bytes, pieces: Iterable[bytes], left: int | None) -> None:
-        if left is not None and isinstance(pieces, list):
-            self.send_all([head, *pieces])
-            return
         self.send(head)
         for piece in pieces:
             if left is not None:
@@ -297,6 +319,12 @@ class HttpConnection:
             pass
 
 
+@cache
+def _usual_headers(kind: str) -> dict[str, str]:
+    # Bytes from inside are never interpreted as a page, whatever they look like.
+    return {"Content-Type": kind, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
 class Response:
     """A response: a status, headers, and a body of bytes or of pieces."""
 
@@ -311,13 +339,8 @@ class Response:
     ) -> None:
         self.status, self.body = status, body
         self.length = len(body) if isinstance(body, bytes) else length
-        # Bytes from inside are never interpreted as a page, whatever they look like.
-        self.headers = {
-            "Content-Type": kind,
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-store",
-        }
-        self.headers.update(more or {})
+        usual = _usual_headers(kind)
+        self.headers: Mapping[str, str] = {**usual, **more} if more else usual
 
     @classmethod
     def json(cls, data: Any, status: int = 200) -> Response:

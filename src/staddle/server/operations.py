@@ -281,6 +281,7 @@ class Route(NamedTuple):
     body: dict[str, Field] | str
     returns: str
     status: int
+    needed: tuple[str, ...]  # required fields of the body
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -299,7 +300,8 @@ def routes() -> dict[str, Route]:
         returns = next((word for word in more if not word.isdigit()), "object")
         media = "".join(line[1:] for line in lines if line[0] == "<")
         body = media or _fields(lines, ".")
-        found[name] = Route(name, method, path, text, _fields(lines, "?"), body, returns, status)
+        needed = () if media else tuple(field for field, each in _fields(lines, ".").items() if each.required)
+        found[name] = Route(name, method, path, text, _fields(lines, "?"), body, returns, status, needed)
     return found
 
 

@@ -35,11 +35,23 @@ class OutputLog:
         self._size = 0
         self._read = 0  # the reader of a held output has all before this
         self._asked = time.monotonic()
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._condition: threading.Condition | None = None  # made by the first that waits
+
+    @property
+    def _changed(self) -> threading.Condition:
+        """Notified after every change. Its lock is ours, and has to be held."""
+        if self._condition is None:
+            self._condition = threading.Condition(self._lock)
+        return self._condition
+
+    def _notify(self) -> None:
+        if self._condition is not None:
+            self._condition.notify_all()
 
     def add(self, stream: int, data: bytes) -> None:
         """Add bytes at the end."""
-        with self._changed:
+        with self._lock:
             while self.hold and self._size >= self.most and not self.closed:
                 left = self._asked + PATIENCE - time.monotonic()
                 if left <= 0:
@@ -56,11 +68,11 @@ class OutputLog:
             self._size += len(data)
             self.end += len(data)
             self._forget()
-            self._changed.notify_all()
+            self._notify()
 
     def skip(self, count: int) -> None:
         """Count bytes that were lost before they arrived here."""
-        with self._changed:
+        with self._lock:
             self._starts, self._pieces, self._size = [], [], 0
             self.end += count
             self.start = self.end
@@ -82,9 +94,9 @@ class OutputLog:
 
     def close(self) -> None:
         """No more bytes will come."""
-        with self._changed:
+        with self._lock:
             self.closed = True
-            self._changed.notify_all()
+            self._notify()
 
     @property
     def size(self) -> int:
@@ -93,27 +105,29 @@ class OutputLog:
 
     def wait(self, offset: int, seconds: float) -> bool:
         """Wait for bytes after `offset`, or for the end. Returns whether there are bytes."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.end > offset or self.closed, seconds)
+        with self._lock:
+            if self.end <= offset and not self.closed:
+                self._changed.wait_for(lambda: self.end > offset or self.closed, seconds)
             return self.end > offset
 
     def wait_closed(self, seconds: float) -> None:
         """Wait for the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.closed, seconds)
+        with self._lock:
+            if not self.closed:
+                self._changed.wait_for(lambda: self.closed, seconds)
 
     def taken(self, offset: int) -> None:
         """The reader of a held output has all bytes before `offset`."""
-        with self._changed:
+        with self._lock:
             self._asked = time.monotonic()
             if offset > self._read:
                 self._read = min(offset, self.end)
                 self._forget()
-                self._changed.notify_all()
+                self._notify()
 
     def read(self, offset: int, limit: int) -> tuple[int, list[tuple[int, bytes]]]:
         """Return the offset of the first byte (`offset`, or later), and pieces of at most `limit`."""
-        with self._changed:
+        with self._lock:
             begin = max(offset, self.start)
             found: list[tuple[int, bytes]] = []
             at = max(bisect_right(self._starts, begin) - 1, 0)

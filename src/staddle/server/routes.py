@@ -53,7 +53,9 @@ def checked_query(row: Route, request: HttpRequest) -> dict[str, Any]:
             known = ", ".join(row.query) or "none"
             raise Refused(400, f"there is no parameter {name!r}", fix=f"known are: {known}")
         found[name] = _read(name, field.type, text)
-    _required(row.query, found, "parameter")
+    for name, field in row.query.items():
+        if field.required and name not in found:
+            raise _missing(f"parameter {name}", field)
     return found
 
 
@@ -92,11 +94,11 @@ def checked_body(row: Route, request: HttpRequest) -> dict[str, Any]:
             raise Refused(400, f"there is no field {name!r}", fix=f"known are: {', '.join(fields) or 'none'}")
         if not field.accepts(value):
             raise Refused(400, f"the field {name} is {str(value)[:80]!r}", fix=f"give {field.type}")
-    _required(fields, data, "field")
+    for name in row.needed:
+        if name not in data:
+            raise _missing(f"field {name}", fields[name])
     return data
 
 
-def _required(fields: dict[str, Field], found: dict[str, Any], what: str) -> None:
-    for name, field in fields.items():
-        if field.required and name not in found:
-            raise Refused(400, f"the {what} {name} is missing", fix=f"send it: {field.text}")
+def _missing(what: str, field: Field) -> Refused:
+    return Refused(400, f"the {what} is missing", fix=f"send it: {field.text}")

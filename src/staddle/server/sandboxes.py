@@ -31,36 +31,43 @@ class EventLog:
     """The newest events of a server, each with a number. Thread-safe."""
 
     def __init__(self, most: int = KEPT_EVENTS) -> None:
-        self._kept: deque[dict[str, Any]] = deque(maxlen=most)
-        self.last = 0
-        self._changed = threading.Condition()
+        #: Number, time, kind, sandbox and facts of each: every command adds two, and few are ever read.
+        self._kept: deque[tuple[int, float, str, str, dict[str, Any]]] = deque(maxlen=most)
+        self.last = self._waiting = 0
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def add(self, kind: str, sandbox: str, **facts: Any) -> None:
         """Add an event."""
-        with self._changed:
-            self.last += 1
-            self._kept.append(
-                {"number": self.last, "at": time.time(), "kind": kind, "sandbox": sandbox, **facts}
-            )
-            self._changed.notify_all()
+        with self._lock:
+            self.last = last = self.last + 1
+            self._kept.append((last, time.time(), kind, sandbox, facts))
+            if self._waiting:
+                self._changed.notify_all()
 
     def after(self, number: int, seconds: float, sandbox: str = "", limit: int = 1000) -> dict[str, Any]:
         """Return the events after `number`; wait for one. `missed` are those that are not kept any more."""
         until = time.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             while True:
                 found = [
-                    each
-                    for each in self._kept
-                    if each["number"] > number and (not sandbox or each["sandbox"] == sandbox)
+                    each for each in self._kept if each[0] > number and (not sandbox or each[3] == sandbox)
                 ][:limit]
                 left = until - time.monotonic()
                 if found or left <= 0:
                     break
-                self._changed.wait(left)
-            first = self._kept[0]["number"] if self._kept else self.last + 1
-            last = found[-1]["number"] if len(found) == limit else self.last
-            return {"events": found, "last": last, "missed": max(0, first - number - 1)}
+                self._waiting += 1
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiting -= 1
+            first = self._kept[0][0] if self._kept else self.last + 1
+            last = found[-1][0] if len(found) == limit else self.last
+        events = [
+            {"number": each, "at": at, "kind": kind, "sandbox": where, **facts}
+            for each, at, kind, where, facts in found
+        ]
+        return {"events": events, "last": last, "missed": max(0, first - number - 1)}
 
 
 class Question:
@@ -196,10 +203,11 @@ class SandboxEntry:
     # ------------------------------------------------------------ called from threads of the sandbox
 
     def on_record(self, record: dict[str, Any]) -> None:
-        """Receive a record of the sandbox's audit."""
+        """Receive a record of the sandbox's audit, which is ours from now on."""
         kind = str(record["what"])
-        facts = {name: value for name, value in record.items() if name not in ("what", "log", "n", "at")}
-        self.record(kind, facts=facts)
+        for name in ("what", "log", "n", "at"):  # an event has its own
+            del record[name]
+        self._events.add(kind, self.id, facts=record)
 
     def on_connect(self, event: Event) -> bool:
         """Ask the clients about a destination, and wait for an answer."""

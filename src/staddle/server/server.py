@@ -143,6 +143,7 @@ class SandboxServer:
         self._is_stopping = False
         self._listeners: list[socket.socket] = []
         self._counts: Counter[str] = Counter()
+        self._statuses: Counter[int] = Counter()
         #: Listens at a port if it does not yet; returns what a client needs to know. Set by the process.
         self.open_port: Callable[[], dict[str, Any]] | None = None
 
@@ -213,7 +214,7 @@ class SandboxServer:
                 return False
         # What is left of a refused body would be read as the next request.
         keep = request.keep and not request.left
-        self._counts[f"status_{response.status}"] += 1
+        self._statuses[response.status] += 1
         connection.respond(response, keep=keep, is_head=request.method == "HEAD")
         return keep
 
@@ -299,9 +300,8 @@ class SandboxServer:
         text.append(
             "# HELP staddle_requests_total Requests, by status\n# TYPE staddle_requests_total counter\n"
         )
-        for name, count in sorted(self._counts.items()):
-            if name.startswith("status_"):
-                text.append(f'staddle_requests_total{{status="{name[7:]}"}} {count}\n')
+        for status, count in sorted(self._statuses.items()):
+            text.append(f'staddle_requests_total{{status="{status}"}} {count}\n')
         return "".join(text)
 
     def open_page(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import socket
 import ssl
 import threading
 import time
-from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -50,11 +49,11 @@ class Reply(NamedTuple):
         """Return the body as data."""
         return read_json(self.body.decode())
 
-    def outcome(self) -> tuple[dict[str, Any], BytesIO]:
-        """Return the state of a command that was asked for with `short`, and the bytes beside it."""
-        apart = BytesIO(self.body)
-        found: dict[str, Any] = read_json(apart.readline().decode())
-        return found, apart
+    def outcome(self) -> tuple[dict[str, Any], bytes]:
+        """Return the state of a command that was asked for with `short`, and its output."""
+        line, _, output = self.body.partition(b"\n")
+        found: dict[str, Any] = read_json(line.decode())
+        return found, output
 
 
 class HttpChannel:

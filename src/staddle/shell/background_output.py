@@ -178,6 +178,10 @@ class _PipeReader:
 _READER = _PipeReader()
 
 
+#: Smaller pieces are joined: each takes some 150 bytes beside its own.
+_SMALL = 4096
+
+
 class Transcript:
     """The last `limit` bytes of both streams, by their offset among all bytes. Thread-safe."""
 
@@ -192,7 +196,11 @@ class Transcript:
     def feed(self, stream: StreamName, data: bytes) -> None:
         """Add the next bytes."""
         with self._news:
-            self._pieces.append((self.end, stream, data))
+            start, last, before = self._pieces[-1] if self._pieces else (0, "", b"")
+            if last == stream and len(before) + len(data) <= _SMALL:
+                self._pieces[-1] = (start, stream, before + data)
+            else:
+                self._pieces.append((self.end, stream, data))
             self.end += len(data)
             self._kept += len(data)
             while self._limit is not None and self._kept > self._limit and len(self._pieces) > 1:

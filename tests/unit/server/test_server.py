@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 
@@ -29,7 +28,16 @@ from staddle import (
     errors,
 )
 from staddle.errors import CommitRefused, InvalidCall, StaddleError
-from staddle.json_values import OF_CLIENTS, decode, decode_error, encode, encode_error, write_json
+from staddle.json_values import (
+    OF_CLIENTS,
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+    read_result,
+    write_json,
+    write_result,
+)
 from staddle.limits.usage import Usage
 from staddle.sandbox.files import Files
 from staddle.sandbox.session import Session
@@ -197,6 +205,26 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(Disconnected):
         HttpConnection(ours).respond(Response(body=bytes(64 << 20)), keep=True)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 0), (1,) * 200, (70_000, 0, 1 << 20, 5), (1 << 21,)])
+def test_parts_arrive_whole_and_in_order_however_little_the_socket_takes(sizes: tuple[int, ...]) -> None:
+    parts = [bytes((65 + at % 26,)) * size for at, size in enumerate(sizes)]
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    found: list[bytes] = []
+
+    def read() -> None:
+        while data := theirs.recv(3000):
+            found.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with theirs:
+        with ours:
+            HttpConnection(ours).respond(Response(body=parts, length=sum(sizes)), keep=True)
+        reader.join()
+    assert b"".join(found).partition(b"\r\n\r\n")[2] == b"".join(parts)
 
 
 # ------------------------------------------------------------ output
@@ -465,19 +493,22 @@ OTHERWISE: dict[str, list[object]] = {
 )
 def test_what_a_short_result_leaves_out_comes_back(fields: dict[str, object], out: bytes, err: bytes) -> None:
     result = RESULT.replace(stdout_bytes=out, stderr_bytes=err, **fields)
-    apart: list[bytes] = []
-    short = encode(result, apart)
-    assert short.keys() & Result._defaults.keys() == fields.keys() - {"usage"}
-    beside = BytesIO(b"".join(apart))
+    row = json.loads(write_result(result))
+    assert row[-1].keys() == fields.keys() - {"usage"}
     for found in (
-        decode(json.loads(write_json(short)), apart=beside.read),
+        read_result(row, out + err),
         decode(json.loads(write_json(encode(result)))),
     ):
         assert found == result
         assert {name: type(value) for name, value in vars(found).items()} == {
             name: type(value) for name, value in vars(result).items()
         }
-    assert not beside.read()
+
+
+@pytest.mark.parametrize("row", [[], {}, [1] * 9, ["true", 0, 0, 0, 0.1, "unknown", "/", [0.1], {}]])
+def test_a_row_of_another_version_is_an_error(row: object) -> None:
+    with pytest.raises(InvalidCall):
+        read_result(row, b"")
 
 
 def test_devices_of_a_policy_travel() -> None:
@@ -512,7 +543,6 @@ def test_a_client_has_every_name(own: type, served: type) -> None:
         {"$": "Plan"},
         {"$": "Policy", "reed": []},
         {"$": "bytes"},
-        {"$": "apart", "size": 1},
         {"$": ["Policy"]},
         {"$": "Network", "mode": "open", "rules": [1]},
     ],
