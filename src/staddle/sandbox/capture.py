@@ -221,9 +221,10 @@ class CapturedCommand(CommandSpec):
     def also(self, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> None:
         """Pass its output to these sinks as well."""
         if self.secrets is None:
-            self.out, self.err = _both(self.out, out), _both(self.err, err)
+            self.out, self.err = partial(_feed, self.out, out), partial(_feed, self.err, err)
         else:
-            self._sinks = (_both(self._sinks[0], out), _both(self._sinks[1], err))
+            first, second = self._sinks
+            self._sinks = partial(_feed, first, out), partial(_feed, second, err)
             self._redact()
 
     def _redact(self) -> None:
@@ -324,12 +325,9 @@ def captured(
     return CapturedCommand(command, limits, program=program, secrets=secrets, **rest), check
 
 
-def _both(one: Callable[[bytes], None], other: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    def feed(data: bytes) -> None:
-        one(data)
-        other(data)
-
-    return feed
+def _feed(one: Callable[[bytes], None], other: Callable[[bytes], None], data: bytes) -> None:
+    one(data)
+    other(data)
 
 
 def _without_secrets(change: Change, secrets: Secrets) -> Change:

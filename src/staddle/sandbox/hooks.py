@@ -342,7 +342,7 @@ class CommandLog(AuditLog):
             "id": spec.number,
             "ok": result.ok,
             "exit_code": result.exit_code,
-            "reason": result.reason.value,
+            "reason": str(result.reason),
             "duration": result.duration,
             "stdout": len(result.stdout_bytes) + result.stdout_bytes_dropped,
             "stderr": len(result.stderr_bytes) + result.stderr_bytes_dropped,

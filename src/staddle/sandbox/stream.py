@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from functools import partial
 
 from .._value import Value
 from ..display import whole_characters
@@ -12,6 +13,7 @@ from .execution import drive, readable, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import select
     from collections.abc import Callable, Sized
     from types import TracebackType
     from typing import Literal, Protocol, Self
@@ -58,15 +60,12 @@ class Chunks:
         self._ready: deque[Chunk] = deque()
         self._held: dict[Literal["stdout", "stderr"], bytes] = {"stdout": b"", "stderr": b""}
         self._spec = spec
-        spec.also(self._sink("stdout"), self._sink("stderr"))
+        spec.also(partial(self._feed, "stdout"), partial(self._feed, "stderr"))
 
-    def _sink(self, name: Literal["stdout", "stderr"]) -> Callable[[bytes], None]:
-        def feed(data: bytes) -> None:
-            whole, self._held[name] = whole_characters(self._held[name] + data)
-            if whole:
-                self._ready.append(Chunk(name, whole))
-
-        return feed
+    def _feed(self, name: Literal["stdout", "stderr"], data: bytes) -> None:
+        whole, self._held[name] = whole_characters(self._held[name] + data)
+        if whole:
+            self._ready.append(Chunk(name, whole))
 
     def finish(self) -> None:
         """End the stream; an incomplete character at its end is passed on as is."""
@@ -95,6 +94,8 @@ class Stream:
 
     #: Called when the command is over; None before and after.
     _over: Callable[[], None] | None = None
+    #: Waits for the shell; made when something is waited for.
+    _poll: select.poll | None = None
 
     def __init__(
         self,
@@ -115,7 +116,6 @@ class Stream:
         try:
             shell.begin(spec)
             self._over = over
-            self._poll = readable(shell)
         except BaseException:  # from a signal handler, after the command began
             if shell.runs(spec):
                 shell.interrupt()
@@ -160,6 +160,7 @@ class Stream:
                 if self._hooks is not None and self._result is not None:
                     self._hooks.end(self._spec, self._result)
             elif self._chunks.empty:
+                self._poll = self._poll or readable(shell)
                 wait(shell, self._poll)
 
     def _finish(self) -> None:
@@ -186,4 +187,5 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if self._over is not None:
+            self.close()

@@ -82,7 +82,9 @@ class ApiCall:
     @property
     def entry(self) -> SandboxEntry:
         """The sandbox that the path names."""
-        return self.used(self.server.sandboxes.get(self.parts["sandbox"]))
+        entry = self.server.sandboxes.get(self.parts["sandbox"])
+        entry.use(self.request.connection)
+        return entry
 
     def used(self, entry: SandboxEntry) -> SandboxEntry:
         """Note that the client of this connection uses a sandbox."""

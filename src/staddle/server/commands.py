@@ -53,20 +53,13 @@ class ServedCommand:
         self.exit_code: int | None = None
         self.process: Any = None
         self.sent = 0  # bytes written to its standard input
+        self.size = 0  # bytes of memory that its output takes, once it has ended
         self.stdin = threading.Lock()
         self._interrupt: Callable[[], object] | None = None
         self._is_cancelled = False
         self._lock = threading.Lock()
         #: A background process has started, or ended.
         self.started = threading.Event() if self.kind == "start" else _SET
-
-    @property
-    def size(self) -> int:
-        """Bytes of memory that its output takes."""
-        result = self.result
-        return self.output.size + (
-            0 if result is None else len(result.stdout_bytes) + len(result.stderr_bytes)
-        )
 
     def work(self, sandbox: Sandbox) -> None:
         """Run it, in this thread, to its end. Errors are kept for whoever asks."""
@@ -77,6 +70,9 @@ class ServedCommand:
         finally:
             self.state = "ended"
             self.output.close()
+            self.size = self.output.size
+            if self.result is not None:
+                self.size += len(self.result.stdout_bytes) + len(self.result.stderr_bytes)
             if self.started is not _SET:
                 self.started.set()
                 self.started = _SET
@@ -101,8 +97,8 @@ class ServedCommand:
             self.output.add(_STREAMS[chunk.stream], chunk.data)
         with self._lock:
             self._interrupt = None  # the next command of the session is another's
-        self.result = stream.result
-        self.exit_code = None if stream.result is None else stream.result.exit_code
+        self.result = result = stream.result
+        self.exit_code = None if result is None else result.exit_code
 
     @staticmethod
     def _interrupt_session(sandbox: Sandbox, session: str) -> None:
@@ -223,19 +219,15 @@ class UsedIds:
 
     def add(self, name: str) -> None:
         """Remember an id, and forget the oldest ones that are too many."""
-        digest = self._digest(name)
+        digest = hash(name).to_bytes(8, "little", signed=True)  # with a key of this process
         found = self._digests[digest[0] >> 4]
         found += digest
         if len(found) > 2 * self._most:
             del found[: -self._most]
 
     def __contains__(self, name: str) -> bool:
-        digest = self._digest(name)
+        digest = hash(name).to_bytes(8, "little", signed=True)
         return digest in self._digests[digest[0] >> 4]
-
-    @staticmethod
-    def _digest(name: str) -> bytes:
-        return hash(name).to_bytes(8, "little", signed=True)  # with a key of this process
 
 
 class CommandTable:

@@ -187,7 +187,7 @@ class Transcript:
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self._pieces: deque[tuple[int, StreamName, bytes]] = deque()
+        self._pieces: deque[tuple[int, StreamName, bytes | bytearray]] = deque()
         self._kept = 0
         self._news = threading.Condition()
         self.end = 0  # number of bytes so far
@@ -196,11 +196,12 @@ class Transcript:
     def feed(self, stream: StreamName, data: bytes) -> None:
         """Add the next bytes."""
         with self._news:
-            start, last, before = self._pieces[-1] if self._pieces else (0, "", b"")
-            if last == stream and len(before) + len(data) <= _SMALL:
-                self._pieces[-1] = (start, stream, before + data)
+            _, last, before = self._pieces[-1] if self._pieces else (0, "", b"")
+            if last == stream and isinstance(before, bytearray) and len(before) + len(data) <= _SMALL:
+                before.extend(data)
             else:
-                self._pieces.append((self.end, stream, data))
+                small = len(data) <= _SMALL // 2
+                self._pieces.append((self.end, stream, bytearray(data) if small else data))
             self.end += len(data)
             self._kept += len(data)
             while self._limit is not None and self._kept > self._limit and len(self._pieces) > 1:
@@ -216,14 +217,13 @@ class Transcript:
     def since(self, offset: int) -> tuple[list[tuple[StreamName, bytes]], int]:
         """Return the output from `offset` on, and the number of its bytes that are no longer kept."""
         with self._news:
-            pieces = list(self._pieces)
-        first = pieces[0][0] if pieces else self.end
-        lost = max(0, first - offset)
-        found = [
-            (stream, data[max(0, offset - start) :])
-            for start, stream, data in pieces
-            if start + len(data) > offset
-        ]
+            pieces = self._pieces
+            lost = max(0, (pieces[0][0] if pieces else self.end) - offset)
+            found = [
+                (stream, bytes(data[max(0, offset - start) :]))
+                for start, stream, data in pieces
+                if start + len(data) > offset
+            ]
         return found, lost
 
     def wait(self, offset: int, timeout: float | None) -> bool:
