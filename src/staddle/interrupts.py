@@ -35,9 +35,13 @@ _GENERATOR = 0x20  # CO_GENERATOR
 
 
 #: The main thread, which runs signal handlers. In a forked child it is the thread that called fork.
-#: A launcher has no other thread, and does not import `threading`, which takes five milliseconds.
+#: A launcher does not import `threading`, which takes five milliseconds. If another thread of it imports this
+#: first, no thread counts as the main one, and nothing is deferred.
 _threading = sys.modules.get("threading")
-_main_thread = [_thread.get_ident() if _threading is None else _threading.main_thread().ident]
+_is_first = sys.platform != "linux" or _thread.get_native_id() == os.getpid()
+_main_thread = [_thread.get_ident() if _is_first else 0]
+if _threading is not None:
+    _main_thread[0] = _threading.main_thread().ident
 
 
 def _after_fork() -> None:

@@ -19,6 +19,7 @@ from staddle.interrupts import (
     unmistaken_method,
     with_all,
 )
+from tests.support.in_a_child import python
 
 
 class Rung(Exception):
@@ -304,3 +305,25 @@ def test_a_runtime_error_of_the_work_stays_what_it_is() -> None:
 
 def _raise(error: Exception) -> None:
     raise error from ValueError("why")
+
+
+def test_a_thread_that_loads_it_first_is_not_the_main_thread() -> None:
+    """A launcher without `threading` has such threads. Only the main thread may set signal handlers."""
+    said = python(
+        """
+        import _thread
+        if "threading" in sys.modules:
+            sys.exit("something has imported threading")
+        def load():
+            from staddle import interrupts
+            print(interrupts.uninterrupted(lambda: "done"), flush=True)
+            finished.release()
+        finished = _thread.allocate_lock()
+        finished.acquire()
+        _thread.start_new_thread(load, ())
+        finished.acquire()
+        from staddle import interrupts
+        print(interrupts.uninterrupted(lambda: "here too"))
+        """
+    )
+    assert said == "done\nhere too"

@@ -58,6 +58,8 @@ def build_as_root(operations: Sequence[Operation], unprivileged_uid: int) -> Bui
     """
     import _thread
 
+    from ... import interrupts  # noqa: F401 - by the main thread, see there
+
     place = place_for(operations)
     builder = Builder(
         place,
