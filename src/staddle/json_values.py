@@ -82,8 +82,22 @@ _PLAIN = frozenset(
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 #: How deep data may be nested.
 _DEEPEST = 32
-#: Return data as the shortest JSON. Made once, not for each call.
-write_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def _writer() -> Callable[[Any], str]:
+    """Return a function that writes the shortest JSON. Made once, and not for each call as by `json`."""
+    encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+    try:
+        pieces = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, encoder.default, quoted, None, ":", ",", False, False, True
+        )
+    except TypeError:  # another Python, or one without it
+        return encoder.encode
+    return lambda data: "".join(pieces(data, 0))
+
+
+#: Return data as the shortest JSON.
+write_json = _writer()
 _decoder = json.JSONDecoder()
 _scan: Callable[[str, int], tuple[Any, int]] = _decoder.scan_once  # type: ignore[attr-defined]
 

@@ -24,8 +24,9 @@ from staddle.errors import CommandFailed, InvalidCall, PolicyError, SessionBusy,
 from staddle.json_values import decode, read_result
 from staddle.server.access import SocketAccess
 from staddle.server.client import Client
+from staddle.server.events import EventLog
 from staddle.server.process import connected_or_started, default_socket
-from staddle.server.sandboxes import EventLog, SandboxEntry
+from staddle.server.sandboxes import SandboxEntry
 from staddle.server.server import unix_listener
 from staddle.server.websocket import BINARY, TEXT
 from tests.support.server_process import ROOT, CuttingRelay, ServerProcess

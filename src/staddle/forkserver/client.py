@@ -274,8 +274,8 @@ class _SharedViews:
             if home is not None:
                 places = tuple(map(os.fsencode, self.layered.places))
                 made = made.replace(places=places, skeleton=os.fsencode(skeleton or ""))
-            if AHEAD.is_only:  # without cgroups, the first sandbox is itself a spare
-                made = made.replace(spares=0 if made.cgroup_fds else 1)
+            if AHEAD.is_only:
+                made = made.replace(spares=0)
             self._configs[key] = made
         return self._configs[key]
 

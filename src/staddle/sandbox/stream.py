@@ -110,12 +110,12 @@ class Stream:
         self._hooks, self._recorder = hooks, recorder
         self._driving = threading.Lock()
         self._shell, self._spec, self._resulting = shell, spec, result
-        self._chunks = Chunks(spec)
         self._result: Result | None = None
         self._is_new = True
         try:
             shell.begin(spec)
             self._over = over
+            self._chunks = Chunks(spec)  # only now: the command runs meanwhile, and nothing is read yet
         except BaseException:  # from a signal handler, after the command began
             if shell.runs(spec):
                 shell.interrupt()

@@ -268,6 +268,8 @@ _KINDS = {
 
 def _check_kind(body: dict[str, Any]) -> None:
     kind = body.get("kind", "run")
+    if kind == "run" and "command" in body and "argv" not in body:
+        return  # the usual case
     if kind not in _KINDS:
         raise InvalidCall(
             f"there is no kind {kind!r} of command", why="it is unknown", fix=f"choose {', '.join(_KINDS)}"
@@ -289,13 +291,14 @@ def run(call: ApiCall) -> Any:
         if name in body:
             body[name] = decode(body[name], only=OF_CLIENTS)
     wait = call.query.get("wait")
-    command, _ = call.entry.commands.begin(command_id, body, here=wait is None)
+    afterwards = call.request.connection.afterwards if wait is None else None
+    command, _ = call.entry.commands.begin(command_id, body, afterwards=afterwards)
     seconds = MOST_WAIT if wait is None else min(wait, MOST_WAIT)
     if command.kind == "start":
         command.started.wait(seconds)
         if command.error is not None:
             raise command.error
-    elif not command.output.closed:
+    elif command.state != "ended":
         command.output.wait_closed(seconds)
     return _described(call, command, 201)
 

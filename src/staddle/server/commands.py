@@ -21,6 +21,8 @@ from .output import STDERR, STDOUT, OutputLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .events import EventLog
+
 #: Bytes of output kept for each command, and for all ended commands of a sandbox together.
 KEPT_OUTPUT, KEPT_OUTPUTS = 8 << 20, 32 << 20
 #: Unread bytes of a held output for which its command waits: few, so that they stay in the processor's cache.
@@ -45,8 +47,7 @@ class ServedCommand:
         #: "run", "exec" or "start".
         self.kind: str = body.get("kind", "run")
         self.began = time.time()
-        is_held = bool(body.get("hold"))
-        self.output = OutputLog(HELD_OUTPUT if is_held else KEPT_OUTPUT, hold=is_held)
+        self._output: OutputLog | None = None
         self.state = "waiting"
         self.result: Result | None = None
         self.error: BaseException | None = None
@@ -61,16 +62,31 @@ class ServedCommand:
         #: A background process has started, or ended.
         self.started = threading.Event() if self.kind == "start" else _SET
 
-    def work(self, sandbox: Sandbox) -> None:
+    @property
+    def output(self) -> OutputLog:
+        """Its output. Made when some comes, or somebody asks for it: many commands print nothing."""
+        with self._lock:
+            if self._output is None:
+                is_held = bool(self.body.get("hold"))
+                self._output = OutputLog(HELD_OUTPUT if is_held else KEPT_OUTPUT, hold=is_held)
+                if self.state == "ended":
+                    self._output.close()
+            return self._output
+
+    def work(self, sandbox: Sandbox, events: EventLog) -> None:
         """Run it, in this thread, to its end. Errors are kept for whoever asks."""
+        events.hold_back()  # until it runs: this takes place while bash works
         try:
-            getattr(self, f"_{self.kind}")(sandbox)
+            getattr(self, f"_{self.kind}")(sandbox, events.catch_up)
         except BaseException as error:
             self.error = error
         finally:
-            self.state = "ended"
-            self.output.close()
-            self.size = self.output.size
+            events.catch_up()
+            with self._lock:
+                self.state = "ended"
+                if self._output is not None:
+                    self._output.close()
+                    self.size = self._output.size
             if self.result is not None:
                 self.size += len(self.result.stdout_bytes) + len(self.result.stderr_bytes)
             if self.started is not _SET:
@@ -80,7 +96,7 @@ class ServedCommand:
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: self.body[name] for name in names if name in self.body}
 
-    def _run(self, sandbox: Sandbox) -> None:
+    def _run(self, sandbox: Sandbox, begun: Callable[[], None]) -> None:
         options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit")
         session = self.body.get("session") or "main"
         is_ours = "user" in self.body  # a session of its own
@@ -88,13 +104,16 @@ class ServedCommand:
             options["user"] = self.body["user"]
         where: Any = sandbox if is_ours or session == "main" else sandbox.session(session)
         stream = where.stream(self.body["command"], **options)
+        begun()
         with self._lock:
             self.state = "running"
             self._interrupt = stream.close if is_ours else partial(self._interrupt_session, sandbox, session)
             if self._is_cancelled:
                 self._interrupt()
+        output: OutputLog | None = None
         for chunk in stream:
-            self.output.add(_STREAMS[chunk.stream], chunk.data)
+            output = output or self.output
+            output.add(_STREAMS[chunk.stream], chunk.data)
         with self._lock:
             self._interrupt = None  # the next command of the session is another's
         self.result = result = stream.result
@@ -104,7 +123,8 @@ class ServedCommand:
     def _interrupt_session(sandbox: Sandbox, session: str) -> None:
         sandbox.session(session).interrupt()
 
-    def _exec(self, sandbox: Sandbox) -> None:
+    def _exec(self, sandbox: Sandbox, begun: Callable[[], None]) -> None:
+        begun()
         options = self._options("timeout", "cwd", "env", "stdin", "merge", "output_limit", "user")
         cancel = threading.Event()
         with self._lock:
@@ -117,7 +137,8 @@ class ServedCommand:
             if data:
                 self.output.add(stream, data)
 
-    def _start(self, sandbox: Sandbox) -> None:
+    def _start(self, sandbox: Sandbox, begun: Callable[[], None]) -> None:
+        begun()
         what = self.body["argv"] if "argv" in self.body else self.body["command"]
         process = sandbox.start(what, **self._options("timeout", "cwd", "env", "merge", "user"))
         with self._lock:
@@ -174,13 +195,14 @@ class ServedCommand:
 
     def describe(self, *, text: bool = True, result: bool = True) -> dict[str, Any]:
         """Return its state, as data for JSON; with `result` that, and with `text` its output as text."""
+        output = self._output
         found: dict[str, Any] = {
             "kind": self.kind,
             "command": self.body.get("argv", self.body.get("command")),
             "session": self.body.get("session") or "main",
             "began": self.began,
-            "output_start": self.output.start,
-            "output_end": self.output.end,
+            "output_start": 0 if output is None else output.start,
+            "output_end": 0 if output is None else output.end,
             "exit_code": self.exit_code,
             **self.outcome(result=result),
         }
@@ -233,8 +255,8 @@ class UsedIds:
 class CommandTable:
     """The commands of one sandbox, by id. Thread-safe."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, events: EventLog) -> None:
+        self.sandbox, self._events = sandbox, events
         self._all: dict[str, ServedCommand] = {}
         self._ended: deque[ServedCommand] = deque()
         self._running = self._size = 0
@@ -242,10 +264,12 @@ class CommandTable:
         self._lock = threading.Lock()
         self.count = 0
 
-    def begin(self, command_id: str, body: dict[str, Any], *, here: bool) -> tuple[ServedCommand, bool]:
+    def begin(
+        self, command_id: str, body: dict[str, Any], *, afterwards: list[Callable[[], None]] | None
+    ) -> tuple[ServedCommand, bool]:
         """Return the command of this id, and whether this call has started it.
 
-        With `here` it has then run to its end, in this thread.
+        With `afterwards` it has then run to its end, in this thread. The caller calls what is added there.
         """
         with self._lock:
             found = self._all.get(command_id)
@@ -272,15 +296,19 @@ class CommandTable:
             made = self._all[command_id] = ServedCommand(command_id, body)
             self.count += 1
             self._running += 1
-        if here:
-            self._work(made)
+        if afterwards is not None:
+            made.work(self.sandbox, self._events)
+            afterwards.append(partial(self._settle, made))
         else:
             threading.Thread(target=self._work, args=(made,), daemon=True).start()
         return made, True
 
     def _work(self, command: ServedCommand) -> None:
-        """Run a command to its end; then drop the oldest ended ones that are too many."""
-        command.work(self.sandbox)
+        command.work(self.sandbox, self._events)
+        self._settle(command)
+
+    def _settle(self, command: ServedCommand) -> None:
+        """Count a command as ended, and drop the oldest ended ones that are too many."""
         with self._lock:
             self._running -= 1
             self._ended.append(command)

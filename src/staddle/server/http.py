@@ -22,7 +22,7 @@ from staddle.errors import StaddleError
 from staddle.json_values import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .operations import Route
 
@@ -131,6 +131,8 @@ class HttpConnection:
         self.socket = sock
         self._buffer = b""
         self._both = threading.Lock()
+        #: What is left to do once the response is sent.
+        self.afterwards: list[Callable[[], None]] = []
         self._seconds: float | None = -1.0  # that the socket waits; setting it is a system call
         # The last request whose head ends with its Content-Length, and the bytes of the head before that.
         self._last: HttpRequest | None = None
@@ -161,7 +163,7 @@ class HttpConnection:
         self._wait_at_most(PIECE_TIME)
         return self._some(most)
 
-    def _some(self, most: int = 65536) -> bytes:
+    def _some(self, most: int = MOST_HEAD) -> bytes:
         try:
             data = self.socket.recv(most)
         except (OSError, ValueError) as error:
@@ -310,6 +312,11 @@ class HttpConnection:
             raise Disconnected("the body ended early")
         if left is None:
             self.send(b"0\r\n\r\n")
+
+    def settle(self) -> None:
+        """Do what is left to do."""
+        while self.afterwards:
+            self.afterwards.pop()()
 
     def close(self) -> None:
         """Close it."""

@@ -254,7 +254,7 @@ _JSON: dict[str, tuple[type, ...]] = {
 
 
 @cache
-def _types(kinds: str) -> frozenset[type]:
+def types_of(kinds: str) -> frozenset[type]:
     return frozenset(type_of for kind in kinds.split("|") for type_of in _JSON[kind])
 
 
@@ -264,10 +264,6 @@ class Field(NamedTuple):
     type: str
     text: str
     required: bool = False
-
-    def accepts(self, value: object) -> bool:
-        """Whether a value of JSON has this type."""
-        return type(value) in _types(self.type)
 
 
 class Route(NamedTuple):

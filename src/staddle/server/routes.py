@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .http import HttpRequest, Refused
+from .operations import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +93,7 @@ def checked_body(row: Route, request: HttpRequest) -> dict[str, Any]:
         field = fields.get(name)
         if field is None:
             raise Refused(400, f"there is no field {name!r}", fix=f"known are: {', '.join(fields) or 'none'}")
-        if not field.accepts(value):
+        if type(value) not in types_of(field.type):
             raise Refused(400, f"the field {name} is {str(value)[:80]!r}", fix=f"give {field.type}")
     for name in row.needed:
         if name not in data:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from staddle import Event, Review, Sandbox, Snapshot
@@ -13,6 +12,7 @@ from staddle.errors import InvalidCall, SandboxClosed, SessionBusy, StaddleError
 from staddle.json_values import encode
 
 from .commands import CommandTable
+from .events import EventLog
 from .operations import NO_SANDBOX
 from .output import STDOUT, OutputLog
 
@@ -21,53 +21,10 @@ if TYPE_CHECKING:
 
 #: Sandboxes of a server; terminals, snapshots without a label, and reviews of each sandbox.
 MOST_SANDBOXES, MOST_TERMINALS, MOST_SNAPSHOTS, MOST_REVIEWS = 1000, 16, 1000, 16
-#: Events that are kept, and the bytes of the output of a terminal.
-KEPT_EVENTS, KEPT_SCREEN = 10_000, 1 << 20
+#: Bytes that are kept of the output of a terminal.
+KEPT_SCREEN = 1 << 20
 #: Questions of a sandbox that wait for an answer; more are refused at once.
 MOST_QUESTIONS = 32
-
-
-class EventLog:
-    """The newest events of a server, each with a number. Thread-safe."""
-
-    def __init__(self, most: int = KEPT_EVENTS) -> None:
-        #: Number, time, kind, sandbox and facts of each: every command adds two, and few are ever read.
-        self._kept: deque[tuple[int, float, str, str, dict[str, Any]]] = deque(maxlen=most)
-        self.last = self._waiting = 0
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-
-    def add(self, kind: str, sandbox: str, **facts: Any) -> None:
-        """Add an event."""
-        with self._lock:
-            self.last = last = self.last + 1
-            self._kept.append((last, time.time(), kind, sandbox, facts))
-            if self._waiting:
-                self._changed.notify_all()
-
-    def after(self, number: int, seconds: float, sandbox: str = "", limit: int = 1000) -> dict[str, Any]:
-        """Return the events after `number`; wait for one. `missed` are those that are not kept any more."""
-        until = time.monotonic() + seconds
-        with self._lock:
-            while True:
-                found = [
-                    each for each in self._kept if each[0] > number and (not sandbox or each[3] == sandbox)
-                ][:limit]
-                left = until - time.monotonic()
-                if found or left <= 0:
-                    break
-                self._waiting += 1
-                try:
-                    self._changed.wait(left)
-                finally:
-                    self._waiting -= 1
-            first = self._kept[0][0] if self._kept else self.last + 1
-            last = found[-1][0] if len(found) == limit else self.last
-        events = [
-            {"number": each, "at": at, "kind": kind, "sandbox": where, **facts}
-            for each, at, kind, where, facts in found
-        ]
-        return {"events": events, "last": last, "missed": max(0, first - number - 1)}
 
 
 class Question:
@@ -141,7 +98,7 @@ class SandboxEntry:
 
     def hold(self, sandbox: Sandbox) -> None:
         """Hold this sandbox from now on."""
-        self.sandbox, self.commands = sandbox, CommandTable(sandbox)
+        self.sandbox, self.commands = sandbox, CommandTable(sandbox, self._events)
         self._used = time.monotonic()
         if (life := sandbox.policy.limits.max_lifetime) is not None:
             self.ends = time.time() + life

@@ -196,6 +196,7 @@ class SandboxServer:
 
     def _forget(self, connection: HttpConnection) -> None:
         connection.close()
+        connection.settle()
         with self._lock:
             self._connections.discard(connection)
             self._used = time.monotonic()
@@ -214,8 +215,11 @@ class SandboxServer:
                 return False
         # What is left of a refused body would be read as the next request.
         keep = request.keep and not request.left
-        self._statuses[response.status] += 1
-        connection.respond(response, keep=keep, is_head=request.method == "HEAD")
+        try:
+            connection.respond(response, keep=keep, is_head=request.method == "HEAD")
+        finally:
+            self._statuses[response.status] += 1
+            connection.settle()
         return keep
 
     # ------------------------------------------------------------ requests

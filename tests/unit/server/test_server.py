@@ -46,14 +46,14 @@ from staddle.server.access import TokenAccess
 from staddle.server.api import _KINDS
 from staddle.server.async_client import AsyncClient, AsyncServerFiles, AsyncServerSandbox, AsyncServerSession
 from staddle.server.client import Client, ServerFiles, ServerSandbox, ServerSession
-from staddle.server.commands import UsedIds
+from staddle.server.commands import ServedCommand, UsedIds
+from staddle.server.events import EventLog
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
-from staddle.server.operations import Field, routes
+from staddle.server.operations import routes, types_of
 from staddle.server.output import DROPPED, FRAMES, STDERR, STDOUT, OutputLog, frames
 from staddle.server.process import ServeSettings
 from staddle.server.routes import RouteTable
-from staddle.server.sandboxes import EventLog
 from staddle.server.server import Answers
 from staddle.server.transport import HttpChannel
 from staddle.server.websocket import BINARY, MOST_MESSAGE, TEXT, WebSocket, WebSocketError, accept_key
@@ -311,6 +311,33 @@ def test_held_output_waits_for_its_reader() -> None:
     assert seen == b"".join(bytes([n]) * 50_000 for n in range(20))
 
 
+def test_events_that_a_thread_holds_back_come_later_and_of_no_other_thread() -> None:
+    log = EventLog(10)
+    log.hold_back()
+    log.add("kind", "a", n=1)
+    other = threading.Thread(target=lambda: log.add("kind", "b", n=2))
+    other.start()
+    other.join()
+    assert [each["n"] for each in log.after(0, 0)["events"]] == [2]
+    log.catch_up()
+    log.catch_up()
+    log.add("kind", "a", n=3)
+    assert [(each["number"], each["n"]) for each in log.after(0, 0)["events"]] == [(1, 2), (2, 1), (3, 3)]
+
+
+def test_the_output_of_a_command_is_whole_whoever_asks_when() -> None:
+    made = ServedCommand("one", {"command": "true"})
+    early = made.output
+    assert not early.closed
+    made._run = lambda *_: early.add(STDOUT, b"x")  # type: ignore[method-assign]
+    made.work(None, EventLog())  # type: ignore[arg-type]
+    assert (made.output.closed, made.output.end, made.size > 0) == (True, 1, True)
+    late = ServedCommand("two", {"command": "true"})
+    late._run = lambda *_: None  # type: ignore[method-assign]
+    late.work(None, EventLog())  # type: ignore[arg-type]
+    assert late.output.closed
+
+
 def test_events_say_how_many_were_missed() -> None:
     log = EventLog(10)
     for n in range(15):
@@ -391,11 +418,10 @@ def test_the_page_lists_every_route() -> None:
 
 
 def test_fields_accept_their_types_only() -> None:
-    assert Field("integer", "").accepts(1)
-    assert not Field("integer", "").accepts(True)
-    assert Field("number|null", "").accepts(None)
-    assert not Field("string", "").accepts(None)
-    assert Field("boolean", "").accepts(False)
+    assert types_of("integer") == {int}  # and not bool, which Python takes for one
+    assert type(None) in types_of("number|null")
+    assert type(None) not in types_of("string")
+    assert types_of("boolean") == {bool}
     assert set(_KINDS) == {"run", "exec", "start"}
 
 
