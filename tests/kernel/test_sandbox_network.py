@@ -322,11 +322,13 @@ def test_a_gateway_that_is_stopped_is_told_and_waited_for_once(
 
 
 def _kill_gateways() -> None:
-    """Kill all gateways of this program, those that wait first, and wait until they have ended."""
-    killed = sorted(_gateways(), reverse=True)
-    for gateway in killed:
+    """Kill all gateways of this program one after the other, those that wait first.
+
+    One that waits must have ended before: it would take the place of the sandbox's, and end there.
+    """
+    for gateway in sorted(_gateways(), reverse=True):
         os.kill(gateway, signal.SIGKILL)
-    assert until(lambda: not {*killed} & {*_gateways()})
+        assert until(lambda gateway=gateway: gateway not in _gateways())
 
 
 def _gateways() -> list[int]:
