@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -781,7 +782,7 @@ def test_the_ssh_agent_lists_and_signs_and_nothing_else(desk: Desk) -> None:
 PUSH = """
 set -e
 ip link set lo up
-mount --bind {home} /root
+mount --bind {home} ~root
 dropbearkey -t ed25519 -f {top}/host >/dev/null 2>&1
 dropbear -F -E -s -r {top}/host -p 127.0.0.1:2222 -P {top}/pid 2>/dev/null &
 server=$!
@@ -790,7 +791,7 @@ until ssh-keyscan -p 2222 127.0.0.1 2>/dev/null > $known && [ -s $known ]; do sl
 eval $(ssh-agent -s) >/dev/null
 ssh-add -q ~/.ssh/key
 git init -q --bare -b main ~/remote.git
-git remote add origin ssh://root@127.0.0.1:2222/root/remote.git
+git remote add origin ssh://root@127.0.0.1:2222{root}/remote.git
 {command} "do:git push origin HEAD:refused" </dev/null || true
 job="do:echo x > x; git add x; git commit -qm new; git push origin HEAD:pushed"
 {command} --ssh-agent --allow 127.0.0.1:2222 "$job" </dev/null
@@ -808,10 +809,11 @@ def test_an_agent_pushes_over_ssh_with_the_keys_of_the_ssh_agent_alone(desk: Des
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "ada-key", "-f", key], check=True)
     (desk.home / ".ssh/authorized_keys").write_bytes((desk.home / ".ssh/key.pub").read_bytes())
     command = " ".join([*COMMAND, "agent", "claude"])
-    script = PUSH.format(home=desk.home, top=tmp_path, command=command)
+    root = pwd.getpwuid(0).pw_dir
+    script = PUSH.format(home=desk.home, root=root, top=tmp_path, command=command)
     done = subprocess.run(
         ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "bash", "-c", script],
-        env={**desk.env, "HOME": "/root", "PATH": f"/root/bin:/usr/sbin:{os.environ['PATH']}"},
+        env={**desk.env, "HOME": root, "PATH": f"{root}/bin:/usr/sbin:{os.environ['PATH']}"},
         cwd=desk.project,
         capture_output=True,
         text=True,

@@ -54,7 +54,7 @@ _GIT = {
     "rerere": ("enabled",),
     "commit": ("verbose", "cleanup"),
 }
-#: Sections with no other settings than such.
+#: Sections in which every setting is harmless.
 _GIT_SECTIONS = ("pull", "rebase", "color", "log", "status", "column", "branch", "tag")
 #: Settings that sign commits with a key of the ssh-agent.
 _SIGNING = ("commit.gpgsign", "tag.gpgsign", "gpg.format", "user.signingkey")

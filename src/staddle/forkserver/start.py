@@ -97,7 +97,7 @@ class FirstForkServer:
         return found
 
     def close(self) -> None:
-        """End it, if nobody has taken it."""
+        """End the waiting fork server, if there is one."""
         if (found := self.take()) is not None:
             found[0].close()
             found[1].wait()

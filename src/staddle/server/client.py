@@ -605,9 +605,7 @@ def _run(where: ServerSandbox | ServerSession, command: str, options: dict[str, 
     check = options.pop("check", False)
     heard = {"stdout": options.pop("on_stdout", None), "stderr": options.pop("on_stderr", None)}
     if heard["stdout"] is heard["stderr"] is None:
-        body = {"kind": "run", "command": command, **where._session}
-        if options:
-            body = {**command_body("run", {"command": command}, options), **where._session}
+        body = {**command_body("run", {"command": command}, options), **where._session}
         result = ServerCommand(where._transport, where._path, body, wait=None).result()
         return result.check() if check else result
     with ServerStream(where, command, options) as stream:

@@ -64,7 +64,7 @@ class ServedCommand:
 
     @property
     def output(self) -> OutputLog:
-        """Its output. Made when some comes, or somebody asks for it: many commands print nothing."""
+        """The log of its output, which is made on first use: many commands print nothing."""
         with self._lock:
             if self._output is None:
                 is_held = bool(self.body.get("hold"))
@@ -74,8 +74,8 @@ class ServedCommand:
             return self._output
 
     def work(self, sandbox: Sandbox, events: EventLog) -> None:
-        """Run it, in this thread, to its end. Errors are kept for whoever asks."""
-        events.hold_back()  # until it runs: this takes place while bash works
+        """Run the command to its end, in this thread. An error is stored, and sent with the outcome."""
+        events.hold_back()  # they are added while bash works
         try:
             getattr(self, f"_{self.kind}")(sandbox, events.catch_up)
         except BaseException as error:
@@ -269,7 +269,8 @@ class CommandTable:
     ) -> tuple[ServedCommand, bool]:
         """Return the command of this id, and whether this call has started it.
 
-        With `afterwards` it has then run to its end, in this thread. The caller calls what is added there.
+        With `afterwards`, this call runs the command to its end, and adds a function to that list. The caller
+        calls the function once the response is sent.
         """
         with self._lock:
             found = self._all.get(command_id)

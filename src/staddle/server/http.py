@@ -131,7 +131,7 @@ class HttpConnection:
         self.socket = sock
         self._buffer = b""
         self._both = threading.Lock()
-        #: What is left to do once the response is sent.
+        #: Functions to call once the response is sent.
         self.afterwards: list[Callable[[], None]] = []
         self._seconds: float | None = -1.0  # that the socket waits; setting it is a system call
         # The last request whose head ends with its Content-Length, and the bytes of the head before that.
@@ -314,7 +314,7 @@ class HttpConnection:
             self.send(b"0\r\n\r\n")
 
     def settle(self) -> None:
-        """Do what is left to do."""
+        """Call the functions in `afterwards`."""
         while self.afterwards:
             self.afterwards.pop()()
 

@@ -95,9 +95,6 @@ class HttpChannel:
         status, headers = self._status, self._headers
         self._buffer = data[end + 4 :]
         size = int(length) if length else int(headers.get("content-length", 0))
-        if len(self._buffer) == size and headers.get("content-type") != FRAMES:
-            body, self._buffer = self._buffer, b""
-            return Reply(status, headers, body)
         if headers.get("content-type") == FRAMES:
             return Reply(status, headers, b"", self._frames(size))
         return Reply(status, headers, self._exactly(size))
@@ -117,6 +114,9 @@ class HttpChannel:
         return found
 
     def _exactly(self, size: int) -> bytes:
+        if len(self._buffer) == size:
+            data, self._buffer = self._buffer, b""
+            return data
         parts = []
         while size > 0:
             parts.append(self._part(size))

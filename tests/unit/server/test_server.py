@@ -46,7 +46,7 @@ from staddle.server.access import TokenAccess
 from staddle.server.api import _KINDS
 from staddle.server.async_client import AsyncClient, AsyncServerFiles, AsyncServerSandbox, AsyncServerSession
 from staddle.server.client import Client, ServerFiles, ServerSandbox, ServerSession
-from staddle.server.commands import ServedCommand, UsedIds
+from staddle.server.commands import KEPT_IDS, ServedCommand, UsedIds
 from staddle.server.events import EventLog
 from staddle.server.http import Disconnected, HttpConnection, Refused, Response
 from staddle.server.openapi import description
@@ -602,14 +602,14 @@ def test_errors_travel_as_their_types() -> None:
 
 
 def test_the_newest_ids_are_remembered() -> None:
-    used = UsedIds(1000)
-    for number in range(10_000):
+    used = UsedIds(KEPT_IDS)  # the parts of a smaller number differ so much that one may be too short
+    for number in range(20_000):
         used.add(f"c{number}")
         assert f"c{number}" in used
-        assert f"c{max(0, number - 999)}" in used
+        assert f"c{max(0, number - KEPT_IDS + 1)}" in used
     assert "c0" not in used
-    assert "c10000" not in used
-    assert sum(map(len, used._digests)) <= 24 * 1000
+    assert "c20000" not in used
+    assert sum(map(len, used._digests)) <= 24 * KEPT_IDS
 
 
 STOPPED = """

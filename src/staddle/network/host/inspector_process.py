@@ -350,7 +350,7 @@ class PrewarmedInspector:
         return found
 
     def close(self) -> None:
-        """End it, if nobody has taken it."""
+        """End the waiting inspector, if there is one."""
         if (found := self.take()) is not None:
             found[0].close()
             end(found[1])

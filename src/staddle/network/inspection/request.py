@@ -267,7 +267,7 @@ class InspectedRequest:
         self._inspector.refresh(self.used, then)
 
     def ask(self, then: Callable[[bool], None]) -> bool:
-        """Ask a person, and call `then` with the answer; False if nobody is asked."""
+        """Ask the host program, and call `then` with its answer; False if it asks nobody."""
         return self._inspector.ask(self.method, self.host, self.port, self.shown(), then)
 
     def answered(self, allowed: bool, why: str) -> None:
